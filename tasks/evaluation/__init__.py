@@ -1,0 +1,1 @@
+"""How good a finished model is, and whether it is better than another."""

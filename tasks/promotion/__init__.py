@@ -1,0 +1,1 @@
+"""Which model serves: moves aliases in the registry when a better one is found."""

@@ -1,0 +1,6 @@
+"""How one job trains on one gang of devices. Importing this package imports neither torch nor transformers."""
+
+from techniques.job import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from techniques.profiles import Profile
+
+__all__ = ["DataSpec", "EvaluationSpec", "Job", "ModelSpec", "OptimizerSpec", "Profile", "ScheduleSpec"]

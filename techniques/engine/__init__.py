@@ -1,0 +1,1 @@
+"""Starts, supervises and is the worker processes that train: the harness around a technique."""

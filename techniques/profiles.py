@@ -1,0 +1,31 @@
+"""What was measured of a job: seconds and bytes under one technique, config and number of devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One measured (technique, config, gang size) of a job.
+
+    step_s: median seconds of a step after warm-up, taken while the neighbouring devices were busy.
+    peak_bytes: the most memory that one device (one rank's process, for CPU slots) held.
+    startup_s, save_s, evaluate_s: seconds from the lease to the first step, of one checkpoint, and of one evaluation
+        on held-out data with the export of the model.
+    source: "measured" by a trial, or "predicted".
+    """
+
+    technique: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    num_devices: int
+    step_s: float
+    peak_bytes: int
+    startup_s: float = 0.0
+    save_s: float = 0.0
+    evaluate_s: float = 0.0
+    source: str = "measured"
+
+    def runtime_s(self, *, num_steps: int, num_saves: int = 1) -> float:
+        """Planned seconds of a whole job: start, `num_steps` steps, `num_saves` checkpoints, one evaluation."""
+        return self.startup_s + num_steps * self.step_s + num_saves * self.save_s + self.evaluate_s
