@@ -1,1 +1,22 @@
-"""Which model came from which: the graph, and the MLflow ledger that records it."""
+"""Which model came from which: the graph, and the MLflow ledger that records it.
+
+Importing this package is quick: MLflow is imported at a ledger's first use.
+"""
+
+from model_lineage.connection import QUIET_ENVIRONMENT
+from model_lineage.faults import LedgerError
+from model_lineage.graph import Adaptation, Graph
+from model_lineage.ledger import Ledger
+from model_lineage.records import ADAPTATION_KINDS, DatasetInput, MetricPoint, ModelRecord
+
+__all__ = [
+    "ADAPTATION_KINDS",
+    "QUIET_ENVIRONMENT",
+    "Adaptation",
+    "DatasetInput",
+    "Graph",
+    "Ledger",
+    "LedgerError",
+    "MetricPoint",
+    "ModelRecord",
+]

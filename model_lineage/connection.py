@@ -1,0 +1,147 @@
+"""How the ledger reaches MLflow: one explicit client, made at first use.
+
+Importing MLflow takes a second or more, and a fresh database is migrated at its first use; `warm_up` pays
+for both in a background thread. Nothing here touches MLflow's fluent state or the environment.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from model_lineage.faults import Guarded, LedgerError, redacted
+
+QUIET_ENVIRONMENT = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""What the program sets before MLflow is imported, so that it phones nobody and prints nothing on stdout."""
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
+
+class Connection:
+    """A lazily opened MLflow store; safe to use from several threads.
+
+    tracking_uri: "sqlite:////absolute/path/mlflow.db", another database, or an MLflow server's
+        "http(s)://...".
+    experiment: where runs go; made at first use.
+    artifact_root: the folder for files when a database is used directly; beside a sqlite file where it is
+        None. A
+        server decides for itself.
+    """
+
+    def __init__(
+        self, tracking_uri: str, *, experiment: str = "ringmaster", artifact_root: Path | None = None
+    ) -> None:
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self._sqlite_file = _sqlite_file(tracking_uri)
+        if artifact_root is None and self._sqlite_file is not None:
+            artifact_root = self._sqlite_file.parent / "artifacts"
+        is_server = urlsplit(tracking_uri).scheme in ("http", "https")
+        self._artifact_root = None if is_server or artifact_root is None else artifact_root.absolute()
+        self._lock = threading.RLock()
+        self._opened: Guarded | None = None
+        self._experiment_ids: dict[str, str] = {}
+
+    def warm_up(self) -> None:
+        """Open the store now: imports MLflow, makes or checks the database, makes the experiment."""
+        self.experiment_id(self.experiment)
+
+    @property
+    def client(self) -> Any:
+        """The guarded MlflowClient. Raises LedgerError when the store cannot be opened."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def experiment_id(self, name: str, *, create: bool = True) -> str | None:
+        """The id of experiment `name`, made where it is missing; None where `create` is off."""
+        with self._lock:
+            if name in self._experiment_ids:
+                return self._experiment_ids[name]
+            found = self.client.get_experiment_by_name(name)
+            if found is None and not create:
+                return None
+            if found is not None and found.lifecycle_stage != "active":
+                raise LedgerError(
+                    f"experiment {name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
+                    f"To fix: `mlflow experiments restore -x {found.experiment_id}`, or use another name."
+                )
+            self._experiment_ids[name] = found.experiment_id if found else self._create_experiment(name)
+            return self._experiment_ids[name]
+
+    def _create_experiment(self, name: str) -> str:
+        location = None if self._artifact_root is None else (self._artifact_root / name).as_uri()
+        try:
+            return str(self.client.create_experiment(name, artifact_location=location))
+        except LedgerError as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            return str(self.client.get_experiment_by_name(name).experiment_id)  # another process was first
+
+    def _open(self) -> Guarded:
+        if self._sqlite_file is not None:
+            _check_writable(self._sqlite_file)
+        from mlflow import MlflowClient
+
+        guard = Guarded(None, tracking_uri=self.tracking_uri)
+        with _quiet_migrations():
+            client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
+        return Guarded(client, tracking_uri=self.tracking_uri)
+
+
+def _sqlite_file(tracking_uri: str) -> Path | None:
+    """The file behind a sqlite URI, or None. Raises LedgerError on a URI that is no ledger's."""
+    scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
+    if scheme not in (*_DATABASES, "http", "https"):
+        raise LedgerError(
+            f"{redacted(tracking_uri)!r} is no place for an MLflow ledger. "
+            "To fix: use sqlite:////absolute/path/mlflow.db, postgresql://..., or a server's http://..."
+        )
+    if scheme != "sqlite":
+        return None
+    path = unquote(tracking_uri.partition(":///")[2].partition("?")[0])
+    if not path or path == ":memory:":
+        raise LedgerError(
+            "a ledger in memory is lost at once. To fix: use sqlite:////absolute/path/mlflow.db."
+        )
+    return Path(path).absolute()
+
+
+def _check_writable(file: Path) -> None:
+    """Opening fails at once here; MLflow would first retry a database that it cannot open for a minute."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger {file} cannot be written: {error.strerror}. "
+            "To fix: give this user access, or choose another place.",
+            code="IO_ERROR",
+        ) from error
+
+
+@contextmanager
+def _quiet_migrations() -> Iterator[None]:
+    """Drop what MLflow's first use of a database tells below WARNING; the loggers are left as they were."""
+
+    def is_warning(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")]
+    for logger in loggers:
+        logger.addFilter(is_warning)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_warning)

@@ -1,0 +1,49 @@
+"""The ledger: everything that a batch records in MLflow, behind one class of plain arguments.
+
+    ledger = Ledger("sqlite:////home/me/.ringmaster/mlflow.db")
+    batch = ledger.start_batch("tonight", params={"objective": "makespan"})
+    job = ledger.start_job(batch, "llama", params={"optimizer": {"lr": 3e-4}})
+    ledger.log_metrics(job, [MetricPoint("loss", 2.5, step=10)])
+    model = ledger.record_model("llama", run_id=job, folder=Path("out"), kind="pretrained")
+    ledger.finish_run(job)
+
+Its rooms: `connection` (the client, made lazily), `faults` (retries and errors), `runs`, `profiles`,
+    `models`.
+"""
+
+from model_lineage import links
+from model_lineage.models import Models
+from model_lineage.profiles import Profiles
+from model_lineage.records import ModelRecord
+
+
+class Ledger(Profiles, Models):
+    """A team's record of batches, jobs, profiles and models, in one MLflow store. Safe to use from several
+    threads.
+
+    tracking_uri: "sqlite:////absolute/path/mlflow.db", "postgresql://...", or an MLflow server's
+        "http(s)://...".
+    experiment: where its runs and models go; profiles go to an experiment of that name with "-profiles".
+    artifact_root: the folder for files where a database is used directly (beside a sqlite file by default);
+        a server
+        keeps them where it was told to.
+
+    Constructing it opens nothing; the first use does, or `warm_up()`. Raises LedgerError with what to do
+    about it.
+    """
+
+    def ui_links(self, *, run_id: str | None = None, model: ModelRecord | None = None) -> dict[str, str]:
+        """Where MLflow's UI shows the experiment and, where given, a run and a model.
+
+        The paths start with "#/": put the UI's address before them, or use them as they are in markdown
+        inside it.
+        """
+        experiment_id = str(self.experiment_id(self.experiment))
+        paths = {"experiment": links.experiment_path(experiment_id)}
+        if run_id is not None:
+            paths["run"] = links.run_path(experiment_id, run_id)
+        if model is not None and model.version is not None:
+            paths["model"] = links.model_version_path(model.registered_name, model.version)
+        elif model is not None:
+            paths["model"] = links.logged_model_path(str(model.experiment_id), model.model_id)
+        return paths

@@ -1,0 +1,223 @@
+"""Runs: one for a batch, one below it for each job, with parameters, metrics, notes and files."""
+
+import contextlib
+import getpass
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from model_lineage.connection import Connection
+from model_lineage.faults import LedgerError
+from model_lineage.records import MetricPoint
+
+METRICS_PER_REQUEST = 1000  # MLflow's limits
+PARAM_LIMIT = 6000
+TAG_LIMIT = 8000
+FINAL_STATUSES = ("FINISHED", "FAILED", "KILLED")
+
+
+class Runs(Connection):
+    """The runs of a ledger."""
+
+    def start_batch(
+        self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None
+    ) -> str:
+        """Start the run of a batch and return its id. files: texts to keep with it, by artifact path."""
+        run_id = self._create_run(name, tags={"ringmaster.type": "batch"})
+        self.log_params(run_id, params)
+        for path, text in (files or {}).items():
+            self.write_text(run_id, path, text)
+        return run_id
+
+    def start_job(
+        self,
+        batch_run_id: str,
+        name: str,
+        *,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Start the run of job `name` below its batch and return its id.
+
+        A batch has one run a job: where it exists already (the start was repeated), that run goes on.
+        """
+        from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+        run_id = self.job_runs(batch_run_id).get(name)
+        if run_id is None:
+            run_id = self._create_run(
+                name, tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"}
+            )
+        else:
+            self.resume_run(run_id)
+        self.set_tags(run_id, tags or {})
+        self.log_params(run_id, params)
+        return run_id
+
+    def job_runs(self, batch_run_id: str) -> dict[str, str]:
+        """The run id of each job that was started below a batch, by the job's name."""
+        client = self.client
+        experiment_id = client.get_run(batch_run_id).info.experiment_id
+        filter_string = f"tags.`mlflow.parentRunId` = '{batch_run_id}'"
+        found: dict[str, str] = {}
+        token = None
+        while True:
+            page = client.search_runs([experiment_id], filter_string, page_token=token)
+            for run in page:
+                found.setdefault(run.info.run_name, run.info.run_id)
+            token = page.token
+            if not token:
+                return found
+
+    def resume_run(self, run_id: str) -> None:
+        """Set a run that had ended, or whose process died, to running again."""
+        self.client.update_run(run_id, status="RUNNING")
+
+    def finish_run(self, run_id: str, status: str = "FINISHED") -> None:
+        """End a run as FINISHED, FAILED or KILLED."""
+        if status not in FINAL_STATUSES:
+            raise LedgerError(f"a run cannot end as {status!r}: use one of {', '.join(FINAL_STATUSES)}")
+        self.client.set_terminated(run_id, status=status)
+
+    def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Log `params`; a nested mapping {"a": {"b": 1}} becomes "a.b". Logging equal values again changes
+        nothing.
+
+        A value over MLflow's limit is shortened, and kept whole in the artifact parameters/KEY.json.
+        """
+        from mlflow.entities import Param
+
+        entries = []
+        for key, value in flat_params(params).items():
+            text = _text(value)
+            if len(text) > PARAM_LIMIT:
+                path = f"parameters/{key}.json"
+                self.write_json(run_id, path, value)
+                text = _shortened(text, PARAM_LIMIT, path)
+            entries.append(Param(key, text))
+        self.client.log_batch(run_id, params=entries)
+
+    def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
+        """Log `points` in as few requests as MLflow allows. NaN is kept as NaN; infinity as the largest
+        float.
+
+        Logging the same points (of equal timestamps) again changes nothing.
+        """
+        from mlflow.entities import Metric
+
+        now_ms = time.time_ns() // 1_000_000
+        client = self.client
+        for start in range(0, len(points), METRICS_PER_REQUEST):
+            chunk = points[start : start + METRICS_PER_REQUEST]
+            metrics = [
+                Metric(p.key, float(p.value), now_ms if p.timestamp_ms is None else p.timestamp_ms, p.step)
+                for p in chunk
+            ]
+            client.log_batch(run_id, metrics=metrics)
+
+    def set_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
+        """Set tags on a run; one over MLflow's limit is shortened, and kept whole in the artifact tags/KEY.txt."""
+        from mlflow.entities import RunTag
+
+        entries = []
+        for key, value in tags.items():
+            text = _text(value)
+            if len(text) > TAG_LIMIT:
+                path = f"tags/{key}.txt"
+                self.write_text(run_id, path, text)
+                text = _shortened(text, TAG_LIMIT, path)
+            entries.append(RunTag(key, text))
+        self.client.log_batch(run_id, tags=entries)
+
+    def set_note(self, run_id: str, markdown: str) -> None:
+        """Set the description that the run's page shows; links in it can be clicked."""
+        self.set_tags(run_id, {"mlflow.note.content": markdown})
+
+    def write_text(self, run_id: str, path: str, text: str) -> None:
+        """Keep `text` as the artifact `path` (relative, "/" between folders); what was there is replaced."""
+        with _file(path) as (local, folder):
+            local.write_text(text, encoding="utf-8")
+            self.client.log_artifact(run_id, str(local), folder)
+
+    def write_json(self, run_id: str, path: str, value: Any) -> None:
+        """Keep `value` as a JSON artifact; NaN and infinity, which JSON lacks, become null."""
+        self.write_text(run_id, path, json.dumps(_finite(value), indent=2, default=str))
+
+    def write_svg(self, run_id: str, path: str, svg: str) -> None:
+        """Keep a drawing, which the UI shows as a picture."""
+        if not path.endswith(".svg"):
+            raise LedgerError(f"{path!r} must end in .svg for MLflow to show it as a picture")
+        self.write_text(run_id, path, svg)
+
+    def write_table(self, run_id: str, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Keep `rows` as an artifact that the UI shows as a table; columns in the order of first sight."""
+        if not path.endswith(".json"):
+            raise LedgerError(f"{path!r} must end in .json for MLflow to show it as a table")
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[row.get(column) for column in columns] for row in rows]
+        self.write_text(run_id, path, json.dumps(_finite({"columns": columns, "data": data}), default=str))
+        self._add_logged_artifact(run_id, {"path": path, "type": "table"})
+
+    def read_text(self, run_id: str, path: str) -> str:
+        """The text of a run's artifact. Raises LedgerError where there is none."""
+        with tempfile.TemporaryDirectory() as folder:
+            local = self.client.download_artifacts(run_id, path, folder)
+            return Path(local).read_text(encoding="utf-8")
+
+    def _create_run(self, name: str, *, tags: Mapping[str, str]) -> str:
+        with contextlib.suppress(OSError, KeyError, ImportError):  # a user without a name in the system
+            tags = {"mlflow.user": getpass.getuser(), **tags}
+        experiment_id = self.experiment_id(self.experiment)
+        return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
+
+    def _add_logged_artifact(self, run_id: str, entry: Mapping[str, str]) -> None:
+        """The tag by which the UI knows tables; threads that write tables must not lose each other's."""
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+        with self._lock:
+            known = json.loads(self.client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+            if dict(entry) not in known:
+                self.client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*known, dict(entry)]))
+
+
+def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted keys; empty mappings vanish."""
+    flat: dict[str, Any] = {}
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            flat |= flat_params(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else str(value)
+
+
+def _shortened(text: str, limit: int, path: str) -> str:
+    ending = f" ... (whole in {path})"
+    return text[: limit - len(ending)] + ending
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def _file(path: str) -> Iterator[tuple[Path, str | None]]:
+    """A local file to fill, named as the artifact `path`, and the artifact's folder."""
+    pure = PurePosixPath(path)
+    if not pure.name or pure.is_absolute() or ".." in pure.parts:
+        raise LedgerError(f"{path!r} is no artifact path: use a relative one without '..'")
+    folder = None if pure.parent == PurePosixPath(".") else str(pure.parent)
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary) / pure.name, folder
