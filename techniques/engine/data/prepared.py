@@ -1,0 +1,129 @@
+"""What preparing data yields, and the cache in which it is done once for all processes of a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from techniques.values import digest, from_json, to_json
+
+if TYPE_CHECKING:
+    import torch
+
+# Counted up whenever the same files would be prepared into other samples than before.
+FORMAT = 1
+
+
+class Dataset(Protocol):
+    """Map-style samples: each a dict of tensors of the same shapes."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    def __getitem__(self, index: int, /) -> dict[str, torch.Tensor]:
+        """Sample `index`, 0 <= index < len."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """Data that is ready to be read, and what a model must know of it.
+
+    name: for people, e.g. "python-stdlib". digest: of the samples' content: the same samples have the same
+        digest on every machine. A factory's samples are fingerprinted in part, see `factories`.
+    num_samples, num_held_out: for training, and kept for evaluation.
+    kind: "tokens", "images" or "other".
+    vocab_size, seq_len: of token samples; seq_len in tokens. end_of_text_id: the token between documents.
+    num_labels: of labelled samples. image_size (pixels, square images only) and num_channels: of images.
+    source: the path, URI or dotted name it comes from. folder: of the prepared arrays; "" for factories.
+    """
+
+    name: str
+    digest: str
+    num_samples: int
+    num_held_out: int
+    kind: str
+    vocab_size: int | None = None
+    seq_len: int | None = None
+    end_of_text_id: int | None = None
+    num_labels: int | None = None
+    image_size: int | None = None
+    num_channels: int | None = None
+    source: str
+    folder: str = ""
+
+    @property
+    def tokenizer_dir(self) -> Path | None:
+        """The folder with the tokenizer's files, or None where the data has no tokenizer of its own."""
+        folder = Path(self.folder) / "tokenizer"
+        return folder if self.folder and folder.is_dir() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where prepared data comes from.
+
+    location: the path or URI. state: what changes as soon as the files do, in JSON, cheap to obtain.
+    write: prepares the samples into a folder and says what they are; called at most once for a state.
+    """
+
+    name: str
+    location: str
+    state: Any
+    write: Callable[[Path], PreparedData]
+
+
+def prepare_once(source: Source, *, settings: Any, cache_dir: Path) -> PreparedData:
+    """`source` prepared under `settings` (a value): from the cache where it is there, else written now.
+
+    Safe among processes: one writes, aside, under a lock that ends with it; the others wait for the rename.
+    """
+    key = digest({"format": FORMAT, "settings": settings, "source": source.location, "state": source.state})
+    folder = cache_dir.absolute() / "data" / f"{_slug(source.name)}-{key}"
+    if not folder.exists():
+        with _locked(folder.with_name(f"{folder.name}.lock")):
+            if not folder.exists():
+                _write(source, folder)
+    return read_prepared(folder)
+
+
+def read_prepared(folder: Path) -> PreparedData:
+    """What was prepared into `folder`."""
+    prepared = from_json(PreparedData, json.loads((folder / "prepared.json").read_text()))
+    return dataclasses.replace(prepared, folder=str(folder))
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size in bytes and time of the last change in ns: what tells cheaply whether a file is another one."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _write(source: Source, folder: Path) -> None:
+    aside = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(
+        aside, ignore_errors=True
+    )  # left by a process that died; the lock says that nobody writes it
+    aside.mkdir(parents=True)
+    prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
+    (aside / "prepared.json").write_text(json.dumps(to_json(prepared), indent=1))
+    aside.rename(folder)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-60:] or "data"

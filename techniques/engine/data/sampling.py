@@ -1,0 +1,38 @@
+"""The order of samples: the global batch of a step is a function of (seed, step) alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def batch_indices(*, num_samples: int, global_batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
+    """Indices [global_batch_size] of the samples of the global batch of `step` (0-based).
+
+    Batches are cut from an endless stream of per-epoch permutations of all samples, so that every sample is
+    seen once an epoch, whatever the batch size; a batch may reach over the end of an epoch, or over several.
+    """
+    if num_samples < 1:
+        raise ValueError("a batch cannot be drawn from no samples: the data set is empty")
+    first = step * global_batch_size
+    positions = np.arange(first, first + global_batch_size, dtype=np.int64)
+    epochs, offsets = np.divmod(positions, num_samples)
+    batch = np.empty(global_batch_size, dtype=np.int64)
+    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+        here = epochs == epoch
+        batch[here] = _permutation(num_samples=num_samples, seed=seed, epoch=epoch)[offsets[here]]
+    return batch
+
+
+# Two, because a batch may reach from one epoch into the next.
+@lru_cache(maxsize=2)
+def _permutation(*, num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """All sample indices in the order of one epoch.
+
+    Sorted by raw draws, because numpy promises that the stream of a bit generator stays the same in every
+    version, and not that of `permutation`: a job resumed after an update sees the same batches.
+    """
+    draws = np.random.PCG64(np.random.SeedSequence([seed % 2**64, epoch])).random_raw(num_samples)
+    return np.argsort(draws, kind="stable")

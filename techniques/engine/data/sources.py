@@ -1,0 +1,91 @@
+"""From a `DataSpec` to samples: which source it names, prepared once, opened as often as needed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from techniques.engine.data.digits import digits
+from techniques.engine.data.factories import describe_factory, open_factory
+from techniques.engine.data.hugging_face import hugging_face
+from techniques.engine.data.prepared import Dataset, PreparedData, Source, prepare_once
+from techniques.engine.data.python_stdlib import python_stdlib
+from techniques.engine.data.samples import ArraySamples
+from techniques.engine.data.text_files import text_files
+from techniques.job import DataSpec
+
+SOURCES: Mapping[str, Callable[[DataSpec], Source]] = {"python-stdlib": python_stdlib, "digits": digits}
+
+
+def prepare(spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+    """Does the slow work (training a tokenizer, tokenising) once for each content, under `cache_dir`.
+
+    Several processes may call it at once. Raises ValueError, with what to do, where the data is unknown,
+    empty, unreadable or too short.
+    """
+    check_spec(spec)
+    if spec.factory is not None:
+        return describe_factory(spec, open_factory(spec))
+    return prepare_once(_source(spec), settings=spec, cache_dir=cache_dir)
+
+
+def open_data(
+    spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None
+) -> tuple[Dataset, Dataset]:
+    """The training and the held-out samples.
+
+    prepared: what an earlier `prepare` gave: then exactly that is opened, even if the files have changed
+    since. Raises ValueError where it is no longer there (or not on this machine) and the files now say
+    something else.
+    """
+    check_spec(spec)
+    if spec.factory is not None:
+        datasets = open_factory(spec)
+        if prepared is not None:
+            _check_same(describe_factory(spec, datasets), prepared)
+        return datasets
+    if prepared is not None and Path(prepared.folder, "prepared.json").is_file():
+        found = prepared
+    else:
+        found = prepare(spec, cache_dir=cache_dir)
+        if prepared is not None:
+            _check_same(found, prepared)
+    folder = Path(found.folder)
+    return ArraySamples.open(folder, "training"), ArraySamples.open(folder, "held_out")
+
+
+def check_spec(spec: DataSpec) -> None:
+    """Raises ValueError where `spec` is wrong in itself, without looking at any data."""
+    given = [name for name in ("source", "path", "dataset", "factory") if getattr(spec, name) is not None]
+    if len(given) != 1:
+        said = "none" if not given else " and ".join(given)
+        raise ValueError(f"data: {said} given. To fix: give exactly one of source, path, dataset and factory")
+    if spec.source is not None and spec.source not in SOURCES:
+        close = difflib.get_close_matches(spec.source, SOURCES)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"data: there is no source {spec.source!r}{hint} There are: {', '.join(SOURCES)}")
+    if not 0 <= spec.held_out < 1:
+        raise ValueError(f"data: held_out {spec.held_out} is no share. To fix: give 0 <= held_out < 1")
+    if spec.seq_len is not None and spec.seq_len < 2:
+        raise ValueError(
+            f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more"
+        )
+    if spec.source == "python-stdlib" and spec.seq_len is None:
+        raise ValueError(
+            "data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128"
+        )
+
+
+def _source(spec: DataSpec) -> Source:
+    if spec.source is not None:
+        return SOURCES[spec.source](spec)
+    return text_files(spec) if spec.path is not None else hugging_face(spec)
+
+
+def _check_same(found: PreparedData, wanted: PreparedData) -> None:
+    if found.digest != wanted.digest:
+        raise ValueError(
+            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
+            f"To fix: start the job anew, or bring back the data from {wanted.source}"
+        )
