@@ -11,8 +11,8 @@ class Profile:
 
     step_s: median seconds of a step after warm-up, taken while the neighbouring devices were busy.
     peak_bytes: the most memory that one device (one rank's process, for CPU slots) held.
-    startup_s, save_s, evaluate_s: seconds from the lease to the first step, of one checkpoint, and of one evaluation
-        on held-out data with the export of the model.
+    startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
+        evaluation on held-out data, and of writing the finished model.
     source: "measured" by a trial, or "predicted".
     """
 
@@ -24,8 +24,10 @@ class Profile:
     startup_s: float = 0.0
     save_s: float = 0.0
     evaluate_s: float = 0.0
+    export_s: float = 0.0
     source: str = "measured"
 
-    def runtime_s(self, *, num_steps: int, num_saves: int = 1) -> float:
-        """Planned seconds of a whole job: start, `num_steps` steps, `num_saves` checkpoints, one evaluation."""
-        return self.startup_s + num_steps * self.step_s + num_saves * self.save_s + self.evaluate_s
+    def runtime_s(self, *, num_steps: int, num_evaluations: int = 1, num_saves: int = 1) -> float:
+        """Planned seconds of `num_steps` steps to a job's end: start, steps, checkpoints, evaluations and export."""
+        training_s = num_steps * self.step_s + num_saves * self.save_s
+        return self.startup_s + training_s + num_evaluations * self.evaluate_s + self.export_s

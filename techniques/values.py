@@ -50,6 +50,8 @@ def _convert(hint: Any, data: Any) -> Any:
     if origin is tuple:
         hints = [arguments[0]] * len(data) if len(arguments) == 2 and arguments[1] is ... else arguments
         return tuple(_convert(h, item) for h, item in zip(hints, data, strict=True))
+    if origin is Mapping:
+        return {key: _convert(arguments[1], item) for key, item in data.items()}
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     return data

@@ -1,0 +1,41 @@
+"""What all data-parallel techniques have in common: a batch that is divided, and knobs to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from techniques.job import Job
+from techniques.technique import (
+    Config,
+    GangShape,
+    Technique,
+    batch_is_divisible,
+    micro_batches,
+    undivided_batch_only,
+)
+
+if TYPE_CHECKING:
+    from techniques.engine.models import ModelFacts
+
+
+class DataParallel(Technique):
+    """Divides the global batch over all devices of the gang; subclasses say how the model is laid out.
+
+    knobs: the technique's own config keys and their values, the cheapest-looking first.
+    """
+
+    knobs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs devices to divide over, and a batch that may be, and can be, divided."""
+        if gang.num_devices < 2:
+            return "needs two devices or more"
+        return undivided_batch_only(job, facts) or batch_is_divisible(job, gang.num_devices)
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Recomputation only where memory asks for it, so last; fewer, larger micro-batches first."""
+        sizes = micro_batches(job.global_batch_size // gang.num_devices)
+        for recompute, *values, micro_batch in product(("none", "full"), *self.knobs.values(), sizes):
+            yield {"micro_batch": micro_batch, "recompute": recompute, **dict(zip(self.knobs, values, strict=True))}

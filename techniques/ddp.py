@@ -1,0 +1,48 @@
+"""Distributed data parallel: a replica a device, gradients averaged by all-reduce while backward runs.
+
+Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from techniques.data_parallel import DataParallel
+from techniques.technique import Config
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class Ddp(DataParallel):
+    """A whole replica on each device; its gradients are averaged in buckets during the last micro-batch's backward."""
+
+    name = "ddp"
+    summary = "a replica a device, gradients averaged by all-reduce"
+    needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Wraps the model; gradients live in the communication buckets, so that they are never copied."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        from techniques.engine.recomputation import recompute_layers
+
+        assert mesh is not None
+        recompute_layers(model, config["recompute"])
+        group = mesh.get_group("dp_replicate")
+        return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+
+    def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Only the last micro-batch's backward exchanges gradients."""
+        if is_last:
+            return nullcontext()
+        no_sync: AbstractContextManager[Any] = model.no_sync()  # type: ignore[operator]
+        return no_sync
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """DDP holds the model as its attribute `module`."""
+        inner = model.module
+        assert not isinstance(inner, str)
+        return inner  # type: ignore[return-value]

@@ -1,0 +1,144 @@
+"""Starts worker processes in a tenth of a second: one process imports torch once, then forks on request.
+
+Run as `python -m techniques.engine.forkserver SOCKET [DOTTED ...]`. It preloads the dotted names, listens on the Unix
+socket, and forks a child for each connection. The connection is the child's channel to whoever asked for it: JSON
+lines both ways, the first one naming what to run: {"target": "package.module:function", "argument": ..., "log": FILE}.
+
+Nobody is left behind: a child is killed (with its whole process group) when the other end of its channel closes, and
+all of them with this server when its standard input closes, that is when its owner ends, however it ended. A child's
+exit status is told last, as {"event": "exit", "status": N}: negative for a signal, as in `subprocess`.
+
+Python's own fork server pickles what it runs and imports the caller's __main__ again; this one does neither, and its
+socket can be shared by processes that did not start it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from techniques.dotted import resolve
+from techniques.engine.channel import Channel
+
+HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+def serve(socket_path: Path, *, preload: tuple[str, ...]) -> None:
+    """Imports what is to be preloaded, then forks a child a connection until standard input closes."""
+    for name in preload:
+        resolve(name)
+    gc.collect()
+    gc.freeze()  # the children share these pages: the collector must not touch them
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(socket_path))
+    listener.listen(64)
+    print("ready", flush=True)
+    _Server(listener).run()
+
+
+class _Server:
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.children: dict[int, socket.socket] = {}
+        self.poll = select.poll()
+        self.wake, wake_writer = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_writer, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        # Interrupts and terminations are the owner's to handle: it closes our standard input when it is done.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.owner = sys.stdin.fileno()
+        for fd in (self.listener.fileno(), self.wake, self.owner):
+            self.poll.register(fd, select.POLLIN)
+
+    def run(self) -> None:
+        while True:
+            for fd, event in self.poll.poll():
+                if fd == self.owner:
+                    if not os.read(self.owner, 4096):
+                        self.end_all()
+                        return
+                elif fd == self.wake:
+                    os.read(self.wake, 4096)
+                    self.reap()
+                elif fd == self.listener.fileno():
+                    self.fork(self.listener.accept()[0])
+                elif event & HANG_UP:
+                    self.hang_up(fd)
+
+    def fork(self, connection: socket.socket) -> None:
+        pid = os.fork()
+        if pid == 0:
+            _child(connection, inherited=[self.listener, *self.children.values()])
+        self.children[pid] = connection
+        self.poll.register(connection.fileno(), HANG_UP)
+
+    def hang_up(self, fd: int) -> None:
+        self.poll.unregister(fd)
+        for pid, connection in self.children.items():
+            if connection.fileno() == fd:
+                os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
+                _kill_group(pid)
+
+    def reap(self) -> None:
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            connection = self.children.pop(pid)
+            with contextlib.suppress(KeyError):
+                self.poll.unregister(connection.fileno())
+            _kill_group(pid)  # what the child itself started
+            with contextlib.suppress(OSError):
+                line = {"event": "exit", "status": os.waitstatus_to_exitcode(status)}
+                connection.sendall(json.dumps(line).encode() + b"\n")
+            connection.close()
+
+    def end_all(self) -> None:
+        for pid in self.children:
+            _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None:
+    """Runs what the connection asks for and ends; never returns into the server's loop."""
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        for other in inherited:
+            other.close()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        channel = Channel(connection)
+        request = channel.receive()
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        channel.send({"event": "started", "pid": os.getpid()})
+        status = resolve(request["target"])(channel, request["argument"])
+    except BaseException:  # noqa: BLE001 - the last frame of a process: whatever it was goes to the log
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status or 0)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), preload=tuple(sys.argv[2:]))

@@ -1,0 +1,189 @@
+"""A gang of worker processes: started together, watched together, ended together."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from techniques.engine.channel import Channel, ChannelClosed
+from techniques.engine.order import GangOrder
+from techniques.engine.processes import ForkServer
+from techniques.values import to_json
+
+WORKER = "techniques.engine.worker:main"
+DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
+
+# A rank that is starting, building or saving says how long it may stay silent; this is for one that said nothing yet.
+FIRST_PATIENCE_S = 120.0
+LAST_WORDS_S = 1.0  # for the peers of a failed rank to say why they failed too
+FENCE_S = 10.0  # for killed ranks to be gone from their devices
+
+SUPERVISION = ("started", "failed", "exit")  # events that only `wait` reads
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a gang ended.
+
+    status: "done"; "preempted" (told to stop, and checkpointed); "out_of_memory"; "crashed" (a rank died, hung or
+        raised); "invalid" (the user's to mend: another try would end the same way).
+    message: in words, for a person. result: what rank 0 said last (step, metrics, profile...).
+    """
+
+    status: str
+    message: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Gang:
+    """The running ranks of one order. `wait` supervises them; `stop`, `send` and `kill` may come from other threads."""
+
+    def __init__(self, server: ForkServer, order: GangOrder, *, num_ranks: int) -> None:
+        self._folder = Path(order.folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        argument = to_json(order)
+        self._ranks = [
+            _Rank(rank, server.spawn(target=WORKER, argument={**argument, "rank": rank}, log=self.log(rank)))
+            for rank in range(num_ranks)
+        ]
+
+    def log(self, rank: int) -> Path:
+        """The file that holds what a rank printed."""
+        return self._folder / f"rank-{rank}.log"
+
+    def send(self, command: str) -> None:
+        """Tells every living rank "stop" (checkpoint at the next step and end) or "measure" (a trial's)."""
+        for rank in self._ranks:
+            rank.tell(command)
+
+    def kill(self) -> None:
+        """Ends every rank at once; `wait` then returns."""
+        for rank in self._ranks:
+            rank.channel.hang_up()
+
+    def wait(self, on_event: Callable[[Event], None]) -> Outcome:
+        """Passes on rank 0's events until all ranks have ended, and says how. Kills the rest where one fails or hangs.
+
+        When it returns no rank runs any more: the devices are free. Failures are told apart by what the ranks said
+        before they ended, the first cause first: an out-of-memory explains the errors of its peers.
+        """
+        with selectors.DefaultSelector() as selector:
+            for rank in self._ranks:
+                selector.register(rank.channel, selectors.EVENT_READ, rank)
+            try:
+                outcome = self._supervise(selector, on_event)
+            finally:
+                self.kill()
+                self._drain(selector, until=lambda: not self._alive(), seconds=FENCE_S)
+                for rank in self._ranks:
+                    rank.channel.close()
+        return outcome
+
+    def _alive(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.alive]
+
+    def _supervise(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None]) -> Outcome:
+        while alive := self._alive():
+            self._hear(selector, on_event, seconds=min(rank.patience_left_s() for rank in alive))
+            if any(rank.has_failed() for rank in self._ranks):
+                # The others often fail in the wake of the first: what they say helps to tell the cause.
+                self._drain(selector, until=lambda: all(r.has_failed() for r in self._ranks), seconds=LAST_WORDS_S)
+                failed = [rank for rank in self._ranks if rank.has_failed()]
+                return min((rank.verdict(self.log(rank.index)) for rank in failed), key=_precedence)
+            if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
+                return _hung(silent)
+        result = self._ranks[0].result
+        return Outcome(status=result["status"], result=result)
+
+    def _hear(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None], *, seconds: float) -> None:
+        for key, _ in selector.select(timeout=max(seconds, 0.0)):
+            rank: _Rank = key.data
+            for event in rank.take():
+                if rank.index == 0 and event["event"] not in SUPERVISION:
+                    on_event(event)
+            if not rank.alive:
+                selector.unregister(rank.channel)
+
+    def _drain(self, selector: selectors.BaseSelector, *, until: Callable[[], bool], seconds: float) -> None:
+        deadline_s = time.monotonic() + seconds
+        while not until() and selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+            self._hear(selector, lambda _: None, seconds=left_s)
+
+
+def _hung(silent: list[_Rank]) -> Outcome:
+    who = ", ".join(str(rank.index) for rank in silent)
+    rank = silent[0]
+    message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
+    return Outcome(status=CRASHED, message=message)
+
+
+def _precedence(outcome: Outcome) -> int:
+    return (OUT_OF_MEMORY, INVALID, CRASHED).index(outcome.status)
+
+
+class _Rank:
+    """One worker process, as its gang sees it."""
+
+    def __init__(self, index: int, channel: Channel) -> None:
+        self.index = index
+        self.channel = channel
+        self.alive = True
+        self.pid: int | None = None
+        self.exit_status: int | None = None
+        self.failure: Event | None = None
+        self.result: Event = {}
+        self.phase = "starting"
+        self.patience_s = FIRST_PATIENCE_S
+        self._heard_s = time.monotonic()
+
+    def patience_left_s(self) -> float:
+        return self._heard_s + self.patience_s - time.monotonic()
+
+    def take(self) -> list[Event]:
+        """The events that have arrived; notes what they say about the rank."""
+        events: list[Event] = []
+        try:
+            while (event := self.channel.poll()) is not None:
+                self._note(event)
+                events.append(event)
+        except ChannelClosed:
+            self.alive = False
+        return events
+
+    def _note(self, event: Event) -> None:
+        self._heard_s = time.monotonic()
+        match event["event"]:
+            case "started":
+                self.pid = event["pid"]
+            case "phase":
+                self.phase, self.patience_s = event["phase"], event["patience_s"]
+            case "failed":
+                self.failure = event
+            case "result":
+                self.result = event["result"]
+            case "exit":
+                self.exit_status, self.alive = event["status"], False
+
+    def tell(self, command: str) -> None:
+        if self.alive:
+            try:
+                self.channel.send({"command": command})
+            except ChannelClosed:
+                return  # it has ended: `wait` is about to read how
+
+    def has_failed(self) -> bool:
+        return self.failure is not None or (not self.alive and self.exit_status != 0)
+
+    def verdict(self, log: Path) -> Outcome:
+        if self.failure is not None:
+            return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
+        how = "vanished" if self.exit_status is None else f"ended with status {self.exit_status}"
+        if self.exit_status is not None and self.exit_status < 0:
+            how = f"was killed by signal {-self.exit_status}"
+        return Outcome(status=CRASHED, message=f"rank {self.index} {how} while {self.phase}; its output: {log}")

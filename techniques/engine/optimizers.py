@@ -1,0 +1,42 @@
+"""The optimizer and the learning-rate schedule of a job; neither depends on how it is parallelised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from techniques.job import Job, ScheduleSpec
+
+CLASSES: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+def build_optimizer(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The job's optimizer over `parameters`, with fused kernels. Raises ValueError on an option it has not."""
+    cls = CLASSES[job.optimizer.name]
+    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in job.optimizer.options.items()}
+    trainable = [p for p in parameters if p.requires_grad]
+    try:
+        return cls(trainable, lr=job.optimizer.lr, fused=True, **options)  # type: ignore[call-arg]
+    except TypeError as error:
+        raise ValueError(f"optimizer {job.optimizer.name}: {error}") from error
+
+
+def learning_rate(job: Job, step: int) -> float:
+    """The learning rate of step `step` (0-based): a function of the step alone, so that nothing needs restoring."""
+    return job.optimizer.lr * schedule_factor(job.schedule, step, num_steps=job.total_steps)
+
+
+def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
+    """The share of the base learning rate at `step`: linear warm-up, then constant, linear or half a cosine to zero."""
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    progress = (step - schedule.warmup_steps) / max(num_steps - schedule.warmup_steps, 1)
+    if schedule.name == "linear":
+        return 1.0 - progress
+    if schedule.name == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0

@@ -1,0 +1,54 @@
+"""What a worker process is told to do: one immutable order a gang, in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from techniques.job import Job
+
+TRAIN, TRIAL = "train", "trial"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One device as a worker sees it: a GPU's index, or the CPU cores that the process is pinned to."""
+
+    kind: str
+    index: int
+    cores: tuple[int, ...] = ()
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangOrder:
+    """Train (or try) `job` on `slots` with one technique and config.
+
+    purpose: "train", from the newest checkpoint up to step `last_step`; or "trial", a few steps from fresh weights.
+    technique: the dotted path of its class.
+    folder: this gang's own scratch folder (rendezvous, logs). cache_dir: prepared data.
+    checkpoint_dir: where checkpoints are read and written. model_dir: where the finished model is exported.
+    weights_from: a folder with the safetensors of the base model, or None.
+    checkpoint_every_s: seconds between checkpoints; None for none but the last.
+    import_paths: folders appended to the workers' import path, where users' factories are.
+    ordered_at_s: CLOCK_MONOTONIC when the order was given, from which start-up is counted.
+    """
+
+    purpose: str
+    job: Job
+    technique: str
+    config: Mapping[str, Any]
+    slots: tuple[Slot, ...]
+    folder: str
+    cache_dir: str
+    checkpoint_dir: str | None = None
+    model_dir: str | None = None
+    weights_from: str | None = None
+    last_step: int = 0
+    checkpoint_every_s: float | None = None
+    keep_checkpoints: int = 2
+    import_paths: tuple[str, ...] = ()
+    ordered_at_s: float = 0.0
+    collective_timeout_s: float = 1800.0
+    options: Mapping[str, Any] = field(default_factory=dict)

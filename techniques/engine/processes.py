@@ -1,0 +1,131 @@
+"""The owner's side of the fork server: starts it, asks it for worker processes, ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from techniques.engine.channel import Channel
+
+# What every worker imports. Optimizers pull in torch._dynamo at their first step: seconds, unless it is there already.
+PRELOAD = (
+    "torch.distributed:init_process_group",
+    "torch.distributed.fsdp:fully_shard",
+    "torch.distributed.tensor:DTensor",
+    "torch._dynamo:disable",
+    "transformers:PreTrainedModel",
+    "techniques.engine.worker:main",
+)
+START_TIMEOUT_S = 300.0
+
+
+class ForkServer:
+    """A fork server that this process owns: it and all its workers end when this process does.
+
+    Raises RuntimeError, with the end of the server's log, where it cannot start.
+    """
+
+    def __init__(self, *, preload: Sequence[str] = (), log: Path | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ringmaster-"))
+        self._socket_path = self._folder / "forkserver"
+        self._log = log or self._folder / "log"
+        self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Starts the server where it is not running; returns when it is ready to fork."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._socket_path.unlink(missing_ok=True)
+                self._process = self._launch()
+        return self
+
+    def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
+        """A new process that calls `target(channel, argument)`; its output goes to the file `log`."""
+        self.start()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._socket_path))
+        channel = Channel(connection)
+        channel.send({"target": target, "argument": argument, "log": str(log)})
+        return channel
+
+    def close(self) -> None:
+        """Ends the server and every worker that it started."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+                try:
+                    self._process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "techniques.engine.forkserver", str(self._socket_path), *self._preload]
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+                preexec_fn=_restore_signals,
+            )
+        assert process.stdout is not None
+        killer = threading.Timer(START_TIMEOUT_S, process.kill)
+        killer.start()
+        line = process.stdout.readline()
+        killer.cancel()
+        process.stdout.close()
+        if line != b"ready\n":
+            process.kill()
+            process.wait()
+            with contextlib.suppress(OSError):
+                tail = self._log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
+        return process
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with our packages found where they are now, one thread until a worker knows its cores, and no telemetry."""
+    source = str(Path(__file__).resolve().parents[2])
+    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "true",
+        # Trace output of numerics or of NCCL would be the user's to ask for; a gang on one machine talks over loopback.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+
+
+def _restore_signals() -> None:
+    """A new session, so that Ctrl-C at a terminal reaches the owner alone, which then stops its gangs in order."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

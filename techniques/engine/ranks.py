@@ -1,0 +1,79 @@
+"""One rank of a gang: its device, its peers, and what they agree on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from techniques.engine.order import GangOrder, Slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """One process among those of its gang, as it sees itself.
+
+    device: where its tensors live. mesh: the gang's devices, None for a single process.
+    """
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    mesh: DeviceMesh | None
+
+    def sum(self, values: list[float]) -> list[float]:
+        """The element-wise sum over all ranks."""
+        if self.num_ranks == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        summed: list[float] = total.tolist()
+        return summed
+
+    def max(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        if self.num_ranks == 1:
+            return value
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return float(largest)
+
+    def agree(self, yes: bool) -> bool:
+        """Whether all ranks say yes; nobody goes on before all have said."""
+        return self.sum([float(not yes)])[0] == 0
+
+
+def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
+    """Binds this process to its slots, before anything touches a device: a GPU, or cores with a thread each."""
+    mine = slots if num_ranks == 1 else (slots[rank],)
+    if mine[0].kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(mine[0].index)
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
+    cores = sorted({core for slot in mine for core in slot.cores})
+    if cores:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(max(len(cores), 1))
+    return torch.device("cpu")
+
+
+def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
+    """Meets the other ranks through a file in the gang's folder and lays the mesh over them."""
+    device = take_device(order.slots, rank, num_ranks=num_ranks)
+    if num_ranks == 1:
+        return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+    dist.init_process_group(
+        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{Path(order.folder).resolve() / 'rendezvous'}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=order.collective_timeout_s),
+    )
+    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)

@@ -1,0 +1,43 @@
+"""What a rank says to its supervisor while it works, and what it is told."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+from techniques.engine.channel import Channel
+
+BEAT_EVERY_S = 0.25
+
+STOP, MEASURE = "stop", "measure"
+
+
+class Reporter:
+    """Events go out (phases, beats, progress); commands come in over the channel, or as SIGTERM, which means stop."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._said_s = 0.0
+        self._commands: set[str] = set()
+        signal.signal(signal.SIGTERM, lambda *_: self._commands.add(STOP))
+
+    def phase(self, name: str, *, patience_s: float) -> None:
+        """From now on this rank may be silent for `patience_s` before it is taken for hung."""
+        self.send("phase", phase=name, patience_s=patience_s)
+
+    def beat(self) -> None:
+        """Says that the rank is alive, a few times a second at most."""
+        if time.monotonic() - self._said_s >= BEAT_EVERY_S:
+            self.send("beat")
+
+    def send(self, event: str, **details: Any) -> None:
+        """Sends one event."""
+        self._said_s = time.monotonic()
+        self._channel.send({"event": event, **details})
+
+    def told(self, command: str) -> bool:
+        """Whether the command has been given to this rank, now or before."""
+        while (message := self._channel.poll()) is not None:
+            self._commands.add(message["command"])
+        return command in self._commands

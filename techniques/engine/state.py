@@ -1,0 +1,191 @@
+"""A job's state between tensors in memory, in any layout, and the canonical checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from techniques.engine.checkpoint import Checkpoint, CheckpointError, Piece, StoredTensor
+from techniques.engine.gradients import local
+
+# The names that safetensors gives to the dtypes that a training state holds.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Region = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and shape of a part of a tensor."""
+
+
+def named_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """Every tensor of the training state under its canonical name; tied parameters once.
+
+    Buffers that the model does not save (rotary frequencies) are left out: they follow from its config.
+    """
+    named = {f"model/{name}": tensor.detach() for name, tensor in model.named_parameters()}
+    named |= {f"model/{name}": tensor for name, tensor in _saved_buffers(model)}
+    if optimizer is not None:
+        for name, parameter in model.named_parameters():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    named[f"optimizer/{name}/{key}"] = value
+    return named
+
+
+def piece_writer(named: Mapping[str, Tensor], *, rank: int) -> Callable[[Path], Mapping[str, StoredTensor]]:
+    """What `CheckpointStore.save` calls on this rank to write its pieces of `named`."""
+
+    def write(file: Path) -> Mapping[str, StoredTensor]:
+        mine = {name: tensor for name, tensor in named.items() if _writes(tensor, rank) and local(tensor).numel()}
+        if not mine:
+            return {}
+        try:
+            save_file({name: local(tensor).cpu().contiguous() for name, tensor in mine.items()}, file)
+        except SafetensorError as error:  # how the library reports a full disk
+            raise CheckpointError(str(error)) from error
+        return {name: _stored(name, tensor, file.name) for name, tensor in mine.items()}
+
+    return write
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Fills model and optimizer, in their own layout, from a checkpoint written under any other.
+
+    Raises CheckpointError where the checkpoint lacks a tensor or holds it in another shape.
+    """
+    with _Reader(checkpoint) as reader:
+        for name, tensor in named_state(model, None).items():
+            reader.fill(name, tensor)
+        for name, parameter in model.named_parameters():
+            prefix = f"optimizer/{name}/"
+            keys = [full.removeprefix(prefix) for full in checkpoint.manifest.tensors if full.startswith(prefix)]
+            for key in keys:
+                optimizer.state[parameter][key] = reader.state(prefix + key, parameter, optimizer)
+
+
+def whole_tensors(named: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor gathered whole, one at a time; all ranks must iterate together."""
+    for name, tensor in named.items():
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class _Reader:
+    """Reads regions of stored tensors; files are memory-mapped and opened once."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.__exit__(None, None, None)
+
+    def fill(self, name: str, target: Tensor) -> None:
+        """Copies the part of `name` that `target` holds on this rank into it."""
+        stored = self._stored(name)
+        if tuple(target.shape) != stored.shape:
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: {name} has shape {list(stored.shape)}, "
+                f"the model wants {list(target.shape)}"
+            )
+        destination = local(target)
+        self._read(stored, _region(target), destination)
+
+    def state(self, name: str, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+        """An optimizer's state tensor in the layout of its parameter, or as it is where it has another shape."""
+        stored = self._stored(name)
+        dtype = DTYPES[stored.dtype]
+        if stored.shape == tuple(parameter.shape):
+            target = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            self.fill(name, target)
+            return target
+        # A step counter: on the device only where a fused kernel reads it there.
+        device = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
+        value = torch.zeros(stored.shape, dtype=dtype, device=device)
+        self._read(stored, ((0,) * len(stored.shape), stored.shape), value)
+        return value
+
+    def _stored(self, name: str) -> StoredTensor:
+        try:
+            return self._checkpoint.manifest.tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self._checkpoint.folder} holds no {name}: it is of another model") from None
+
+    @torch.no_grad()
+    def _read(self, stored: StoredTensor, wanted: Region, destination: Tensor) -> None:
+        for piece in stored.pieces:
+            overlap = _overlap(wanted, (piece.offset, piece.shape))
+            if overlap is None:
+                continue
+            source = self._open(piece.file).get_slice(piece.key)
+            inside_piece = _slices(overlap, origin=piece.offset)
+            inside_wanted = _slices(overlap, origin=wanted[0])
+            values = source[inside_piece] if inside_piece else self._open(piece.file).get_tensor(piece.key)
+            destination[inside_wanted].copy_(values)
+
+    def _open(self, name: str) -> Any:
+        if name not in self._files:
+            file: Any = safe_open(self._checkpoint.folder / name, framework="pt")
+            self._files[name] = file.__enter__()
+        return self._files[name]
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _writes(tensor: Tensor, rank: int) -> bool:
+    """Whether this rank writes its part: rank 0 what is whole everywhere, the first of the replicas what is sharded."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
+
+
+def _region(tensor: Tensor) -> Region:
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim(), tuple(tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offset), tuple(shape)
+
+
+def _stored(name: str, tensor: Tensor, file: str) -> StoredTensor:
+    offset, shape = _region(tensor)
+    piece = Piece(file=file, key=name, offset=offset, shape=shape)
+    return StoredTensor(dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), pieces=(piece,))
+
+
+def _overlap(a: Region, b: Region) -> Region | None:
+    starts = tuple(max(x, y) for x, y in zip(a[0], b[0], strict=True))
+    ends = tuple(min(x + m, y + n) for x, m, y, n in zip(*a, *b, strict=True))
+    shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+    return (starts, shape) if all(size > 0 for size in shape) else None
+
+
+def _slices(region: Region, *, origin: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(
+        slice(at - first, at - first + size) for at, first, size in zip(region[0], origin, region[1], strict=True)
+    )

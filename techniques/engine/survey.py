@@ -1,0 +1,119 @@
+"""Looks at jobs before anything runs: prepares their data, sizes their models, and lists what could train them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from techniques import registry
+from techniques.engine.channel import Channel
+from techniques.engine.data import PreparedData, prepare
+from techniques.engine.models import ModelFacts, model_facts
+from techniques.job import Job
+from techniques.technique import GangShape, Technique
+from techniques.values import from_json, to_json
+
+MOST_CONFIGS = 12  # of one technique and gang size that are listed; trials end sooner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An option that could train a job, not measured yet."""
+
+    technique: str
+    config: Mapping[str, Any]
+    num_devices: int
+    least_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a technique cannot train a job on so many devices."""
+
+    technique: str
+    num_devices: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What is known of a job before any trial; of one technique and gang size, the cheapest-looking candidate first."""
+
+    job: str
+    data: PreparedData
+    facts: ModelFacts
+    candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyOrder:
+    """Survey `jobs` for gangs of each shape; techniques by name, with the dotted paths of their classes."""
+
+    jobs: tuple[Job, ...]
+    shapes: tuple[GangShape, ...]
+    techniques: Mapping[str, str]
+    cache_dir: str
+    cores: tuple[int, ...] = ()
+    import_paths: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def main(channel: Channel, argument: dict[str, Any]) -> int:
+    """Sends an event "survey" or "fault" for each job. The target of a worker process."""
+    order = from_json(SurveyOrder, argument)
+    sys.path.extend(path for path in order.import_paths if path not in sys.path)
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    for job in order.jobs:
+        channel.send({"event": "surveying", "job": job.name})
+        try:
+            survey = survey_job(job, order)
+        except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: told, the others go on
+            traceback.print_exc()
+            channel.send({"event": "fault", "job": job.name, "message": f"{type(error).__name__}: {error}"})
+        else:
+            channel.send({"event": "survey", "survey": to_json(survey)})
+    return 0
+
+
+def survey_job(job: Job, order: SurveyOrder) -> Survey:
+    """Candidates and refusals of one job."""
+    data = prepare(job.data, cache_dir=Path(order.cache_dir))
+    facts = model_facts(job.model, data=data)
+    candidates: list[Candidate] = []
+    refusals: list[Refusal] = []
+    for name in job.techniques or order.techniques:
+        technique = registry.load(order.techniques[name])
+        for shape in order.shapes:
+            if job.num_devices is not None and shape.num_devices not in job.num_devices:
+                continue
+            reason = technique.supports(job, shape, facts)
+            found = [] if reason else list(_fitting(technique, job, shape, facts))
+            if found:
+                candidates += found
+            else:
+                reason = reason or _too_large(technique, job, shape, facts)
+                refusals.append(Refusal(technique=name, num_devices=shape.num_devices, reason=reason))
+    return Survey(job=job.name, data=data, facts=facts, candidates=tuple(candidates), refusals=tuple(refusals))
+
+
+def _fitting(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts) -> Iterator[Candidate]:
+    num_found = 0
+    for config in technique.configs(job, shape, facts):
+        least_bytes = technique.estimate_memory(job, shape, config, facts)
+        if least_bytes <= shape.memory_bytes and num_found < MOST_CONFIGS:
+            num_found += 1
+            yield Candidate(
+                technique=technique.name, config=config, num_devices=shape.num_devices, least_bytes=least_bytes
+            )
+
+
+def _too_large(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts) -> str:
+    least = min(technique.estimate_memory(job, shape, c, facts) for c in technique.configs(job, shape, facts))
+    return f"needs {least / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device at the least"

@@ -1,0 +1,227 @@
+"""Trains one job, one global step at a time, under whatever technique lays its model out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from techniques.engine.checkpoint import CheckpointStore
+from techniques.engine.data import batch_indices, fetch, open_data, prepare
+from techniques.engine.gradients import scale_
+from techniques.engine.losses import forward_inputs, loss_of, metrics_of
+from techniques.engine.models import build_model, export_model
+from techniques.engine.optimizers import build_optimizer, learning_rate
+from techniques.engine.order import GangOrder
+from techniques.engine.ranks import Ranks
+from techniques.engine.state import named_state, piece_writer, restore, whole_tensors
+from techniques.job import Job
+from techniques.technique import Technique, data_parallel_rank, data_parallel_size
+from techniques.values import digest, to_json
+
+Beat = Callable[[], None]
+"""Says that this rank is alive; called between things that take long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One global step: the mean loss over its batch, its seconds, and the sum of what the ranks asked for."""
+
+    step: int
+    loss: float
+    seconds: float
+    asked: tuple[float, ...]
+
+
+class Trainer:
+    """The training state of a job on one rank, and what can be done with it."""
+
+    def __init__(self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat) -> None:
+        self.job, self.ranks, self._technique, self._beat = order.job, ranks, technique, beat
+        self._order = order
+        cache = Path(order.cache_dir)
+        self.prepared = prepare(self.job.data, cache_dir=cache)
+        self._training, self._held_out = open_data(self.job.data, cache_dir=cache)
+        beat()
+        weights = Path(order.weights_from) if order.weights_from else None
+        model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
+        self._plain = model
+        self._loss = loss_of(self.job.loss, model, self.job.model)
+        beat()
+        if not technique.moves_model:
+            model.to(ranks.device)
+        self.model = technique.parallelize(model, ranks.mesh, order.config).train()
+        self.optimizer = build_optimizer(self.job, self.model.parameters())
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
+        self._micro_batch: int = order.config["micro_batch"]
+        self.next_step = 0
+        beat()
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """Trains the next global step; `asks` are summed over the ranks on the way, so that they act as one."""
+        started_s = time.perf_counter()
+        loss_sum, count = self._forward_backward()
+        loss_sum, count, *asked = self.ranks.sum([loss_sum, count, *asks])
+        self._update(count)
+        report = StepReport(
+            step=self.next_step,
+            loss=loss_sum / count,
+            seconds=time.perf_counter() - started_s,
+            asked=tuple(asked),
+        )
+        self.next_step += 1
+        self._beat()
+        return report
+
+    def _forward_backward(self) -> tuple[float, float]:
+        """Gradients of the loss *sum* of this rank's rows; returns that sum and the count to divide it by."""
+        loss_sum, count = torch.zeros((), device=self.ranks.device), 0.0
+        micro_batches = list(self._micro_batches())
+        for i, rows in enumerate(micro_batches):
+            torch.manual_seed(_draw_seed(self.job.seed, self.next_step, self._dp_rank, i))
+            batch = self._to_device(fetch(self._training, rows))
+            with self._technique.accumulate(self.model, is_last=i == len(micro_batches) - 1):
+                part, part_count = self._forward(batch)
+                part.backward()  # type: ignore[no-untyped-call]
+            loss_sum += part.detach()
+            count += float(part_count)
+            self._beat()
+        return float(loss_sum), count
+
+    def _micro_batches(self) -> Iterator[list[int]]:
+        size = self.job.global_batch_size
+        indices = batch_indices(
+            num_samples=len(self._training), global_batch_size=size, seed=self.job.seed, step=self.next_step
+        )
+        rows = size // self._dp_size
+        mine = indices[self._dp_rank * rows : (self._dp_rank + 1) * rows].tolist()
+        for first in range(0, rows, self._micro_batch):
+            yield mine[first : first + self._micro_batch]
+
+    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        with self._autocast():
+            output = self.model(**forward_inputs(batch))
+        return self._loss(output, batch)
+
+    def _update(self, count: float) -> None:
+        """Turns gradients of the sum into those of the global mean, clips them, and steps.
+
+        With g the exchanged gradient, d what the exchange divided it by, n the global count and c the clipping norm,
+        the optimizer sees g * d/n * min(1, c / |g * d/n|).
+        """
+        to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
+        factor: float | Tensor = to_mean
+        if (limit := self.job.clip_grad_norm) is not None:
+            norm = self._technique.grad_norm(self._parameters) * to_mean
+            factor = to_mean * torch.clamp(limit / (norm + 1e-6), max=1.0)
+        scale_(self._parameters, factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.job, self.next_step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
+        """The job's metrics over its held-out data, `max_batches` global batches at most; equal on every rank."""
+        metrics = metrics_of(self.job.evaluation.metrics)
+        self.model.eval()
+        for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
+            batch = self._to_device(fetch(self._held_out, rows))
+            with self._autocast():
+                output = self.model(**forward_inputs(batch))
+            if counted:
+                metrics.add(output, batch, loss=self._loss(output, batch))
+            self._beat()
+        self.model.train()
+        return metrics.result(self.ranks.sum(metrics.sums()))
+
+    def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool]]:
+        """The rank's rows, a forward pass each, as many on every rank; where it has none left, a row that is not counted."""
+        size, num_rows = self.job.global_batch_size, len(self._held_out)
+        for first in range(0, min(num_rows, max_batches * size), size):
+            rows = range(first, min(first + size, num_rows))
+            share = -(-len(rows) // self._dp_size)
+            mine = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
+            for start in range(0, share, self._micro_batch):
+                chunk = mine[start : start + self._micro_batch]
+                yield chunk or [first], bool(chunk)
+
+    def num_evaluated_batches(self) -> int:
+        """Global batches of one evaluation."""
+        size = self.job.global_batch_size
+        return min(-(-len(self._held_out) // size), self.job.evaluation.max_batches)
+
+    def store(self, root: Path) -> CheckpointStore:
+        """The checkpoints under `root`, read and written by all ranks together."""
+        return CheckpointStore(
+            root,
+            rank=self.ranks.rank,
+            num_ranks=self.ranks.num_ranks,
+            agree=self.ranks.agree,
+            keep=self._order.keep_checkpoints,
+        )
+
+    def save(self, root: Path) -> float:
+        """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
+        started_s = time.perf_counter()
+        named = named_state(self._technique.unwrap(self.model), self.optimizer)
+        meta = {"job": self.job.name, "weights_digest": weights_digest(self.job)}
+        self.store(root).save(self.next_step, piece_writer(named, rank=self.ranks.rank), meta)
+        self._beat()
+        return time.perf_counter() - started_s
+
+    def restore(self, root: Path) -> int:
+        """Goes on from the newest whole checkpoint under `root`, if any; returns the steps done.
+
+        Raises ValueError where the checkpoint is of a job that would train other weights.
+        """
+        checkpoint = self.store(root).newest()
+        if checkpoint is None:
+            return 0
+        if checkpoint.manifest.meta["weights_digest"] != weights_digest(self.job):
+            raise ValueError(
+                f"{checkpoint.folder} is of another version of job {self.job.name}: its model, data, optimizer or seed "
+                "changed since. To fix: give the job another name, or remove the folder to start it afresh"
+            )
+        restore(checkpoint, self._technique.unwrap(self.model), self.optimizer)
+        self.next_step = checkpoint.manifest.step
+        return self.next_step
+
+    def export(self, folder: Path) -> None:
+        """Writes the model as `from_pretrained` loads it; gathered tensor by tensor, written by rank 0."""
+        named = named_state(self._technique.unwrap(self.model), None)
+        state: dict[str, Tensor] = {}
+        for name, tensor in whole_tensors(named):
+            if self.ranks.rank == 0:
+                state[name.removeprefix("model/")] = tensor.cpu()
+            self._beat()
+        if self.ranks.rank == 0:
+            export_model(folder, spec=self.job.model, model=self._plain, state=state, prepared=self.prepared)
+        self.ranks.agree(True)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        enabled = self.job.precision == "bf16"
+        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
+
+
+def weights_digest(job: Job) -> str:
+    """A name for all that decides the job's weights: two jobs with one digest train the same model."""
+    said: dict[str, Any] = to_json(job)
+    for key in ("name", "techniques", "num_devices", "evaluation", "exact"):
+        said.pop(key)
+    return digest(said)
+
+
+def _draw_seed(seed: int, step: int, dp_rank: int, micro_batch: int) -> int:
+    """What dropout draws from: derived, so that no generator's state need be stored."""
+    return int(digest([seed, step, dp_rank, micro_batch]), 16) % (1 << 63)

@@ -1,0 +1,131 @@
+"""The loop of a segment: from the newest checkpoint to its last step, stopping early where it is told to."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from techniques.engine.checkpoint import CheckpointError
+from techniques.engine.order import GangOrder
+from techniques.engine.reporter import STOP, Reporter
+from techniques.engine.trainer import StepReport, Trainer
+
+REPORT_EVERY_S = 0.2
+SAVE_PATIENCE_S = 300.0
+# A step may take this many times the slowest so far, and at least some seconds, before its rank is taken for hung.
+PATIENCE_STEPS, LEAST_PATIENCE_S, FIRST_STEP_PATIENCE_S = 20.0, 10.0, 300.0
+
+
+def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    """Trains to `order.last_step`; after a job's last step evaluates and exports its model. Returns the result."""
+    assert order.checkpoint_dir is not None and order.model_dir is not None
+    root = Path(order.checkpoint_dir)
+    reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
+    first_step = trainer.restore(root)
+    startup_s = time.monotonic() - order.ordered_at_s
+    reporter.send("ready", step=first_step, startup_s=startup_s)
+    stopped = _steps(trainer, order, reporter, root)
+    result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
+    if trainer.next_step > first_step:
+        reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+        result["save_s"] = trainer.save(root)
+    if trainer.next_step == order.job.total_steps:
+        reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+        started_s = time.perf_counter()
+        result["metrics"] = trainer.evaluate()
+        trainer.export(Path(order.model_dir))
+        result["evaluate_s"] = time.perf_counter() - started_s
+    return {"status": "preempted" if stopped else "done", **result}
+
+
+def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, root: Path) -> bool:
+    """The steps of the segment; returns whether they were cut short by a command."""
+    progress = _Progress(reporter)
+    patience = _Patience(reporter)
+    saved_s = time.monotonic()
+    while trainer.next_step < order.last_step:
+        save_due = order.checkpoint_every_s is not None and time.monotonic() - saved_s >= order.checkpoint_every_s
+        report = trainer.step((float(reporter.told(STOP)), float(save_due)))
+        if not math.isfinite(report.loss):
+            raise ValueError(
+                f"the loss became {report.loss} at step {report.step}. To fix: a lower learning rate, a warm-up, "
+                "or clip_grad_norm"
+            )
+        progress.add(report)
+        patience.learn(report.seconds)
+        stop, save = (asked > 0 for asked in report.asked)
+        if stop and trainer.next_step < order.last_step:
+            progress.flush()
+            return True
+        if save and trainer.next_step < order.last_step:
+            _save_on_the_way(trainer, reporter, root)
+            saved_s = time.monotonic()
+            patience.announce()
+        if _evaluation_due(order, trainer.next_step):
+            progress.flush()
+            reporter.send("metrics", step=trainer.next_step, metrics=trainer.evaluate())
+    progress.flush()
+    return False
+
+
+def _save_on_the_way(trainer: Trainer, reporter: Reporter, root: Path) -> None:
+    """A checkpoint that fails (a full disk) costs safety, not the training: it is told, and the next one is tried."""
+    reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+    try:
+        seconds = trainer.save(root)
+    except CheckpointError as error:
+        reporter.send("checkpoint_failed", step=trainer.next_step, message=str(error))
+    else:
+        reporter.send("checkpoint", step=trainer.next_step, seconds=seconds)
+
+
+def _evaluation_due(order: GangOrder, step: int) -> bool:
+    every = order.job.evaluation.every_steps
+    return every is not None and step % every == 0 and step < order.job.total_steps
+
+
+class _Progress:
+    """Gathers steps and sends them a few times a second, so that quick steps are not slowed by telling of them."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._steps: list[StepReport] = []
+        self._sent_s = time.monotonic()
+
+    def add(self, report: StepReport) -> None:
+        self._steps.append(report)
+        if time.monotonic() - self._sent_s >= REPORT_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._steps:
+            self._reporter.send(
+                "steps",
+                first_step=self._steps[0].step,
+                losses=[report.loss for report in self._steps],
+                seconds=[report.seconds for report in self._steps],
+                wall_s=time.time(),
+            )
+        self._steps, self._sent_s = [], time.monotonic()
+
+
+class _Patience:
+    """How long a step may take before its rank is taken for hung: learnt from the steps themselves."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._slowest_s = 0.0
+        self._said_s = FIRST_STEP_PATIENCE_S
+        self.announce()
+
+    def learn(self, seconds: float) -> None:
+        self._slowest_s = max(self._slowest_s, seconds)
+        patience_s = max(PATIENCE_STEPS * self._slowest_s, LEAST_PATIENCE_S)
+        if self._said_s == FIRST_STEP_PATIENCE_S or patience_s > self._said_s:
+            self._said_s = patience_s
+            self.announce()
+
+    def announce(self) -> None:
+        self._reporter.phase("training", patience_s=self._said_s)

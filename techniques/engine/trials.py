@@ -1,0 +1,93 @@
+"""The loop of a trial: how fast is this option, and how much memory does it take, while its neighbours are busy too."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from techniques.engine.order import GangOrder
+from techniques.engine.reporter import MEASURE, STOP, Reporter
+from techniques.engine.trainer import Trainer
+
+WARM_UP_STEPS = 2
+LEAST_STEPS, MOST_STEPS = 3, 12
+ENOUGH_S = 1.5  # of measured steps
+PATIENCE_S = 300.0
+EVALUATED_BATCHES = 2
+
+
+def trial(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    """Warms up, says "ready", measures when told to, sends "measured", and is a busy neighbour until told to stop.
+
+    The events' order lets the supervisor start all measurements of a node together and end none before the last.
+    """
+    reporter.phase("trying", patience_s=PATIENCE_S)
+    warm_up = [_timed_step(trainer, reporter)[0] for _ in range(WARM_UP_STEPS)]
+    ready_s = time.monotonic() - order.ordered_at_s
+    reporter.send("ready")
+    seconds: list[float] = []
+    stop = measure = False
+    while not stop:
+        _, (stop, measure) = _timed_step(trainer, reporter)
+        if measure and not seconds:
+            seconds = _measure(trainer, reporter)
+            median_s = statistics.median(seconds)
+            # The first steps are slower: what they took beyond the median belongs to the start.
+            startup_s = ready_s - len(warm_up) * median_s
+            measured = {"step_s": median_s, "startup_s": max(startup_s, 0.0), "peak_bytes": _peak(trainer)}
+            reporter.send("measured", profile={**measured, **_measure_saving(trainer, order)})
+    return {"status": "done"}
+
+
+def _timed_step(trainer: Trainer, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
+    asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
+    started_s = time.perf_counter()
+    report = trainer.step(asks)
+    if trainer.ranks.device.type == "cuda":
+        torch.cuda.synchronize()
+    stop, measure = report.asked[0] > 0, report.asked[1] > 0
+    return time.perf_counter() - started_s, (stop, measure)
+
+
+def _measure(trainer: Trainer, reporter: Reporter) -> list[float]:
+    """Seconds of some steps: enough of them, or enough seconds of them; as many on every rank."""
+    seconds: list[float] = []
+    while len(seconds) < LEAST_STEPS or (len(seconds) < MOST_STEPS and not _enough(trainer, seconds)):
+        seconds.append(_timed_step(trainer, reporter)[0])
+    return seconds
+
+
+def _enough(trainer: Trainer, seconds: list[float]) -> bool:
+    return trainer.ranks.sum([float(sum(seconds) >= ENOUGH_S)])[0] > 0
+
+
+def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
+    """Seconds of a checkpoint, and of an evaluation with the export of the model."""
+    scratch = Path(order.folder) / "scratch"
+    save_s = trainer.save(scratch / "checkpoints")
+    started_s = time.perf_counter()
+    trainer.export(scratch / "model")
+    export_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    trainer.evaluate(max_batches=EVALUATED_BATCHES)
+    evaluated_s = time.perf_counter() - started_s
+    if trainer.ranks.rank == 0:
+        shutil.rmtree(scratch)
+    num_batches = trainer.num_evaluated_batches()
+    evaluate_s = evaluated_s * num_batches / min(EVALUATED_BATCHES, num_batches)
+    return {"save_s": save_s, "export_s": export_s, "evaluate_s": evaluate_s}
+
+
+def _peak(trainer: Trainer) -> int:
+    """The most bytes that any rank's device held: of a GPU's allocator, or of a CPU rank's process."""
+    if trainer.ranks.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(trainer.ranks.max(peak))

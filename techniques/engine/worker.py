@@ -1,0 +1,67 @@
+"""A worker process: takes its device, meets its peers, does what the order says, and tells how it ended."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from techniques import registry
+from techniques.engine import training, trials
+from techniques.engine.channel import Channel
+from techniques.engine.order import TRAIN, TRIAL, GangOrder
+from techniques.engine.ranks import join
+from techniques.engine.reporter import Reporter
+from techniques.engine.trainer import Trainer
+from techniques.technique import GangShape
+from techniques.values import from_json
+
+BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length
+
+
+def main(channel: Channel, argument: dict[str, Any]) -> int:
+    """Runs one rank of a gang; returns the process's exit status. The target of every worker process."""
+    reporter = Reporter(channel)
+    rank = argument.pop("rank")
+    order = from_json(GangOrder, argument)
+    sys.path.extend(path for path in order.import_paths if path not in sys.path)
+    try:
+        result = _run(order, rank, reporter)
+    except Exception as error:  # noqa: BLE001 - told to the supervisor, with its kind; the trace goes to the log
+        traceback.print_exc()
+        reporter.send("failed", kind=failure_kind(error), message=f"{type(error).__name__}: {error}")
+        return 1
+    reporter.send("result", result=result)
+    return 0
+
+
+def failure_kind(error: Exception) -> str:
+    """Tells apart what another option would mend, what only the user can mend, and what another try may mend."""
+    text = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "out_of_memory"
+    if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
+        return "out_of_memory"
+    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError)):
+        return "invalid"
+    return "crashed"
+
+
+def _run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
+    reporter.phase("starting", patience_s=BUILD_PATIENCE_S)
+    technique = registry.load(order.technique)
+    slot = order.slots[0]
+    shape = GangShape(kind=slot.kind, num_devices=len(order.slots), memory_bytes=slot.memory_bytes)
+    num_ranks = technique.num_ranks(shape)
+    ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
+    reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
+    try:
+        trainer = Trainer(order, technique, ranks, beat=reporter.beat)
+        loop = {TRAIN: training.train, TRIAL: trials.trial}[order.purpose]
+        return loop(trainer, order, reporter)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,71 @@
+"""Which techniques there are: ours in one literal table, and those of users, found by entry points or registered."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+
+from techniques.dotted import resolve
+from techniques.technique import Technique
+
+ENTRY_POINT_GROUP = "ringmaster.techniques"
+
+BUILTIN: dict[str, str] = {
+    "single": "techniques.single:Single",
+    "ddp": "techniques.ddp:Ddp",
+    "fsdp": "techniques.fsdp:Fsdp",
+}
+
+_registered: dict[str, str] = {}
+
+
+def register(technique: type[Technique]) -> type[Technique]:
+    """Makes a technique known to this process and its workers; usable as a class decorator.
+
+    Raises ValueError where workers could not import it again, or where the name is taken by another.
+    """
+    if technique.__module__ == "__main__":
+        raise ValueError(
+            f"technique {technique.__qualname__} is defined in __main__, which worker processes cannot import. "
+            "To fix: move it into a module beside your script and import it from there"
+        )
+    path = f"{technique.__module__}:{technique.__qualname__}"
+    taken = dotted_paths().get(technique.name)
+    if taken is not None and taken != path:
+        raise ValueError(f"technique {technique.name!r} is {taken} already. To fix: choose another name")
+    _registered[technique.name] = path
+    return technique
+
+
+def dotted_paths() -> dict[str, str]:
+    """Every technique's name and the dotted path of its class; ours cannot be shadowed."""
+    return {**_registered, **_installed(), **BUILTIN}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all techniques, ours first."""
+    return tuple(dict.fromkeys([*BUILTIN, *dotted_paths()]))
+
+
+def dotted_path(name: str) -> str:
+    """Where the class of technique `name` is. Raises ValueError, with the names there are, on an unknown one."""
+    paths = dotted_paths()
+    if name not in paths:
+        close = get_close_matches(name, paths, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"unknown technique {name!r}: {hint}there are {', '.join(names())}")
+    return paths[name]
+
+
+def load(path: str) -> Technique:
+    """The technique at a dotted path "package.module:Class". Raises ValueError where there is none."""
+    technique = resolve(path)
+    if not (isinstance(technique, type) and issubclass(technique, Technique)):
+        raise ValueError(f"{path} is not a subclass of techniques.Technique")
+    return technique()
+
+
+@cache
+def _installed() -> dict[str, str]:
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,97 @@
+"""The fork server runs what it is asked to and leaves nobody behind, however its owner ends."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from techniques.engine.channel import ChannelClosed
+from techniques.engine.processes import ForkServer
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as running:
+        yield running
+
+
+def spawn(server, tmp_path, name, argument=None):
+    return server.spawn(target=f"tests.integration.targets:{name}", argument=argument, log=tmp_path / "log")
+
+
+def wait_for(channel, event):
+    while (message := channel.receive())["event"] != event:
+        pass
+    return message
+
+
+def wait_until_gone(pid, timeout_s=20):
+    """Waits for the end of a process that may not be our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], timeout_s)[0], f"process {pid} lives on"
+    finally:
+        os.close(descriptor)
+
+
+def test_a_worker_gets_its_argument_and_commands(server, tmp_path):
+    channel = spawn(server, tmp_path, "echo", {"x": [1, 2]})
+    channel.send({"command": "go"})
+    assert wait_for(channel, "echo") == {"event": "echo", "argument": {"x": [1, 2]}, "command": "go"}
+    assert wait_for(channel, "exit")["status"] == 0
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+
+
+def test_a_failure_leaves_its_trace_in_the_log(server, tmp_path):
+    assert wait_for(spawn(server, tmp_path, "fail"), "exit")["status"] == 1
+    assert "RuntimeError: as it should" in (tmp_path / "log").read_text()
+
+
+def test_a_signal_is_told_as_a_negative_status(server, tmp_path):
+    assert wait_for(spawn(server, tmp_path, "die"), "exit")["status"] == -signal.SIGKILL
+
+
+def test_hanging_up_ends_a_worker_and_its_children(server, tmp_path):
+    channel = spawn(server, tmp_path, "linger")
+    pids = wait_for(channel, "lingering")["pids"]
+    channel.hang_up()
+    assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
+    for pid in pids:
+        wait_until_gone(pid)
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from techniques.engine.processes import ForkServer
+server = ForkServer().start()
+channel = server.spawn(target="tests.integration.targets:linger", argument=None, log=Path(sys.argv[1]))
+while (message := channel.receive())["event"] != "lingering":
+    pass
+print(*message["pids"], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nobody_survives_an_owner_that_was_killed(tmp_path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "log")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    assert len(pids) == 2
+    owner.kill()
+    owner.wait()
+    for pid in pids:
+        wait_until_gone(pid)
+    owner.stdin.close()
+    owner.stdout.close()
