@@ -1,1 +1,26 @@
-"""Which technique, on how many devices, when and where: one joint problem, solved with a certificate."""
+"""Planning: which technique, how many devices, when and where, for all jobs at once, and how good that is at
+least.
+
+`solve(problem)` gives a `Plan`; `verify(plan, problem)` checks it and its bound independently. Importing
+this package
+is light: solvers are imported when they are needed.
+"""
+
+from tasks.planning.plan import Certificate, Plan, Segment
+from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError
+from tasks.planning.solve import solve
+from tasks.planning.verify import certified_bound, verify
+
+__all__ = [
+    "Certificate",
+    "Node",
+    "Option",
+    "Plan",
+    "PlanningJob",
+    "Problem",
+    "ProblemError",
+    "Segment",
+    "certified_bound",
+    "solve",
+    "verify",
+]

@@ -1,0 +1,105 @@
+"""What people do without a planner; every plan is compared with these, and none may be worse than the best
+of them."""
+
+from collections.abc import Callable
+
+from tasks.planning.bounds import in_order, useful_options
+from tasks.planning.listing import Choice, schedule
+from tasks.planning.plan import Plan
+from tasks.planning.problem import PlanningJob, Problem
+
+
+def current_practice(problem: Problem) -> Plan:
+    """Each job on all devices of a node, one after another: every job under its largest gang, the fastest of
+    those.
+
+    Jobs go to whichever node is free first, in the order of the problem.
+    """
+    choices = [(job.id, _largest(job)) for job in problem.jobs]
+    return Plan(problem.name, schedule(problem, choices), method="current practice")
+
+
+def even_split(problem: Problem) -> Plan:
+    """All devices divided evenly among the jobs: each gets its largest gang of at most its share, at least
+    one device."""
+    share = max(1, problem.num_devices // len(problem.jobs))
+    choices = [(job.id, _within(job, share)) for job in problem.jobs]
+    return Plan(problem.name, schedule(problem, choices), method="even split")
+
+
+def optimus_greedy(problem: Problem) -> Plan:
+    """Optimus' rule (Peng et al., EuroSys 2018): the next devices go to the job whose runtime they shorten
+    most.
+
+    Every job starts at its smallest gang; while devices are left, the step to a larger gang with the largest
+    gain a device is taken. The gangs are then list-scheduled, longest first.
+    """
+    size_of = {job.id: _smallest(job) for job in problem.jobs}
+    left = problem.num_devices - sum(job.options[size_of[job.id]].num_devices for job in problem.jobs)
+    while step := _best_step(problem, size_of, left):
+        job_id, k, more = step
+        size_of[job_id], left = k, left - more
+    longest_first = sorted(problem.jobs, key=lambda job: (-job.options[size_of[job.id]].runtime_s, job.id))
+    choices = [(job.id, size_of[job.id]) for job in longest_first]
+    return Plan(problem.name, schedule(problem, choices), method="optimus-style greedy")
+
+
+def longest_first_by_area(problem: Problem) -> Plan:
+    """Each job under the option with the fewest device-seconds, longest first."""
+    return _by(problem, lambda job, k: job.options[k].runtime_s * job.options[k].num_devices, "least area")
+
+
+def longest_first_by_speed(problem: Problem) -> Plan:
+    """Each job under its fastest option, longest first."""
+    return _by(problem, lambda job, k: job.options[k].runtime_s, "fastest option")
+
+
+BASELINES: tuple[Callable[[Problem], Plan], ...] = (
+    current_practice,
+    even_split,
+    optimus_greedy,
+    longest_first_by_area,
+    longest_first_by_speed,
+)
+
+
+def _by(problem: Problem, cost: Callable[[PlanningJob, int], float], method: str) -> Plan:
+    best = {job.id: min(useful_options(job), key=lambda k, job=job: cost(job, k)) for job in problem.jobs}  # type: ignore[misc]
+    jobs = sorted(problem.jobs, key=lambda job: (-job.options[best[job.id]].runtime_s, job.id))
+    choices: list[Choice] = [(job.id, best[job.id]) for job in jobs]
+    return Plan(problem.name, schedule(problem, choices), method=method)
+
+
+def _largest(job: PlanningJob) -> int:
+    """The fastest of a job's options with the most devices on one node, or on the fewest nodes that any
+    has."""
+    fewest = min(option.num_nodes for option in job.options)
+    return max(
+        (k for k, option in enumerate(job.options) if option.num_nodes == fewest),
+        key=lambda k: (job.options[k].num_devices, -job.options[k].runtime_s),
+    )
+
+
+def _smallest(job: PlanningJob) -> int:
+    return min(useful_options(job), key=lambda k: (job.options[k].num_devices, job.options[k].runtime_s))
+
+
+def _within(job: PlanningJob, share: int) -> int:
+    fits = [k for k, option in enumerate(job.options) if option.num_devices <= share]
+    if not fits:
+        return _smallest(job)
+    return max(fits, key=lambda k: (job.options[k].num_devices, -job.options[k].runtime_s))
+
+
+def _best_step(problem: Problem, size_of: dict[str, int], left: int) -> tuple[str, int, int] | None:
+    """(job, its next option, devices more) of the largest gain a device, or None where nothing helps or
+    fits."""
+    best: tuple[float, str, int, int] | None = None
+    for job in in_order(problem):
+        now = job.options[size_of[job.id]]
+        for k in useful_options(job):
+            more = job.options[k].num_devices - now.num_devices
+            gain_s = now.runtime_s - job.options[k].runtime_s
+            if 0 < more <= left and gain_s > 0 and (best is None or gain_s / more > best[0]):
+                best = (gain_s / more, job.id, k, more)
+    return None if best is None else best[1:]

@@ -1,0 +1,159 @@
+"""The answer: which job runs where, when and under which option, with what proves how good that is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One job on one gang under one option, from `start_s` to `end_s`.
+
+    option: index into the job's options. work: share of the whole job that is done here.
+    overhead_s: seconds of the segment that do no work (the switch cost of a job that goes on elsewhere).
+    devices: ((node id, (device ids...)), ...), one entry a node.
+    """
+
+    job: str
+    option: int
+    start_s: float
+    end_s: float
+    work: float
+    overhead_s: float
+    devices: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that the gang is held."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Dual prices that prove a lower bound with nothing but arithmetic; the formula is
+    `verify.certified_bound`.
+
+    slot_prices: worth of a slot by its size in devices, per second. job_prices: worth of a job's own time,
+        by job id.
+    """
+
+    slot_prices: Mapping[int, float]
+    job_prices: Mapping[str, float]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
+        """The certificate that a JSON object holds."""
+        return cls(
+            {int(slot): float(price) for slot, price in data["slot_prices"].items()},
+            {str(job): float(price) for job, price in data["job_prices"].items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `from_json` reads."""
+        return {
+            "slot_prices": {str(slot): price for slot, price in self.slot_prices.items()},
+            "job_prices": dict(self.job_prices),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Segments in order of their start, and a bound that no plan of this kind can beat.
+
+    lower_bound_s: seconds, or None where nothing was proved. certificate: prices that prove that bound to
+        anyone, or None where it rests on a solver's own proof, which `proof` names.
+    method: what found the plan. seconds: time spent by stage; two plans that differ only there are equal.
+    """
+
+    problem_name: str
+    segments: tuple[Segment, ...]
+    lower_bound_s: float | None = None
+    certificate: Certificate | None = None
+    proof: str = ""
+    method: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def makespan_s(self) -> float:
+        """When the last segment ends, in seconds from the start of the plan."""
+        return max((segment.end_s for segment in self.segments), default=0.0)
+
+    @property
+    def gap(self) -> float | None:
+        """How far the makespan may be above the best possible, as a share of the bound; None without a
+        bound."""
+        if not self.lower_bound_s:
+            return None
+        return max(0.0, self.makespan_s / self.lower_bound_s - 1.0)
+
+    @property
+    def num_switches(self) -> int:
+        """How often a job stops and goes on under another option or on other devices."""
+        return sum(self.num_switches_of(job) for job in {segment.job for segment in self.segments})
+
+    def num_switches_of(self, job: str) -> int:
+        """The switches of one job; a segment that continues the one before on the same gang is none."""
+        mine = self.segments_of(job)
+        return sum(
+            a.option != b.option or set(a.devices) != set(b.devices) or b.start_s - a.end_s > 1e-6 * b.end_s
+            for a, b in pairwise(mine)
+        )
+
+    def segments_of(self, job: str) -> tuple[Segment, ...]:
+        """A job's segments in order of their start."""
+        return tuple(sorted((s for s in self.segments if s.job == job), key=lambda s: (s.start_s, s.end_s)))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        """The plan that a JSON object holds. Raises ValueError naming what is missing or of the wrong
+        type."""
+        try:
+            segments = tuple(
+                Segment(
+                    job=row["job"],
+                    option=row["option"],
+                    start_s=float(row["start"]),
+                    end_s=float(row["end"]),
+                    work=float(row["work"]),
+                    overhead_s=float(row.get("overhead", 0.0)),
+                    devices=tuple((node, tuple(ids)) for node, ids in row["gpus"]),
+                )
+                for row in data["segments"]
+            )
+            bound, certificate = data.get("lower_bound"), data.get("certificate")
+            return cls(
+                problem_name=data["instance"],
+                segments=segments,
+                lower_bound_s=None if bound is None else float(bound),
+                certificate=Certificate.from_json(certificate) if certificate else None,
+                proof=data.get("proof", ""),
+                method=data.get("method", ""),
+                seconds=data.get("seconds", {}),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a plan: {type(error).__name__} {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `from_json` reads."""
+        return {
+            "instance": self.problem_name,
+            "makespan": self.makespan_s,
+            "lower_bound": self.lower_bound_s,
+            "certificate": self.certificate.to_json() if self.certificate else None,
+            "proof": self.proof,
+            "method": self.method,
+            "seconds": dict(self.seconds),
+            "segments": [
+                {
+                    "job": s.job,
+                    "option": s.option,
+                    "start": s.start_s,
+                    "end": s.end_s,
+                    "work": s.work,
+                    "overhead": s.overhead_s,
+                    "gpus": [[node, list(ids)] for node, ids in s.devices],
+                }
+                for s in self.segments
+            ],
+        }
