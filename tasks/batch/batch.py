@@ -1,0 +1,188 @@
+"""A batch: the jobs that are planned together, read from a file or built in Python, under the same rules."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from tasks.batch import document, grid, rules, wording
+from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
+from tasks.batch.schema import BatchEntry, GridEntry, JobEntry
+from tasks.cluster import Devices
+from techniques.job import Job
+from techniques.values import from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The jobs that are planned together, with an objective, on some devices.
+
+    jobs: those of the file, then those of its grid; the paths in them are absolute.
+    objective: what plans minimise: "makespan", when the last job ends.
+    devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `tasks.cluster.detect`.
+    folder: the file's, absolute; workers append it to their import path, to find a user's factories.
+    text: the file as it was read, for the records.
+    """
+
+    name: str
+    jobs: tuple[Job, ...]
+    objective: str = "makespan"
+    devices: Devices = "auto"
+    folder: Path
+    text: str
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        name: str,
+        jobs: Sequence[Job],
+        objective: str = "makespan",
+        devices: Devices = "auto",
+        folder: Path | None = None,
+    ) -> Self:
+        """A batch built in Python. Relative paths and factories are looked for in `folder`, by default the
+        working directory.
+
+        Raises BatchFileError with every fault, at places such as `jobs[2].num_steps`.
+        """
+        folder = (folder or Path()).resolve()
+        raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
+        found = []
+        for i, job in enumerate(jobs):
+            try:
+                raw["jobs"].append(to_json(job))
+            except ValueError as error:
+                raw["jobs"].append({"name": job.name})
+                found.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
+        if found:
+            raise BatchFileError(_faults(found, lines=document.Document(), file=""))
+        return cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=document.Document(), file="")
+
+    @classmethod
+    def _checked(cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.Document, file: str) -> Self:
+        jobs, found = _check(raw, folder=folder)
+        found = [*lines.findings, *found]
+        if found:
+            raise BatchFileError(_faults(found, lines=lines, file=file))
+        entry = BatchEntry.model_validate(raw, context={"folder": folder})
+        return cls(
+            name=entry.name,
+            jobs=tuple(jobs),
+            objective=entry.objective,
+            devices=entry.devices,
+            folder=folder,
+            text=text,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The batch as plain values; `from_json` reads them back."""
+        return {
+            "name": self.name,
+            "jobs": [to_json(job) for job in self.jobs],
+            "objective": self.objective,
+            "devices": to_json(self.devices),
+            "folder": str(self.folder),
+            "text": self.text,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The batch whose `to_json` is `data`; what it refers to is not looked up again."""
+        jobs = tuple(from_json(Job, job) for job in data["jobs"])
+        return cls(**{**data, "jobs": jobs, "folder": Path(data["folder"])})
+
+
+def load_batch(path: Path) -> Batch:
+    """The batch of a YAML or JSON file. Raises BatchFileError with every fault in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        fault = Fault("", None, f"cannot be read: {reason}", "name a batch file, such as batch.yaml", str(path))
+        raise BatchFileError([fault]) from error
+    except UnicodeDecodeError as error:
+        fault = Fault("", None, f"is not UTF-8 text: {error.reason}", "save it as UTF-8", str(path))
+        raise BatchFileError([fault]) from error
+    return parse_batch(text, folder=path.parent, name=path.name)
+
+
+def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
+    """The batch that a file's text says. Raises BatchFileError with every fault in it.
+
+    folder: where relative paths and factories are looked for. name: what messages call the file.
+    """
+    read = document.read(text)
+    if read.data is None:
+        raise BatchFileError(_faults(read.findings, lines=read, file=name))
+    return Batch._checked(read.data, folder=folder.resolve(), text=text, lines=read, file=name)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of batch files, by which editors complete and check them."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | BatchEntry.model_json_schema()
+
+
+def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[list[Job], list[Finding]]:
+    """The jobs of a batch's plain values, and every fault in them."""
+    context = {"folder": folder}
+    found: list[Finding] = []
+    jobs: list[Job] = []
+    try:
+        entry = BatchEntry.model_validate(raw, context=context)
+        jobs += [_job(job) for job in entry.jobs]
+    except ValidationError as error:
+        found += wording.findings(error)
+    placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
+    for combination in _combinations(_list(raw.get("grid")), found=found):
+        placed.append((combination.origin, combination.raw))
+        try:
+            jobs.append(_job(JobEntry.model_validate(combination.raw, context=context)))
+        except ValidationError as error:
+            told = wording.findings(error, at=("jobs", 0))
+            found += [replace(finding, place=combination.origin(finding.place[2:])) for finding in told]
+    for origin, job in placed:
+        found += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
+    found += rules.batch_findings(placed)
+    if not raw.get("jobs") and not raw.get("grid"):
+        found.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
+    return jobs, found
+
+
+def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.Combination]:
+    """The jobs of the grid entries; what keeps one from being expanded is added to `found`."""
+    for i, value in enumerate(entries):
+        try:
+            entry = GridEntry.model_validate(value)
+        except ValidationError:
+            continue  # told already, as a part of the whole
+        combinations, wrong = grid.combinations(entry.model_dump(), at=("grid", i))
+        found += wrong
+        yield from combinations
+
+
+def _at(position: int, place: Place) -> Place:
+    return ("jobs", position, *place)
+
+
+def _job(entry: JobEntry) -> Job:
+    return from_json(Job, entry.model_dump(exclude_unset=True))
+
+
+def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:
+    """One fault a place (the first that was found there), in the order of the file."""
+    first: dict[Place, Finding] = {}
+    for finding in found:
+        first.setdefault(finding.place, finding)
+    faults = [
+        Fault(place_text(f.place), f.line or lines.line(f.place), f.message, f.remedy, file) for f in first.values()
+    ]
+    return sorted(faults, key=lambda fault: fault.line or 0)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

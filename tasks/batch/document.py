@@ -1,0 +1,189 @@
+"""A YAML text as plain values, with the line of every one of them.
+
+Scalars are read by the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3), not by PyYAML's 1.1: `3e-4` is a
+number and `no`, `on` and `2026-01-01` are text, as their writers mean them. JSON is YAML, and is read alike.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from tasks.batch.faults import Finding, Place
+
+MAX_VALUES = 100_000
+"""Values that a batch file may hold once its aliases are written out: above any real file, below any bomb."""
+
+
+@dataclass
+class Document:
+    """The `data` of a text, the line (from 1) of each place, and what kept parts of it from being read."""
+
+    data: Any = None
+    lines: dict[Place, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def line(self, place: Place) -> int | None:
+        """The line of `place`, or of the nearest thing around it where it is missing from the text."""
+        while place not in self.lines:
+            if not place:
+                return None
+            place = place[:-1]
+        return self.lines[place]
+
+
+def read(text: str) -> Document:
+    """Read one YAML document. What is wrong stands in its `findings`; nothing is raised."""
+    document = Document(lines={(): 1})
+    try:
+        node = yaml.compose(text, Loader=_CoreLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        document.lines[()] = mark.line + 1 if mark else 1
+        said = " ".join(part for part in (error.problem, error.context) if part)
+        document.findings.append(Finding((), f"is not YAML: {said}", _syntax_remedy(said)))
+        return document
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        document.findings.append(Finding((), f"is not YAML: {said}", "write it as plain UTF-8 text"))
+        return document
+    except RecursionError:
+        document.findings.append(Finding((), "is nested too deeply", "a batch file needs about six levels"))
+        return document
+    if not isinstance(node, yaml.MappingNode):
+        what = "is empty" if node is None else "must be a mapping at the top"
+        document.findings.append(Finding((), what, "start with `name: my-batch` and `jobs:`"))
+        return document
+    try:
+        document.data = _Reader(document).value(node, place=())
+    except _TooLargeError:
+        message = f"aliases make it larger than {MAX_VALUES:,} values"
+        document.findings.append(Finding((), message, "write the repeated parts out, or fewer of them"))
+        document.data = None
+    return document
+
+
+class _TooLargeError(Exception):
+    """Writing out the aliases of a document would exceed MAX_VALUES."""
+
+
+class _Reader:
+    """Turns nodes into values. Aliases are written out, so each use of an anchor has its own place."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.num_values = 0
+        self.open: list[yaml.Node] = []
+
+    def value(self, node: yaml.Node, *, place: Place) -> Any:
+        self.num_values += 1
+        if self.num_values > MAX_VALUES or node in self.open:
+            raise _TooLargeError
+        self.document.lines.setdefault(place, node.start_mark.line + 1)
+        self.open.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self.mapping(node, place=place)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.value(item, place=(*place, i)) for i, item in enumerate(node.value)]
+            return self.scalar(node, place=place)
+        finally:
+            self.open.pop()
+
+    def mapping(self, node: yaml.MappingNode, *, place: Place) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, item in node.value:
+            if _is_merge(key):
+                sources = item.value if isinstance(item, yaml.SequenceNode) else [item]
+                for source in reversed(sources):
+                    values.update(self.merge(source, place=place))
+        own: dict[str, int] = {}
+        for key, item in node.value:
+            name, line = key.value, key.start_mark.line + 1
+            if not isinstance(name, str):
+                self.add(place, "has a key that is not text", "use names as keys", node=key)
+            elif name in own:
+                self.add(
+                    (*place, name),
+                    f"occurs twice, first in line {own[name]}",
+                    "keep one of the two",
+                    node=key,
+                )
+            elif not _is_merge(key):
+                own[name] = self.document.lines[(*place, name)] = line
+                values[name] = self.value(item, place=(*place, name))
+        return values
+
+    def merge(self, source: yaml.Node, *, place: Place) -> dict[str, Any]:
+        """The values of `source` for `<<: *source`; the keys beside the merge go before them."""
+        if not isinstance(source, yaml.MappingNode):
+            self.add(place, "merges (<<) something that is no mapping", "merge an anchored mapping", node=source)
+            return {}
+        values = self.value(source, place=place)
+        assert isinstance(values, dict)
+        return values
+
+    def scalar(self, node: yaml.Node, *, place: Place) -> Any:
+        read_scalar = _SCALARS.get(node.tag)
+        if read_scalar is None:
+            self.add(place, f"has the tag {node.tag}", "write plain values, without tags", node=node)
+            return None
+        try:
+            return read_scalar(node.value)
+        except ValueError:
+            self.add(place, f"{node.value!r} is no {node.tag.rpartition(':')[2]}", "remove the tag", node=node)
+            return None
+
+    def add(self, place: Place, message: str, remedy: str, *, node: yaml.Node) -> None:
+        self.document.findings.append(Finding(place, message, remedy, line=node.start_mark.line + 1))
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """Resolves plain scalars by YAML 1.2's core schema. Only composes: it builds no objects."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (yaml's own way)
+
+
+_INT = r"[-+]?[0-9]+(?:_[0-9]+)*"
+_PATTERNS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", rf"{_INT}|0x[0-9a-fA-F]+|0o[0-7]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+)
+for _name, _pattern, _starts in _PATTERNS:
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_pattern})\Z"), _starts)
+
+
+def _int(text: str) -> int:
+    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "tag:yaml.org,2002:null": lambda text: None,
+    "tag:yaml.org,2002:bool": lambda text: text.lower() == "true",
+    "tag:yaml.org,2002:int": _int,
+    "tag:yaml.org,2002:float": lambda text: float(re.sub(r"\.(inf|nan)", r"\1", text.lower())),
+    "tag:yaml.org,2002:str": str,
+}
+
+
+def _syntax_remedy(said: str) -> str:
+    if "\\t" in said:
+        return "indent with spaces, not with tabs"
+    if "single document" in said:
+        return "keep one document a file (remove the second `---`)"
+    if "undefined alias" in said:
+        return "define the anchor (&name) before it is used (*name)"
+    return "check the indentation, colons, quotes and brackets in and above this line"

@@ -1,0 +1,68 @@
+"""What is wrong with a batch, told all at once: the place, the line, the fault and the way out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Place = tuple[str | int, ...]
+"""Where a value stands in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
+
+
+def place_text(place: Place) -> str:
+    """`place` as a person writes it: jobs[3].optimizer.lr."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong. `place` is empty for the whole file, `line` None where there is no file.
+
+    Prints as `mixed.yaml:12: jobs[3].optimizer.lr: must be greater than 0, got -1. To fix: ...`.
+    """
+
+    place: str
+    line: int | None
+    message: str
+    remedy: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        source = ":".join(str(part) for part in (self.file, self.line) if part)
+        where = ": ".join(part for part in (source, self.place) if part)
+        what = f"{self.message}. To fix: {self.remedy}."
+        return f"{where}: {what}" if where else what
+
+
+class BatchFileError(ValueError):
+    """A batch that cannot be run, with every fault that was found in it, in the order of the file."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        assert self.faults, "an error without a fault"
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault before its file is known. `line` is given only where it is another one than its place's."""
+
+    place: Place
+    message: str
+    remedy: str
+    line: int | None = None
+
+
+def got(value: object) -> str:
+    """How a message quotes what was found."""
+    if value is None:
+        return "got nothing"
+    if isinstance(value, bool):
+        return f"got {str(value).lower()}"
+    if isinstance(value, dict):
+        return "got a mapping"
+    if isinstance(value, (list, tuple)):
+        return "got a list"
+    text = repr(value)
+    return f"got {text if len(text) <= 60 else text[:57] + '...'}"

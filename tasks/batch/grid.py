@@ -1,0 +1,123 @@
+"""A grid entry as jobs: a template and lists of values to try, of which every combination is a job."""
+
+import copy
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from tasks.batch.faults import Finding, Place
+from tasks.batch.schema import section_at
+
+MAX_JOBS = 10_000
+"""Combinations that one grid entry may have; more are a slip of the pen that would fill the memory."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A job of a grid entry: its plain values, and where in the file each of them came from."""
+
+    raw: dict[str, Any]
+    template: Mapping[str, Any]
+    entry: Place
+    choices: Mapping[str, int]
+
+    def origin(self, place: Place) -> Place:
+        """The place in the file of the job's `place`: in `over` for what was varied, else in the template."""
+        for key, choice in self.choices.items():
+            path = tuple(key.split("."))
+            if place[: len(path)] == path:
+                section = section_at(("jobs", *path[:-1]))
+                if section is not None and path[-1] not in section.model_fields:
+                    return (*self.entry, "over", key)
+                return (*self.entry, "over", key, choice, *place[len(path) :])
+            if place and place == path[: len(place)] and place[0] not in self.template:
+                return (*self.entry, "over", key)
+        return (*self.entry, "template", *place)
+
+
+def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combination], list[Finding]]:
+    """The jobs of a grid entry whose shape is right, and what keeps it from being expanded."""
+    template, over = entry["template"], entry["over"]
+    found = list(_findings(template, over, at=at))
+    if found:
+        return [], found
+    jobs: list[Combination] = []
+    taken = set()
+    shorts = _short_keys(list(over))
+    for choices in itertools.product(*(range(len(values)) for values in over.values())):
+        picked = {key: over[key][choice] for key, choice in zip(over, choices, strict=True)}
+        words = [_word(shorts[key], value, i) for (key, value), i in zip(picked.items(), choices, strict=True)]
+        name = "-".join([template["name"], *words])
+        if name in taken:
+            name += f"-{len(jobs)}"
+        taken.add(name)
+        raw = copy.deepcopy(template) | {"name": name}
+        for key, value in picked.items():
+            _set(raw, key.split("."), copy.deepcopy(value))
+        jobs.append(Combination(raw, template, at, dict(zip(over, choices, strict=True))))
+    return jobs, []
+
+
+def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at: Place) -> Iterator[Finding]:
+    if not isinstance(template.get("name"), str):
+        remedy = "name the template: the names of its jobs start with it"
+        yield Finding((*at, "template", "name"), "is missing", remedy)
+    if "name" in over:
+        yield Finding((*at, "over", "name"), "cannot be varied", "remove it: each job gets a name from its values")
+    for key, values in over.items():
+        for i, value in enumerate(values):
+            if value in values[:i]:
+                yield Finding((*at, "over", key, i), f"{value!r} occurs twice", "keep one of the two")
+    for short, long in itertools.permutations(over, 2):
+        if long.startswith(f"{short}."):
+            yield Finding((*at, "over", long), f"lies inside {short}, which is varied too", "vary one of the two")
+    num_jobs = math.prod(len(values) for values in over.values())
+    if num_jobs > MAX_JOBS:
+        yield Finding((*at, "over"), f"makes {num_jobs:,} jobs", f"keep to {MAX_JOBS:,} combinations")
+
+
+def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
+    """Put `value` at `path`; a way barred by what is no mapping is a fault that is told elsewhere."""
+    for key in path[:-1]:
+        if raw.get(key) is None:
+            raw[key] = {}
+        if not isinstance(raw[key], dict):
+            return
+        raw = raw[key]
+    raw[path[-1]] = value
+
+
+def _short_keys(keys: list[str]) -> dict[str, str]:
+    """The last part of each dotted key, with parts before it where two keys end alike."""
+    shorts = {}
+    for key in keys:
+        parts = key.split(".")
+        others = [other.split(".") for other in keys if other != key]
+        length = 1
+        while length < len(parts) and any(other[-length:] == parts[-length:] for other in others):
+            length += 1
+        shorts[key] = "-".join(parts[-length:])
+    return shorts
+
+
+def _word(key: str, value: Any, position: int) -> str:
+    """What a job's name says of one varied value: lr3e-4, seed0, exact-true, adamw, else a position."""
+    if isinstance(value, bool):
+        return f"{key}-{str(value).lower()}"
+    if isinstance(value, (int, float)):
+        return f"{key}{number_text(value)}"
+    if isinstance(value, str) and (slug := re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-")):
+        return slug
+    return f"{key}{position}"
+
+
+def number_text(value: float) -> str:
+    """The shortest of the usual ways to write a number: 3e-4, 0.1, 128."""
+    if isinstance(value, int) or not math.isfinite(value):
+        return str(value)
+    scientific, plain = f"{Decimal(repr(value)).normalize():e}", repr(value)
+    return scientific if len(scientific) < len(plain) else plain

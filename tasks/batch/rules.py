@@ -1,0 +1,157 @@
+"""Rules between several values of a batch: what excludes, needs or names what.
+
+They are written over plain mappings, so that a fault elsewhere in a job does not hide these.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tasks.batch.faults import Finding, Place, got
+from tasks.batch.references import closest
+from tasks.batch.schema import Data, Model, Section
+from techniques.job import OPTIMIZERS, OptimizerSpec
+
+Raw = Mapping[str, Any]
+PlacedJob = tuple[Callable[[Place], Place], Any]
+"""A job's plain values, and what turns a place in the job into the place in the batch."""
+
+OPTIMIZER_OPTIONS = {
+    "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
+    "sgd": ("dampening", "momentum", "nesterov", "weight_decay"),
+}
+
+
+def job_findings(raw: Any) -> Iterator[Finding]:
+    """What is wrong between the values of one job, its places seen from the job."""
+    job = _mapping(raw)
+    yield from _not_finite(job, place=())
+    yield from _one_of(job, ("model",), ("architecture", "from_pretrained", "factory"), section=Model)
+    yield from _one_of(job, ("data",), ("source", "path", "dataset", "factory"), section=Data)
+    yield from _arguments(job)
+    yield from _length(job)
+    yield from _text(job)
+    yield from _options(job)
+
+
+def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
+    """What is wrong between the jobs of a batch, its places seen from the batch."""
+    named = [(place, job) for place, raw in jobs if isinstance((job := _mapping(raw)).get("name"), str)]
+    first: dict[str, Raw] = {}
+    for place, job in named:
+        if job["name"] in first:
+            message = f"{job['name']!r} is the name of another job already"
+            yield Finding(place(("name",)), message, "give every job a name of its own")
+        else:
+            first[job["name"]] = job
+    for place, job in named:
+        base = job.get("base")
+        if isinstance(base, str):
+            yield from _base(place(("base",)), job, base=base, jobs=first)
+
+
+def _base(place: Place, job: Raw, *, base: str, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
+    if base.startswith("models:/"):
+        if not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", base):
+            yield Finding(
+                place,
+                f"{base!r} names no registered model",
+                "write models:/NAME@ALIAS or models:/NAME/VERSION",
+            )
+        return
+    if base not in jobs:
+        remedy = closest(base, jobs, what="the jobs of this batch are")
+        yield Finding(place, f"no job is named {base!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
+        return
+    circle = _circle(job["name"], jobs)
+    if circle:
+        if circle[0] == min(circle, key=list(jobs).index):
+            yield Finding(place, f"bases go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
+        return
+    own, other = (_mapping(j.get("model")).get("architecture") for j in (job, jobs[base]))
+    if own and other and own != other:
+        remedy = f"use the same architecture, or another base than {base}"
+        yield Finding(place, f"{base} is a {other}, whose weights do not fit a {own}", remedy)
+
+
+def _circle(name: str, jobs: Mapping[str, Raw]) -> list[str]:
+    """The bases from job `name` back to itself, or nothing where they do not lead there."""
+    chain = [name]
+    while isinstance(base := jobs[chain[-1]].get("base"), str) and base in jobs:
+        if base in chain:
+            return [*chain, base] if base == name else []
+        chain.append(base)
+    return []
+
+
+def _one_of(job: Raw, place: Place, keys: Sequence[str], *, section: type[Section]) -> Iterator[Finding]:
+    """Exactly one of `keys` is given at `place`; silent where a key is misspelt, which is told already."""
+    raw = job.get(str(place[0]))
+    if not isinstance(raw, Mapping) or set(raw) - set(section.model_fields):
+        return
+    given = [key for key in keys if raw.get(key) is not None]
+    if len(given) != 1:
+        what = f"has {' and '.join(given)}" if given else "has none"
+        yield Finding(place, f"{what} of {', '.join(keys)}", "give exactly one of them")
+
+
+def _arguments(job: Raw) -> Iterator[Finding]:
+    for name in ("model", "data"):
+        section = _mapping(job.get(name))
+        takers = ("factory", "dataset") if name == "data" else ("factory",)
+        if section.get("kwargs") and all(section.get(taker) is None for taker in takers):
+            message = f"are arguments for no {' or '.join(takers)}"
+            yield Finding((name, "kwargs"), message, f"give a {takers[0]} too, or remove kwargs")
+    model = _mapping(job.get("model"))
+    if model.get("config") and model.get("factory") is not None:
+        yield Finding(("model", "config"), "does not go with a factory", "hand the values to the factory as kwargs")
+
+
+def _length(job: Raw) -> Iterator[Finding]:
+    steps, epochs = job.get("num_steps"), job.get("num_epochs")
+    if steps is None and epochs is None:
+        yield Finding(("num_steps",), "is missing", "give num_steps, such as 60, or num_epochs, such as 3")
+    if steps is not None and epochs is not None:
+        yield Finding(("num_epochs",), "is given beside num_steps", "give one of the two")
+    warmup = _mapping(job.get("schedule")).get("warmup_steps")
+    if isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup:
+        place = ("schedule", "warmup_steps")
+        yield Finding(
+            place, f"must be less than the {steps} steps of the job, {got(warmup)}", "warm up for fewer steps"
+        )
+
+
+def _text(job: Raw) -> Iterator[Finding]:
+    data = _mapping(job.get("data"))
+    if data.get("seq_len") is None and (
+        data.get("source") == "python-stdlib" or str(data.get("path")).endswith(".txt")
+    ):
+        yield Finding(("data", "seq_len"), "is missing", "give the number of tokens of a sample of text, such as 128")
+
+
+def _options(job: Raw) -> Iterator[Finding]:
+    optimizer = _mapping(job.get("optimizer"))
+    name = optimizer.get("name", OptimizerSpec.name)
+    if name not in OPTIMIZERS:
+        return
+    known = OPTIMIZER_OPTIONS[name]
+    for option in _mapping(optimizer.get("options")):
+        if option not in known:
+            remedy = closest(option, known, what="the options are")
+            yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+
+
+def _not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _not_finite(item, place=(*place, key))
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _not_finite(item, place=(*place, i))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield Finding(place, f"must be a finite number, {got(value)}", "give a finite number")
+
+
+def _mapping(raw: Any) -> Raw:
+    return raw if isinstance(raw, Mapping) else {}

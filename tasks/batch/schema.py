@@ -1,0 +1,212 @@
+"""The batch file as pydantic models: which keys there are, and what each may hold.
+
+These models mirror the frozen dataclasses of `techniques.job` and take their defaults from them. A field's
+description ends the sentence "To fix: give ...", and is what an editor shows.
+"""
+
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
+
+from tasks.batch import references
+from tasks.batch.faults import Place
+from techniques import job
+from techniques.engine.data import SOURCES
+
+Whole = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Kwargs = dict[str, Any]
+Factory = Annotated[str, AfterValidator(references.factory)]
+Folder = Annotated[str, AfterValidator(references.folder)]
+
+
+Source = Annotated[
+    str,
+    AfterValidator(references.one_of(tuple(SOURCES))),
+    WithJsonSchema({"enum": list(SOURCES)}),
+]
+Precision = Annotated[str, AfterValidator(references.one_of(job.PRECISIONS)), WithJsonSchema({"enum": job.PRECISIONS})]
+OptimizerName = Annotated[
+    str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": job.OPTIMIZERS})
+]
+ScheduleName = Annotated[str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": job.SCHEDULES})]
+Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": job.METRICS})]
+Objective = Annotated[str, AfterValidator(references.objective), WithJsonSchema({"enum": references.OBJECTIVES})]
+Devices = Annotated[
+    Any,
+    AfterValidator(references.devices),
+    WithJsonSchema({"examples": ["auto", {"cpu": 2}, {"gpu": "all"}]}),
+]
+Template = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/JobEntry"})]
+
+
+class Section(BaseModel):
+    """What every part of a batch file keeps to: no other keys, no guessing of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title=None)
+
+
+class Model(Section):
+    """Where a model comes from: exactly one of architecture, from_pretrained and factory."""
+
+    architecture: Annotated[str, AfterValidator(references.architecture)] | None = Field(
+        default=None, description="a Hugging Face class, such as LlamaForCausalLM"
+    )
+    config: Kwargs = Field(default={}, description="the fields of its Hugging Face config, such as {hidden_size: 256}")
+    from_pretrained: Annotated[str, AfterValidator(references.pretrained)] | None = Field(
+        default=None,
+        description="a folder with config.json and safetensors weights, or the name of a model on the hub",
+    )
+    factory: Factory | None = Field(
+        default=None,
+        description='"package.module:function", which returns a torch module, such as my_models:build',
+    )
+    kwargs: Kwargs = Field(default={}, description="the arguments of the factory, such as {width: 64}")
+
+
+class Data(Section):
+    """Where samples come from: exactly one of source, path, dataset and factory."""
+
+    source: Source | None = Field(
+        default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
+    )
+    path: Annotated[str, AfterValidator(references.files)] | None = Field(
+        default=None,
+        description='text, JSONL or Parquet files, seen from the batch file, such as "data/*.jsonl"',
+    )
+    dataset: Folder | None = Field(default=None, description="a Hugging Face datasets name or folder, such as wikitext")
+    factory: Factory | None = Field(
+        default=None,
+        description='"package.module:function", which returns (training, held_out), such as my_data:load',
+    )
+    kwargs: Kwargs = Field(
+        default={}, description="the arguments of the factory or of load_dataset, such as {name: en}"
+    )
+    seq_len: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="tokens of a text sample, such as 128"
+    )
+    vocab_size: Annotated[int, Field(ge=258)] = Field(
+        default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
+    )
+    tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
+    text_column: str = Field(
+        default=job.DataSpec.text_column, description="the column that holds the text, such as text"
+    )
+    split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
+    held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
+    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.DataSpec.held_out, description="the share kept for evaluation, such as 0.1"
+    )
+
+
+class Optimizer(Section):
+    """How weights are updated."""
+
+    name: OptimizerName = Field(default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}")
+    lr: Positive = Field(default=job.OptimizerSpec.lr, description="a learning rate such as 3e-4")
+    options: Kwargs = Field(default={}, description="further arguments of the optimizer, such as {weight_decay: 0.1}")
+
+
+class Schedule(Section):
+    """The learning rate over the steps."""
+
+    name: ScheduleName = Field(default=job.ScheduleSpec.name, description=f"one of {', '.join(job.SCHEDULES)}")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=job.ScheduleSpec.warmup_steps, description="the steps of the linear warm-up, such as 10"
+    )
+
+
+class Evaluation(Section):
+    """What is measured on held-out data."""
+
+    every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
+    metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
+        default=list(job.EvaluationSpec.metrics),
+        description=f"a list of metrics out of {', '.join(job.METRICS)}",
+    )
+    max_batches: Whole = Field(
+        default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"
+    )
+
+
+class JobEntry(Section):
+    """One model to train."""
+
+    name: Name = Field(
+        description="up to 100 letters, digits, '-', '_' and '.' after a letter or digit, such as llama-small"
+    )
+    model: Model = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
+    base: str | None = Field(default=None, description="another job's name, or models:/NAME@ALIAS")
+    adapter: None = Field(default=None, description="no adapter: every weight is trained")
+    data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
+    loss: Factory | None = Field(
+        default=None,
+        description='"package.module:function", which returns (sum, count), such as my_losses:focal',
+    )
+    precision: Precision = Field(default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}")
+    optimizer: Optimizer = Field(
+        default_factory=Optimizer, description="the optimizer, such as {name: adamw, lr: 3e-4}"
+    )
+    schedule: Schedule = Field(
+        default_factory=Schedule, description="the schedule, such as {name: cosine, warmup_steps: 10}"
+    )
+    clip_grad_norm: Positive | None = Field(default=None, description="the largest norm of the gradient, such as 1.0")
+    global_batch_size: Whole = Field(
+        default=job.Job.global_batch_size,
+        description="the samples of one step on whatever devices, such as 16",
+    )
+    num_steps: Whole | None = Field(default=None, description="the number of optimizer steps, such as 60")
+    num_epochs: Positive | None = Field(default=None, description="the passes over the training data, such as 3")
+    evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=job.Job.seed, description="a seed such as 0")
+    techniques: Annotated[list[Annotated[str, AfterValidator(references.technique)]], Field(min_length=1)] | None = (
+        Field(
+            default=None,
+            description="a list of techniques to choose from, such as [single, fsdp], or leave the key out",
+        )
+    )
+    num_devices: Annotated[list[Whole], Field(min_length=1)] | None = Field(
+        default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out"
+    )
+    exact: bool = Field(default=job.Job.exact, description="true to pin the layout, else false")
+
+
+class GridEntry(Section):
+    """A template of a job and the values to try: every combination becomes a job."""
+
+    template: Template = Field(description="a job, whose name the names of all combinations start with")
+    over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
+        description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
+    )
+
+
+class BatchEntry(Section):
+    """A whole batch file."""
+
+    name: Name = Field(default="batch", description="a name of letters, digits, '-', '_' and '.', such as tonight")
+    objective: Objective = Field(default="makespan", description="makespan")
+    devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
+    jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
+    grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")
+
+
+def section_at(place: Place) -> type[Section] | None:
+    """The model that describes the mapping at `place`, or None where any key may stand."""
+    section: Any = BatchEntry
+    for part in place:
+        if isinstance(part, int):
+            continue
+        if not (isinstance(section, type) and issubclass(section, Section)) or part not in section.model_fields:
+            return None
+        section = _inner(section.model_fields[part].annotation)
+    return section if isinstance(section, type) and issubclass(section, Section) else None
+
+
+def _inner(annotation: Any) -> Any:
+    """What an optional or a list holds."""
+    if get_origin(annotation) in (Union, UnionType):
+        return _inner(next(a for a in get_args(annotation) if a is not type(None)))
+    return _inner(get_args(annotation)[0]) if get_origin(annotation) is list else annotation

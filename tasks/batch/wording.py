@@ -1,0 +1,78 @@
+"""Pydantic's errors in the project's words: what is wrong at a place, and what to write instead."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.batch.faults import Finding, Place, got
+from tasks.batch.references import closest
+from tasks.batch.schema import section_at
+
+_WRONG_TYPE = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "list_type": "must be a list",
+    "model_type": "must be a mapping",
+    "string_type": "must be text",
+}
+_OUT_OF_RANGE = {
+    "greater_than": ("must be greater than", "gt"),
+    "greater_than_equal": ("must be at least", "ge"),
+    "less_than": ("must be less than", "lt"),
+    "less_than_equal": ("must be at most", "le"),
+}
+_NOT_TODAY = {
+    "deadline_s": "deadlines are not planned for: plans minimise when the last job ends",
+    "weight": "weights are not planned for: plans minimise when the last job ends",
+}
+
+
+def findings(error: ValidationError, *, at: Place = ()) -> list[Finding]:
+    """Every error of a validation, its places below `at`."""
+    return [_finding((*at, *details["loc"]), details) for details in error.errors(include_url=False)]
+
+
+def _finding(place: Place, details: Mapping[str, Any]) -> Finding:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "reference":
+        return Finding(place, context["problem"], context["remedy"])
+    if kind == "extra_forbidden":
+        return _unknown_key(place)
+    remedy = f"give {_description(place)}"
+    if kind == "missing":
+        return Finding(place, "is missing", remedy)
+    if kind in _OUT_OF_RANGE:
+        words, bound = _OUT_OF_RANGE[kind]
+        return Finding(place, f"{words} {context[bound]:g}, {got(value)}", remedy)
+    if kind == "too_short":
+        return Finding(place, "is empty", remedy)
+    if kind == "none_required":
+        return Finding(place, f"is not possible yet, {got(value)}", f"leave it out: {_description(place)}")
+    if kind == "string_pattern_mismatch":
+        return Finding(place, f"is no valid name, {got(value)}", remedy)
+    if kind == "string_type" and isinstance(value, (int, float)):
+        remedy += "; put quotes around text that looks like a number"
+    return Finding(place, f"{_WRONG_TYPE.get(kind, details['msg'].lower())}, {got(value)}", remedy)
+
+
+def _unknown_key(place: Place) -> Finding:
+    key = str(place[-1])
+    if key in _NOT_TODAY:
+        return Finding(place, _NOT_TODAY[key], "remove the key")
+    section = section_at(place[:-1])
+    assert section is not None, f"an unknown key where any may stand: {place}"
+    return Finding(place, "is an unknown key", closest(key, section.model_fields, what="the keys here are"))
+
+
+def _description(place: Place) -> str:
+    """What the schema says of the nearest described key at or above `place`."""
+    while place:
+        key = place[-1]
+        section = section_at(place[:-1])
+        if isinstance(key, str) and section is not None and key in section.model_fields:
+            return section.model_fields[key].description or key
+        place = place[:-1]
+    return "a value of that kind"
