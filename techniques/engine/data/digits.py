@@ -49,8 +49,6 @@ def _load() -> tuple[Array, Array]:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise ValueError(
-            "data source 'digits' needs scikit-learn. To fix: pip install scikit-learn"
-        ) from error
+        raise ValueError("data source 'digits' needs scikit-learn. To fix: pip install scikit-learn") from error
     data = load_digits()
     return data.images[:, None].astype(np.float64), data.target.astype(np.int64)

@@ -43,9 +43,7 @@ def _write(folder: Path, spec: DataSpec) -> PreparedData:
     if is_text or ("input_ids" in names and spec.seq_len is not None):
         column = spec.text_column if is_text else "input_ids"
         where = f"dataset {spec.dataset!r}"
-        return write_tokens(
-            folder, spec=spec, documents=lambda: _documents(splits, column, spec), where=where
-        )
+        return write_tokens(folder, spec=spec, documents=lambda: _documents(splits, column, spec), where=where)
     return _write_columns(folder, splits, spec)
 
 
@@ -54,22 +52,17 @@ def _load(spec: DataSpec) -> list[Any]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise ValueError(
-            "data given as `dataset` needs Hugging Face datasets. To fix: pip install datasets"
-        ) from error
+        raise ValueError("data given as `dataset` needs Hugging Face datasets. To fix: pip install datasets") from error
     assert spec.dataset is not None
     folder = Path(spec.dataset)
     is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
         loaded = (
-            datasets.load_from_disk(str(folder))
-            if is_saved
-            else datasets.load_dataset(spec.dataset, **spec.kwargs)
+            datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(spec.dataset, **spec.kwargs)
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
-            f"dataset {spec.dataset!r} cannot be loaded: {error}. "
-            f"To fix: check the name or folder, and the network"
+            f"dataset {spec.dataset!r} cannot be loaded: {error}. To fix: check the name or folder, and the network"
         ) from error
     if isinstance(loaded, datasets.Dataset):
         loaded = {spec.split: loaded}
@@ -99,10 +92,7 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedD
                 batch = _columns(split[start : start + ROWS_PER_CALL], spec)
                 rows = range(start, min(start + ROWS_PER_CALL, len(split)))
                 held_out = np.array(
-                    [
-                        number == 1 if len(splits) == 2 else is_held_out(f"row {r}", share=spec.held_out)
-                        for r in rows
-                    ]
+                    [number == 1 if len(splits) == 2 else is_held_out(f"row {r}", share=spec.held_out) for r in rows]
                 )
                 writer.append("training", {name: column[~held_out] for name, column in batch.items()})
                 writer.append("held_out", {name: column[held_out] for name, column in batch.items()})

@@ -108,9 +108,7 @@ def stamp(path: Path) -> tuple[int, int]:
 
 def _write(source: Source, folder: Path) -> None:
     aside = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(
-        aside, ignore_errors=True
-    )  # left by a process that died; the lock says that nobody writes it
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that died; the lock says that nobody writes it
     aside.mkdir(parents=True)
     prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
     (aside / "prepared.json").write_text(json.dumps(to_json(prepared), indent=1))

@@ -55,9 +55,7 @@ def python_stdlib(spec: DataSpec) -> Source:
 def _files(root: Path) -> Iterator[str]:
     for folder, subfolders, names in os.walk(root):
         # config-* and _sysconfigdata* say how this Python was built, not how Python is written.
-        subfolders[:] = sorted(
-            s for s in subfolders if s not in LEFT_OUT and not s.startswith(("config-", "lib-"))
-        )
+        subfolders[:] = sorted(s for s in subfolders if s not in LEFT_OUT and not s.startswith(("config-", "lib-")))
         for name in sorted(names):
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
                 yield (Path(folder) / name).relative_to(root).as_posix()

@@ -30,9 +30,7 @@ def prepare(spec: DataSpec, *, cache_dir: Path) -> PreparedData:
     return prepare_once(_source(spec), settings=spec, cache_dir=cache_dir)
 
 
-def open_data(
-    spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None
-) -> tuple[Dataset, Dataset]:
+def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None) -> tuple[Dataset, Dataset]:
     """The training and the held-out samples.
 
     prepared: what an earlier `prepare` gave: then exactly that is opened, even if the files have changed
@@ -68,13 +66,9 @@ def check_spec(spec: DataSpec) -> None:
     if not 0 <= spec.held_out < 1:
         raise ValueError(f"data: held_out {spec.held_out} is no share. To fix: give 0 <= held_out < 1")
     if spec.seq_len is not None and spec.seq_len < 2:
-        raise ValueError(
-            f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more"
-        )
+        raise ValueError(f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more")
     if spec.source == "python-stdlib" and spec.seq_len is None:
-        raise ValueError(
-            "data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128"
-        )
+        raise ValueError("data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
 
 
 def _source(spec: DataSpec) -> Source:

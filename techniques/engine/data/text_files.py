@@ -39,9 +39,7 @@ def text_files(spec: DataSpec) -> Source:
         name=spec.path,
         location=str(Path(spec.path).absolute()),
         state=[(name, *stamp(root / name)) for name in files],
-        write=lambda folder: write_tokens(
-            folder, spec=spec, documents=documents, where=f"path {spec.path!r}"
-        ),
+        write=lambda folder: write_tokens(folder, spec=spec, documents=documents, where=f"path {spec.path!r}"),
     )
 
 
@@ -53,9 +51,7 @@ def _matching(pattern: str) -> tuple[Path, list[str]]:
     found = sorted(file.relative_to(root).as_posix() for file in root.glob(rest) if file.is_file())
     if not found:
         is_folder = Path(pattern).is_dir()
-        hint = (
-            f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"
-        )
+        hint = f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"
         raise ValueError(f"path {pattern!r} matches no file (from {Path.cwd()}). To fix: {hint}")
     if unknown := sorted({Path(name).suffix or name for name in found} - set(READERS)):
         raise ValueError(
@@ -99,9 +95,7 @@ def _read_jsonl(file: Path, column: str) -> Iterator[Content]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{file}, line {number} is no JSON: {error}. To fix: one object a line"
-                ) from error
+                raise ValueError(f"{file}, line {number} is no JSON: {error}. To fix: one object a line") from error
             yield _content(row, column, where=f"{file}, line {number}")
 
 

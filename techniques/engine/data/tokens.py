@@ -48,9 +48,7 @@ def write_tokens(
     """
     first = next(documents(), None)
     if first is None:
-        raise ValueError(
-            f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}"
-        )
+        raise ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
     if isinstance(first.content, str):
         encoder = _given(spec.tokenizer) if spec.tokenizer else _trained(documents(), spec.vocab_size)
         stream, vocab_size = _encoded(documents(), encoder), encoder.vocab_size
@@ -88,8 +86,7 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size <= len(alphabet):
         raise ValueError(
-            f"vocab_size {vocab_size} is too small for a byte-level BPE. "
-            f"To fix: give more than {len(alphabet)}"
+            f"vocab_size {vocab_size} is too small for a byte-level BPE. To fix: give more than {len(alphabet)}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -166,9 +163,7 @@ def _split(document: Document) -> str:
 def _common_length(first: Document, documents: Iterable[Document], *, where: str) -> int:
     length = len(first.content)
     if isinstance(first.content, str) or any(len(document.content) != length for document in documents):
-        raise ValueError(
-            f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128"
-        )
+        raise ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
     return length
 
 

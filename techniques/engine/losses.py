@@ -1,0 +1,224 @@
+"""Losses as (sum, count), so that the mean over a global batch does not depend on how the batch was divided."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from techniques.dotted import resolve
+from techniques.job import METRICS, ModelSpec
+
+IGNORED = -100
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+# Heads whose loss is a cross entropy of each labelled row (or token), as transformers computes it.
+CLASSIFIERS = (
+    "ForImageClassification",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForAudioClassification",
+    "ForMaskedLM",
+)
+
+Batch = Mapping[str, Tensor]
+SumAndCount = tuple[Tensor, Tensor | int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss, and what the model is given for it.
+
+    compute: f(model_output, batch) -> (sum, count): the sum over what is averaged, and how many that are.
+    inputs: the names in a batch that `forward` is given; None for all.
+    shifted: whether the output at a position predicts the label at the next one (language models).
+    """
+
+    compute: Callable[[Any, Batch], SumAndCount]
+    inputs: frozenset[str] | None
+    shifted: bool = False
+
+    def __call__(self, output: Any, batch: Batch) -> SumAndCount:
+        """(sum, count) of a batch; the sum is a differentiable fp32 scalar."""
+        return self.compute(output, batch)
+
+    def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What `forward` is given of `batch`: the labels only where the model itself computes the loss."""
+        given = {name: value for name, value in batch.items() if self.inputs is None or name in self.inputs}
+        if not given:
+            raise ValueError(
+                f"the model's forward takes {', '.join(sorted(self.inputs or ()))}, and the samples have "
+                f"{', '.join(sorted(batch))}. To fix: name the samples' tensors as forward names its arguments"
+            )
+        return given
+
+
+def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
+    """The loss of a job: `job_loss` (a dotted name), or the one that the model's class implies.
+
+    Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers:
+    cross entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with
+    float labels. Any other model that returns a `loss`: that, times the rows; exact under division of a batch
+    only if it is a mean over rows. `model` is the one that `build_model` gave, before any technique wrapped
+    it.
+    """
+    arguments = _arguments(model)
+    without_labels = None if arguments is None else arguments - {"labels"}
+    name = type(model).__name__
+    config = getattr(model, "config", None)
+    # Routers of mixture models and encoder-decoders have losses and inputs of their own.
+    is_plain = config is not None and not (
+        getattr(config, "output_router_logits", False) or getattr(config, "is_encoder_decoder", False)
+    )
+    is_causal, is_classifier = is_plain and name.endswith(CAUSAL), is_plain and name.endswith(CLASSIFIERS)
+    if job_loss is not None:
+        inputs = without_labels if is_causal or is_classifier else arguments
+        return Loss(compute=partial(_users, resolve(job_loss), job_loss), inputs=inputs, shifted=is_causal)
+    if is_causal:
+        return Loss(compute=next_token_loss, inputs=without_labels, shifted=True)
+    if is_classifier:
+        return Loss(compute=classification_loss, inputs=without_labels)
+    return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments)
+
+
+def forward_inputs(batch: Batch) -> dict[str, Tensor]:
+    """What a model is given whose loss is computed outside of it: all but the labels."""
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
+    """Cross entropy of logits [rows, tokens, vocabulary] at each position against the label at the next one."""
+    logits, labels = _logits(output)[:, :-1], batch["labels"][:, 1:]
+    return _cross_entropy(logits, labels)
+
+
+def classification_loss(output: Any, batch: Batch) -> SumAndCount:
+    """Of logits [rows, labels] (or [rows, tokens, labels]) against the labels, as `transformers` chooses the loss."""
+    logits, labels = _logits(output), batch["labels"]
+    if logits.shape[-1] == 1:
+        return functional.mse_loss(logits.float().flatten(), labels.float().flatten(), reduction="sum"), labels.numel()
+    if labels.is_floating_point():
+        each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+        return each.mean(-1).sum(), each[..., 0].numel()
+    return _cross_entropy(logits, labels)
+
+
+class Metrics:
+    """Metrics over many batches, kept as sums that ranks can add up.
+
+    names: of `techniques.job.METRICS`. shifted: as in `Loss`.
+    """
+
+    def __init__(self, names: Sequence[str], *, shifted: bool | None = None) -> None:
+        if unknown := [name for name in names if name not in METRICS]:
+            raise ValueError(f"there is no metric {', '.join(unknown)}; there are {', '.join(METRICS)}")
+        self._names, self._shifted = tuple(names), shifted
+        self._loss: list[SumAndCount] = []
+        self._hits: list[SumAndCount] = []
+
+    def add(self, output: Any, batch: Batch, *, loss: SumAndCount) -> None:
+        """Counts one batch, of which `loss` is the loss's (sum, count)."""
+        self._loss.append((loss[0].detach(), loss[1]))
+        if "accuracy" in self._names:
+            self._hits.append(self._correct(output, batch))
+
+    def sums(self) -> list[float]:
+        """[loss sum, loss count, correct, labelled]: add these over ranks, element by element."""
+        return [total for pairs in (self._loss, self._hits) for total in _totals(pairs)]
+
+    def result(self, sums: Sequence[float]) -> dict[str, float]:
+        """The metrics that `sums` amount to; not a number where nothing was counted."""
+        loss_sum, count, correct, labelled = sums
+        loss = loss_sum / count if count else math.nan
+        values = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),  # beyond, a double overflows
+            "accuracy": correct / labelled if labelled else math.nan,
+        }
+        return {name: values[name] for name in self._names}
+
+    def _correct(self, output: Any, batch: Batch) -> SumAndCount:
+        if "labels" not in batch:
+            raise ValueError("accuracy needs samples with labels. To fix: name another metric, or add labels")
+        logits, labels = _logits(output), batch["labels"]
+        shifted = "input_ids" in batch and logits.ndim == 3 if self._shifted is None else self._shifted
+        if shifted:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        if logits.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"accuracy needs one label a row: logits are {list(logits.shape)} and labels {list(labels.shape)}. "
+                f"To fix: name another metric"
+            )
+        counted = labels != IGNORED
+        return ((logits.argmax(-1) == labels) & counted).sum(), counted.sum()
+
+
+def metrics_of(names: Sequence[str], *, loss: Loss | None = None) -> Metrics:
+    """An empty count of the metrics `names`, for outputs that `loss` is computed from.
+
+    Without `loss`, outputs over tokens are taken for a language model's. Raises ValueError on an unknown
+    name.
+    """
+    return Metrics(names, shifted=None if loss is None else loss.shifted)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
+    # In fp32: under autocast a softmax over a large vocabulary in bf16 loses what it sums.
+    flat = logits.flatten(0, -2).float()
+    total = functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total, (labels != IGNORED).sum()
+
+
+def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise ValueError(
+            f"{name} returns no loss for samples of {', '.join(sorted(batch))}. "
+            f"To fix: set the job's loss to package.module:function, which returns (sum, count)"
+        )
+    rows = len(next(iter(batch.values())))
+    return loss.float() * rows, rows
+
+
+def _users(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
+    found = function(output, batch)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor) or found[0].ndim:
+        raise ValueError(
+            f"loss {name} returned {type(found).__name__}. To fix: return (sum, count), the sum a scalar tensor over "
+            f"what is averaged and the count a number or tensor"
+        )
+    return found[0], found[1]
+
+
+def _arguments(model: nn.Module) -> frozenset[str] | None:
+    """The names that `forward` takes, or None where a user's takes any. Hugging Face's **kwargs are for kernels."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if takes_any and not hasattr(model, "config"):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _logits(output: Any) -> Tensor:
+    """The logits of a model's output, whatever holds them."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"the model returns {type(output).__name__} without logits. To fix: name a loss of the job")
+    return logits
+
+
+def _totals(pairs: Sequence[SumAndCount]) -> tuple[float, float]:
+    """Sums and counts added up in double precision."""
+    if not pairs:
+        return 0.0, 0.0
+    sums = torch.stack([total.double() for total, _ in pairs])
+    counts = torch.stack([torch.as_tensor(count, dtype=torch.float64, device=sums.device) for _, count in pairs])
+    return float(sums.sum()), float(counts.sum())

@@ -1,0 +1,155 @@
+"""Hugging Face architectures by name, and their configs fitted to the data that they will read."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from techniques.engine.data.prepared import PreparedData
+from techniques.job import ModelSpec
+
+# Older spellings that configs translate, though they have no such attribute.
+TRANSLATED = frozenset({"rope_theta", "rope_scaling", "attn_implementation"})
+
+
+@cache
+def known_architectures() -> frozenset[str]:
+    """The names of model classes that `transformers` exports. Imports transformers, and torch not."""
+    import transformers
+
+    looks_like_model = re.compile(r"[A-Z]\w*(For[A-Z]\w+|Model|WithProjection)")
+    unlike = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel")
+    return frozenset(name for name in dir(transformers) if looks_like_model.fullmatch(name) and not unlike.match(name))
+
+
+def architecture(name: str) -> Any:
+    """The model class that `transformers` exports as `name`. Raises ValueError, with close matches."""
+    import transformers
+
+    found = getattr(transformers, name, None) if name in known_architectures() else None
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        close = difflib.get_close_matches(name, sorted(known_architectures()), n=3)
+        hint = f"; did you mean {', '.join(close)}?" if close else "."
+        raise ValueError(
+            f"model: transformers {transformers.__version__} has no architecture {name!r}{hint} To fix: name a "
+            f"model class such as LlamaForCausalLM, or give a factory"
+        )
+    return found
+
+
+def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The config of `spec.architecture`; what `spec.config` leaves open is taken from the data.
+
+    Raises ValueError where a field is unknown, has a value that the architecture refuses, or does not fit the
+    data.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    assert spec.architecture is not None
+    cls = architecture(spec.architecture)
+    config_class = cls.config_class
+    aliases: Mapping[str, str] = config_class.attribute_map
+    default = config_class()
+    _check_fields(spec, default, of=spec.architecture)
+    given = {aliases.get(name, name) for name in spec.config}
+    taken = {
+        name: value
+        for name, value in _from_data(default, data)
+        if aliases.get(name, name) not in given and not (name == "num_labels" and "id2label" in given)
+    }
+    try:
+        config = config_class(**{**taken, **spec.config})
+    except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"model: {spec.architecture} refuses its config: {reason}") from error
+    config.architectures = [spec.architecture]
+    _leave_out_foreign_tokens(config)
+    return _checked(config, data, of=spec.architecture)
+
+
+def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The config of the model `spec.from_pretrained`, with the fields of `spec.config` put over it."""
+    from transformers import AutoConfig
+
+    name = spec.from_pretrained
+    assert name is not None
+    is_folder = Path(name).is_dir()
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=is_folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder that "
+            f"save_pretrained wrote, or the name of a hub model that this machine can reach"
+        ) from error
+    _check_fields(spec, config, of=name)
+    for field, value in spec.config.items():
+        setattr(config, field, value)
+    if not config.architectures:
+        raise ValueError(
+            f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
+            f"architectures: [LlamaForCausalLM]"
+        )
+    return _checked(config, data, of=name)
+
+
+def _from_data(default: Any, data: PreparedData) -> Iterator[tuple[str, Any]]:
+    """Config fields that the data knows, of those that the architecture has."""
+    fields = {
+        "vocab_size": data.vocab_size,
+        "num_labels": data.num_labels,
+        "image_size": data.image_size,
+        "num_channels": data.num_channels,
+        "bos_token_id": data.end_of_text_id,
+        "eos_token_id": data.end_of_text_id,
+    }
+    yield from ((name, value) for name, value in fields.items() if value is not None and hasattr(default, name))
+    positions = getattr(default, "max_position_embeddings", None)
+    if isinstance(positions, int) and data.seq_len is not None and data.seq_len > positions:
+        yield "max_position_embeddings", data.seq_len
+
+
+def _check_fields(spec: ModelSpec, default: Any, *, of: str) -> None:
+    # Configs take any keyword, so that a misspelt field would be ignored in silence.
+    if unknown := [name for name in spec.config if name not in TRANSLATED and not hasattr(default, name)]:
+        close = difflib.get_close_matches(unknown[0], [*default.to_dict(), *default.attribute_map, "num_labels"])
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        raise ValueError(f"model: the config of {of} has no field {', '.join(unknown)}{hint}")
+
+
+def _leave_out_foreign_tokens(config: Any) -> None:
+    """An architecture's own special tokens stand outside of a small vocabulary: an embedding refuses them."""
+    vocab_size = getattr(config, "vocab_size", None)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
+            setattr(config, name, None)
+
+
+def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
+    """`config` for training; ValueError where it does not fit the data."""
+    at_least = {
+        "vocab_size": (data.vocab_size, "tokens", "train on the model's own tokenizer (data.tokenizer)"),
+        "num_labels": (data.num_labels, "labels", "set model.config.num_labels, for a fresh head of that size"),
+        "max_position_embeddings": (data.seq_len, "tokens a sample", "lower data.seq_len"),
+    }
+    for name, (needed, what, remedy) in at_least.items():
+        has = getattr(config, name, None)
+        if needed is not None and isinstance(has, int) and has < needed:
+            raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed} {what}. To fix: {remedy}")
+    for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
+        has = getattr(config, name, None)
+        if needed is not None and isinstance(has, int) and has != needed:
+            raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed}. To fix: make them equal")
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if isinstance(size, int) and isinstance(patch, int) and (patch > size or size % patch):
+        raise ValueError(
+            f"model: {of} cuts images of {size} pixels into patches of {patch}. "
+            f"To fix: set model.config.patch_size to a divisor of {size}"
+        )
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # keys and values of the past serve generation only
+    return config

@@ -1,0 +1,181 @@
+"""Models on the CPU in fp32, their first weights a function of the seed alone, or read from safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from techniques.dotted import resolve
+from techniques.engine.data.prepared import PreparedData
+from techniques.engine.models.architectures import architecture, fresh_config, pretrained_config
+from techniques.job import ModelSpec
+
+WEIGHTS = "model.safetensors"
+MAX_NAMED = 3
+
+
+def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from: Path | None = None) -> nn.Module:
+    """The model of `spec`, on the CPU, in fp32, in train mode.
+
+    The same (spec, data, seed) gives the same weights in every process, and leaves the global random numbers
+    alone.
+    weights_from: a folder with safetensors (what `export_model` or `save_pretrained` wrote) that replace the
+        first weights, all of them. Raises ValueError, with what to do, where they do not fit, or `spec` is
+        wrong.
+    """
+    check_model(spec)
+    with _seeded(seed):
+        if spec.factory is not None:
+            model = _from_factory(spec)
+            if weights_from is not None:
+                _load_weights(model, weights_from)
+        else:
+            config = model_config(spec, data)
+            model = _from_config(spec, config, weights_from=weights_from)
+    return model.float().train()
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Raises ValueError where `spec` is wrong in itself, without building or loading anything."""
+    given = [name for name in ("architecture", "from_pretrained", "factory") if getattr(spec, name) is not None]
+    if len(given) != 1:
+        said = " and ".join(given) or "none"
+        raise ValueError(f"model: {said} given. To fix: give exactly one of architecture, from_pretrained, factory")
+    if spec.factory is not None and spec.config:
+        raise ValueError("model: a factory takes no config. To fix: give kwargs")
+    if spec.factory is None and spec.kwargs:
+        raise ValueError("model: kwargs are a factory's. To fix: give config")
+
+
+def model_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The Hugging Face config of a model that is no factory's."""
+    return fresh_config(spec, data) if spec.architecture is not None else pretrained_config(spec, data)
+
+
+def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
+    """The model without weights (on the meta device), to train; a factory that cannot do so gives real ones."""
+    check_model(spec)
+    if spec.factory is None:
+        config = model_config(spec, data)
+        cls = architecture(config.architectures[0])
+        with torch.device("meta"):
+            made: nn.Module = cls(config)
+        return made.train()
+    with _seeded(0):
+        try:
+            with torch.device("meta"):
+                return _from_factory(spec).train()
+        except RuntimeError:  # the factory looks at values, which meta tensors have not
+            return _from_factory(spec).train()
+
+
+def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> nn.Module:
+    cls = architecture(config.architectures[0])
+    if weights_from is not None:
+        model, fault = _load_pretrained(cls, str(weights_from), config, exact=True)
+        if fault:
+            raise ValueError(
+                f"model: the base in {weights_from} does not fit {cls.__name__}: {fault}. "
+                f"To fix: give both models the same config and data"
+            )
+        return model
+    if spec.from_pretrained is None:
+        made: nn.Module = cls(config)
+        return made
+    may_be_fresh = not {"num_labels", "id2label", "architectures"}.isdisjoint(spec.config)
+    model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=may_be_fresh)
+    if fault:
+        raise ValueError(
+            f"model: the weights of {spec.from_pretrained!r} do not fit {cls.__name__}: {fault}. To fix: take back "
+            f"what model.config changes; for a fresh head, set num_labels or architectures there"
+        )
+    return model
+
+
+def _load_pretrained(
+    cls: Any, name: str, config: Any, *, exact: bool = False, fresh_head: bool = False
+) -> tuple[nn.Module, str]:
+    """The model, and in words what its file lacks, has in another shape, or (where `exact`) has too much.
+
+    fresh_head: tensors outside of the base model may be fresh.
+    """
+    try:
+        with no_progress_bar():
+            model, info = cls.from_pretrained(
+                name, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+                local_files_only=Path(name).is_dir(), ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
+    except OSError as error:
+        raise ValueError(
+            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder or hub model "
+            f"with safetensors weights (pickled ones are never loaded)"
+        ) from error
+    body = f"{cls.base_model_prefix}."
+    wrong = [f"{key} is missing" for key in sorted(info["missing_keys"])]
+    wrong += [f"{key} is {list(a)}, not {list(b)}" for key, a, b in sorted(info["mismatched_keys"])]
+    wrong = [fault for fault in wrong if not fresh_head or fault.startswith(body)]
+    if exact:
+        wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
+    return model, _some(wrong)
+
+
+def _from_factory(spec: ModelSpec) -> nn.Module:
+    assert spec.factory is not None
+    model = resolve(spec.factory)(**spec.kwargs)
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"model factory {spec.factory} returned {type(model).__name__}. To fix: return a torch.nn.Module"
+        )
+    return model
+
+
+def _load_weights(model: nn.Module, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
+    try:
+        missing, unexpected = load_model(model, folder / WEIGHTS, strict=False)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"model: the base in {folder} does not fit {type(model).__name__}: {' '.join(str(error).split())}. "
+            f"To fix: give both models the same factory and kwargs"
+        ) from error
+    wrong = [f"{key} is missing" for key in sorted(missing)] + [f"{key} has no place" for key in sorted(unexpected)]
+    if wrong:
+        raise ValueError(
+            f"model: the base in {folder} does not fit {type(model).__name__}: {_some(wrong)}. "
+            f"To fix: give both models the same factory and kwargs"
+        )
+
+
+def _some(faults: list[str]) -> str:
+    more = f", and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+    return ", ".join(faults[:MAX_NAMED]) + more
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random numbers on the CPU from `seed`, and afterwards as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would seed the accelerators too.
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Keeps transformers from drawing progress bars between a worker's lines."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

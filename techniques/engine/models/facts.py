@@ -1,0 +1,103 @@
+"""What techniques and the planner must know of a model, found out on the meta device, before any weight exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from techniques.engine.data.prepared import PreparedData
+from techniques.engine.models.build import skeleton
+from techniques.job import ModelSpec
+from techniques.values import from_json, to_json
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What a technique must know of a model.
+
+    num_parameters counts shared ones once. parameter_bytes: in fp32. num_layers: repeated ones, see
+    `layer_names`.
+    largest_layer_bytes: of the largest part that is gathered at once: a repeated layer, or all outside of
+    them.
+    has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training
+        draws random numbers.
+    """
+
+    num_parameters: int
+    parameter_bytes: int
+    largest_layer_bytes: int
+    num_layers: int
+    has_batch_statistics: bool
+    has_dropout: bool
+
+
+def model_facts(spec: ModelSpec, *, data: PreparedData) -> ModelFacts:
+    """The facts of the model that `build_model` would build; cached. Raises its ValueErrors, except on weights."""
+    return _facts(json.dumps([to_json(spec), to_json(data)], sort_keys=True))
+
+
+def layer_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of the repeated layers in order of execution, as far as their order in the module tells.
+
+    These are the elements of the outermost `ModuleList`s (decoder layers, transformer blocks, the stages of a
+    ResNet); in a model without one, those children of its largest `Sequential` that have parameters. None may
+    be nested.
+    """
+    lists = _outermost(model, nn.ModuleList)
+    if not lists:
+        lists = sorted(_outermost(model, nn.Sequential), key=lambda name: -_num(model.get_submodule(name)))[:1]
+    return tuple(
+        f"{name}.{child}" if name else child
+        for name in lists
+        for child, layer in model.get_submodule(name).named_children()
+        if _num(layer)
+    )
+
+
+@lru_cache(maxsize=256)
+def _facts(key: str) -> ModelFacts:
+    spec, data = json.loads(key)
+    model = skeleton(from_json(ModelSpec, spec), from_json(PreparedData, data))
+    layers = [model.get_submodule(name) for name in layer_names(model)]
+    in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
+    return ModelFacts(
+        num_parameters=_num(model),
+        parameter_bytes=_num(model) * FP32_BYTES,
+        largest_layer_bytes=max([outside, *map(_num, layers)]) * FP32_BYTES,
+        num_layers=len(layers),
+        has_batch_statistics=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        has_dropout=any(_drops_out(module) for module in model.modules()),
+    )
+
+
+def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside: Iterable[str] = (outer for outer in found if not outer or name.startswith(f"{outer}."))
+        if isinstance(module, kind) and _num(module) and not any(inside):
+            found.append(name)
+    return found
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Whether a module drops out itself, or keeps a rate for a functional dropout (`attention_dropout`, ...)."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return any(
+        isinstance(value, float) and value > 0
+        for name, value in vars(module).items()
+        if "dropout" in name or "drop_prob" in name or "layerdrop" in name
+    )
+
+
+def _num(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
