@@ -58,11 +58,11 @@ def perceptron(*, width: int = 64, depth: int = 4, num_labels: int = 3) -> nn.Mo
     return Perceptron(width=width, depth=depth, num_labels=num_labels)
 
 
-def focal(logits: Tensor, batch: Mapping[str, Tensor], *, gamma: float = 2.0) -> tuple[Tensor, Tensor]:
+def focal(logits: Tensor, batch: Mapping[str, Tensor], *, gamma: float = 2.0) -> tuple[Tensor, int]:
     """Loss: (sum, count), never a mean, so that it is the same however the batch is divided.
 
     The focal loss of Lin et al. 2017 (arXiv:1708.02002): easy samples count less.
     """
     log_p = torch.log_softmax(logits, dim=-1).gather(1, batch["labels"][:, None]).squeeze(1)
     losses = -((1 - log_p.exp()) ** gamma) * log_p
-    return losses.sum(), torch.tensor(float(len(losses)))
+    return losses.sum(), len(losses)

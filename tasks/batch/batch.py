@@ -1,6 +1,7 @@
 """A batch: the jobs that are planned together, read from a file or built in Python, under the same rules."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from tasks.batch import document, grid, rules, wording
 from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
-from tasks.batch.schema import BatchEntry, GridEntry, JobEntry
+from tasks.batch.schema import NAME_PATTERN, BatchEntry, GridEntry, JobEntry
 from tasks.cluster import Devices
 from techniques.job import Job
 from techniques.values import from_json, to_json
@@ -119,12 +120,9 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
     read = document.read(text)
     if read.data is None:
         raise BatchFileError(_faults(read.findings, lines=read, file=name))
-    return Batch._checked(read.data, folder=folder.resolve(), text=text, lines=read, file=name)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON schema of batch files, by which editors complete and check them."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | BatchEntry.model_json_schema()
+    stem = Path(name).stem
+    raw = {"name": stem if re.fullmatch(NAME_PATTERN, stem) else "batch", **read.data}
+    return Batch._checked(raw, folder=folder.resolve(), text=text, lines=read, file=name)
 
 
 def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[list[Job], list[Finding]]:
@@ -174,14 +172,13 @@ def _job(entry: JobEntry) -> Job:
 
 
 def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:
-    """One fault a place (the first that was found there), in the order of the file."""
+    """One fault a place (the first that was found there), in the order of the file or, without one, of the jobs."""
     first: dict[Place, Finding] = {}
     for finding in found:
         first.setdefault(finding.place, finding)
-    faults = [
-        Fault(place_text(f.place), f.line or lines.line(f.place), f.message, f.remedy, file) for f in first.values()
-    ]
-    return sorted(faults, key=lambda fault: fault.line or 0)
+    placed = [(finding.line or lines.line(place), place, finding) for place, finding in first.items()]
+    placed.sort(key=lambda item: (item[0] or 0, *(part for part in item[1][1:2] if isinstance(part, int))))
+    return [Fault(place_text(place), line, f.message, f.remedy, file) for line, place, f in placed]
 
 
 def _list(value: Any) -> list[Any]:

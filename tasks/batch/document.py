@@ -40,10 +40,7 @@ def read(text: str) -> Document:
     try:
         node = yaml.compose(text, Loader=_CoreLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        document.lines[()] = mark.line + 1 if mark else 1
-        said = " ".join(part for part in (error.problem, error.context) if part)
-        document.findings.append(Finding((), f"is not YAML: {said}", _syntax_remedy(said)))
+        document.findings.append(_syntax_finding(error))
         return document
     except yaml.YAMLError as error:
         said = " ".join(str(error).split())
@@ -58,15 +55,17 @@ def read(text: str) -> Document:
         return document
     try:
         document.data = _Reader(document).value(node, place=())
-    except _TooLargeError:
-        message = f"aliases make it larger than {MAX_VALUES:,} values"
-        document.findings.append(Finding((), message, "write the repeated parts out, or fewer of them"))
-        document.data = None
+    except _UnreadableError as error:
+        document.findings.append(Finding((), str(error), "write the repeated parts out", line=error.line))
     return document
 
 
-class _TooLargeError(Exception):
-    """Writing out the aliases of a document would exceed MAX_VALUES."""
+class _UnreadableError(Exception):
+    """Aliases that cannot be written out, at `line`."""
+
+    def __init__(self, message: str, *, node: yaml.Node) -> None:
+        super().__init__(message)
+        self.line = node.start_mark.line + 1
 
 
 class _Reader:
@@ -79,8 +78,10 @@ class _Reader:
 
     def value(self, node: yaml.Node, *, place: Place) -> Any:
         self.num_values += 1
-        if self.num_values > MAX_VALUES or node in self.open:
-            raise _TooLargeError
+        if node in self.open:
+            raise _UnreadableError("holds an alias that stands inside its own anchor", node=node)
+        if self.num_values > MAX_VALUES:
+            raise _UnreadableError(f"aliases make it larger than {MAX_VALUES:,} values", node=node)
         self.document.lines.setdefault(place, node.start_mark.line + 1)
         self.open.append(node)
         try:
@@ -179,11 +180,16 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _syntax_remedy(said: str) -> str:
+def _syntax_finding(error: yaml.MarkedYAMLError) -> Finding:
+    mark = error.problem_mark or error.context_mark
+    said = ", ".join(part for part in (error.context, error.problem) if part)
+    if error.context_mark and mark and error.context_mark.line < mark.line:
+        said += f" (it begins in line {error.context_mark.line + 1})"
+    remedy = "check the indentation, colons, quotes and brackets in and above this line"
     if "\\t" in said:
-        return "indent with spaces, not with tabs"
-    if "single document" in said:
-        return "keep one document a file (remove the second `---`)"
-    if "undefined alias" in said:
-        return "define the anchor (&name) before it is used (*name)"
-    return "check the indentation, colons, quotes and brackets in and above this line"
+        remedy = "indent with spaces, not with tabs"
+    elif "single document" in said:
+        remedy = "keep one document a file (remove the second `---`)"
+    elif "undefined alias" in said:
+        remedy = "define the anchor (&name) before it is used (*name)"
+    return Finding((), f"is not YAML: {said}", remedy, line=mark.line + 1 if mark else 1)

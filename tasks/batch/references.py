@@ -22,6 +22,8 @@ from techniques import registry
 from techniques.engine.data.text_files import READERS
 
 OBJECTIVES = ("makespan",)
+MAX_LISTED = 12
+"""Names that a remedy lists beside its best guess."""
 
 
 def wrong(problem: str, remedy: str) -> PydanticCustomError:
@@ -29,13 +31,16 @@ def wrong(problem: str, remedy: str) -> PydanticCustomError:
     return PydanticCustomError("reference", "{problem}", {"problem": problem, "remedy": remedy})
 
 
-def closest(name: str, names: Iterable[str], *, what: str = "use one of") -> str:
-    """The remedy for an unknown `name`: the nearest of `names`, and all of them while they are few."""
+def closest(name: str, names: Iterable[str], *, what: str = "Use one of") -> str:
+    """The remedy for an unknown `name`: the nearest of `names`, and the others while they are few."""
     names = sorted(names)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean `{close[0]}`? " if close else ""
-    few = names if len(names) <= 24 else [*get_close_matches(name, names, n=8, cutoff=0.3), "..."]
-    return f"{hint}{what} {', '.join(few)}"
+    if close and len(names) > MAX_LISTED:
+        return f"write `{close[0]}`, if that is meant"
+    listed = ", ".join(names if len(names) <= 2 * MAX_LISTED else [*names[:MAX_LISTED], "..."])
+    if close:
+        return f"did you mean `{close[0]}`? {what} {listed}"
+    return f"{what[0].lower()}{what[1:]} {listed}"
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
@@ -154,7 +159,7 @@ def factory(path: str, info: ValidationInfo) -> str:
     if names is not None and attribute.partition(".")[0] not in names:
         raise wrong(
             f"{spec.origin} defines no {attribute}",
-            closest(attribute, [n for n in names if not n.startswith("_")], what="it has"),
+            closest(attribute, [n for n in names if not n.startswith("_")], what="It has"),
         )
     return path
 
@@ -181,10 +186,11 @@ def _find(module: str, *, folder: Path) -> ModuleSpec | None:
     except ValueError:  # an imported module that has lost its spec
         spec = None
     spec = spec or PathFinder.find_spec(top, [str(folder)])
-    for i, _ in enumerate(rest, start=2):
+    for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join(module.split(".")[:i]), list(spec.submodule_search_locations))
+        # By its last name alone: a dotted one would ask for parents that are not imported.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec
 
 

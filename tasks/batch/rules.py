@@ -10,7 +10,7 @@ from typing import Any
 
 from tasks.batch.faults import Finding, Place, got
 from tasks.batch.references import closest
-from tasks.batch.schema import Data, Model, Section
+from tasks.batch.schema import Data, JobEntry, Model, Section, misspelt
 from techniques.job import OPTIMIZERS, OptimizerSpec
 
 Raw = Mapping[str, Any]
@@ -27,8 +27,8 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     """What is wrong between the values of one job, its places seen from the job."""
     job = _mapping(raw)
     yield from _not_finite(job, place=())
-    yield from _one_of(job, ("model",), ("architecture", "from_pretrained", "factory"), section=Model)
-    yield from _one_of(job, ("data",), ("source", "path", "dataset", "factory"), section=Data)
+    yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory"), section=Model)
+    yield from _one_of(job, "data", ("source", "path", "dataset", "factory"), section=Data)
     yield from _arguments(job)
     yield from _length(job)
     yield from _text(job)
@@ -61,7 +61,7 @@ def _base(place: Place, job: Raw, *, base: str, jobs: Mapping[str, Raw]) -> Iter
             )
         return
     if base not in jobs:
-        remedy = closest(base, jobs, what="the jobs of this batch are")
+        remedy = closest(base, jobs, what="The jobs of this batch are")
         yield Finding(place, f"no job is named {base!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
         return
     circle = _circle(job["name"], jobs)
@@ -85,15 +85,17 @@ def _circle(name: str, jobs: Mapping[str, Raw]) -> list[str]:
     return []
 
 
-def _one_of(job: Raw, place: Place, keys: Sequence[str], *, section: type[Section]) -> Iterator[Finding]:
-    """Exactly one of `keys` is given at `place`; silent where a key is misspelt, which is told already."""
-    raw = job.get(str(place[0]))
-    if not isinstance(raw, Mapping) or set(raw) - set(section.model_fields):
+def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section]) -> Iterator[Finding]:
+    """Exactly one of `keys` is given in the section `name`."""
+    raw = job.get(name)
+    if not isinstance(raw, Mapping):
         return
     given = [key for key in keys if raw.get(key) is not None]
-    if len(given) != 1:
-        what = f"has {' and '.join(given)}" if given else "has none"
-        yield Finding(place, f"{what} of {', '.join(keys)}", "give exactly one of them")
+    remedy = f"give exactly one of {', '.join(keys)}"
+    if len(given) > 1:
+        yield Finding((name,), f"has {' and '.join(given)}", remedy)
+    elif not given and not misspelt(raw, section) & set(keys):
+        yield Finding((name,), "does not say where it comes from", remedy)
 
 
 def _arguments(job: Raw) -> Iterator[Finding]:
@@ -110,7 +112,7 @@ def _arguments(job: Raw) -> Iterator[Finding]:
 
 def _length(job: Raw) -> Iterator[Finding]:
     steps, epochs = job.get("num_steps"), job.get("num_epochs")
-    if steps is None and epochs is None:
+    if steps is None and epochs is None and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"}:
         yield Finding(("num_steps",), "is missing", "give num_steps, such as 60, or num_epochs, such as 3")
     if steps is not None and epochs is not None:
         yield Finding(("num_epochs",), "is given beside num_steps", "give one of the two")
@@ -138,7 +140,7 @@ def _options(job: Raw) -> Iterator[Finding]:
     known = OPTIMIZER_OPTIONS[name]
     for option in _mapping(optimizer.get("options")):
         if option not in known:
-            remedy = closest(option, known, what="the options are")
+            remedy = closest(option, known, what="The options are")
             yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
 
 

@@ -4,6 +4,8 @@ These models mirror the frozen dataclasses of `techniques.job` and take their de
 description ends the sentence "To fix: give ...", and is what an editor shows.
 """
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -15,9 +17,11 @@ from tasks.batch.faults import Place
 from techniques import job
 from techniques.engine.data import SOURCES
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
 Whole = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Kwargs = dict[str, Any]
 Factory = Annotated[str, AfterValidator(references.factory)]
 Folder = Annotated[str, AfterValidator(references.folder)]
@@ -28,19 +32,22 @@ Source = Annotated[
     AfterValidator(references.one_of(tuple(SOURCES))),
     WithJsonSchema({"enum": list(SOURCES)}),
 ]
-Precision = Annotated[str, AfterValidator(references.one_of(job.PRECISIONS)), WithJsonSchema({"enum": job.PRECISIONS})]
-OptimizerName = Annotated[
-    str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": job.OPTIMIZERS})
+Precision = Annotated[
+    str, AfterValidator(references.one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})
 ]
-ScheduleName = Annotated[str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": job.SCHEDULES})]
-Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": job.METRICS})]
-Objective = Annotated[str, AfterValidator(references.objective), WithJsonSchema({"enum": references.OBJECTIVES})]
+OptimizerName = Annotated[
+    str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})
+]
+ScheduleName = Annotated[
+    str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})
+]
+Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": list(job.METRICS)})]
+Objective = Annotated[str, AfterValidator(references.objective), WithJsonSchema({"enum": list(references.OBJECTIVES)})]
 Devices = Annotated[
     Any,
     AfterValidator(references.devices),
     WithJsonSchema({"examples": ["auto", {"cpu": 2}, {"gpu": "all"}]}),
 ]
-Template = Annotated[dict[str, Any], WithJsonSchema({"$ref": "#/$defs/JobEntry"})]
 
 
 class Section(BaseModel):
@@ -86,9 +93,9 @@ class Data(Section):
         default={}, description="the arguments of the factory or of load_dataset, such as {name: en}"
     )
     seq_len: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="tokens of a text sample, such as 128"
+        default=None, description="the number of tokens of a text sample, such as 128"
     )
-    vocab_size: Annotated[int, Field(ge=258)] = Field(
+    vocab_size: Annotated[int, Field(ge=257)] = Field(
         default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
     )
     tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
@@ -135,12 +142,10 @@ class Evaluation(Section):
 class JobEntry(Section):
     """One model to train."""
 
-    name: Name = Field(
-        description="up to 100 letters, digits, '-', '_' and '.' after a letter or digit, such as llama-small"
-    )
+    name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
     model: Model = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
     base: str | None = Field(default=None, description="another job's name, or models:/NAME@ALIAS")
-    adapter: None = Field(default=None, description="no adapter: every weight is trained")
+    adapter: None = Field(default=None, description="nothing, or leave the key out: every weight is trained")
     data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
     loss: Factory | None = Field(
         default=None,
@@ -177,7 +182,7 @@ class JobEntry(Section):
 class GridEntry(Section):
     """A template of a job and the values to try: every combination becomes a job."""
 
-    template: Template = Field(description="a job, whose name the names of all combinations start with")
+    template: dict[str, Any] = Field(description="a job, whose name the names of all combinations start with")
     over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
     )
@@ -186,11 +191,22 @@ class GridEntry(Section):
 class BatchEntry(Section):
     """A whole batch file."""
 
-    name: Name = Field(default="batch", description="a name of letters, digits, '-', '_' and '.', such as tonight")
+    name: Name = Field(
+        default="batch", description="a name of up to 100 letters, digits, '-', '_' and '.', such as tonight"
+    )
     objective: Objective = Field(default="makespan", description="makespan")
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
     grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of batch files, by which editors complete and check them."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | BatchEntry.model_json_schema()
+    parts = schema["$defs"]
+    # What a template lacks may stand under `over`.
+    parts["GridEntry"]["properties"]["template"] = parts["JobEntry"] | {"required": ["name"]}
+    return schema
 
 
 def section_at(place: Place) -> type[Section] | None:
@@ -203,6 +219,12 @@ def section_at(place: Place) -> type[Section] | None:
             return None
         section = _inner(section.model_fields[part].annotation)
     return section if isinstance(section, type) and issubclass(section, Section) else None
+
+
+def misspelt(raw: Mapping[str, Any], section: type[Section]) -> set[str]:
+    """The keys of `section` that unknown keys of `raw` look like: they are not missing, but told as misspelt."""
+    keys = list(section.model_fields)
+    return {key for name in set(raw) - set(keys) for key in get_close_matches(name, keys, n=1)}
 
 
 def _inner(annotation: Any) -> Any:

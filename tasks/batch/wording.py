@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tasks.batch.faults import Finding, Place, got
 from tasks.batch.references import closest
-from tasks.batch.schema import section_at
+from tasks.batch.schema import misspelt, section_at
 
 _WRONG_TYPE = {
     "bool_type": "must be true or false",
@@ -32,7 +32,14 @@ _NOT_TODAY = {
 
 def findings(error: ValidationError, *, at: Place = ()) -> list[Finding]:
     """Every error of a validation, its places below `at`."""
-    return [_finding((*at, *details["loc"]), details) for details in error.errors(include_url=False)]
+    found = []
+    for details in error.errors(include_url=False):
+        place = (*at, *details["loc"])
+        section = section_at(place[:-1])
+        if details["type"] == "missing" and section and place[-1] in misspelt(details["input"], section):
+            continue
+        found.append(_finding(place, details))
+    return found
 
 
 def _finding(place: Place, details: Mapping[str, Any]) -> Finding:
@@ -50,7 +57,7 @@ def _finding(place: Place, details: Mapping[str, Any]) -> Finding:
     if kind == "too_short":
         return Finding(place, "is empty", remedy)
     if kind == "none_required":
-        return Finding(place, f"is not possible yet, {got(value)}", f"leave it out: {_description(place)}")
+        return Finding(place, f"is not possible yet, {got(value)}", remedy)
     if kind == "string_pattern_mismatch":
         return Finding(place, f"is no valid name, {got(value)}", remedy)
     if kind == "string_type" and isinstance(value, (int, float)):
@@ -64,7 +71,7 @@ def _unknown_key(place: Place) -> Finding:
         return Finding(place, _NOT_TODAY[key], "remove the key")
     section = section_at(place[:-1])
     assert section is not None, f"an unknown key where any may stand: {place}"
-    return Finding(place, "is an unknown key", closest(key, section.model_fields, what="the keys here are"))
+    return Finding(place, "is an unknown key", closest(key, section.model_fields, what="The keys here are"))
 
 
 def _description(place: Place) -> str:

@@ -1,0 +1,314 @@
+"""Right batch files, and batches built in Python."""
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
+from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PAIRS = {
+    schema.JobEntry: Job,
+    schema.Model: ModelSpec,
+    schema.Data: DataSpec,
+    schema.Optimizer: OptimizerSpec,
+    schema.Schedule: ScheduleSpec,
+    schema.Evaluation: EvaluationSpec,
+}
+
+
+def a_job(**changes) -> Job:
+    model = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 64})
+    job = Job(name="a", model=model, data=DataSpec(source="python-stdlib", seq_len=64), num_steps=10)
+    return dataclasses.replace(job, **changes)
+
+
+def parse(text: str, folder: Path = Path()) -> Batch:
+    return parse_batch(text, folder=folder, name="my.yaml")
+
+
+def one_job(extra: str = "") -> str:
+    return f"""
+        jobs:
+          - name: a
+            model: {{architecture: LlamaForCausalLM, config: {{hidden_size: 64}}}}
+            data: {{source: python-stdlib, seq_len: 64}}
+            num_steps: 10
+            {extra}
+        """
+
+
+def test_where_the_file_is_silent_the_defaults_are_those_of_job():
+    assert parse(one_job()).jobs == (a_job(),)
+
+
+@pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
+def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
+    fields = {field.name: field for field in dataclasses.fields(dataclass)}
+    assert set(section.model_fields) == set(fields)
+    for name, field in fields.items():
+        described = section.model_fields[name]
+        assert described.description
+        if dataclasses.is_dataclass(field.default) or isinstance(field.default, tuple):
+            continue
+        assert described.is_required() == (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if field.default is not dataclasses.MISSING:
+            assert described.default == field.default
+
+
+def test_everything_that_a_job_can_say_arrives():
+    batch = parse("""
+        name: all
+        objective: makespan
+        devices: {cpu: 2}
+        jobs:
+          - name: all.of_it-1
+            model: {from_pretrained: org/model, config: {num_labels: 3}}
+            base: models:/llama@champion
+            adapter: null
+            data: {dataset: org/data, kwargs: {name: en}, seq_len: 64, vocab_size: 512, tokenizer: org/tok,
+                   text_column: body, split: train, held_out_split: test, held_out: 0}
+            precision: bf16
+            optimizer: {name: sgd, lr: 1, options: {momentum: 0.9, nesterov: true}}
+            schedule: {name: cosine, warmup_steps: 3}
+            clip_grad_norm: 1
+            global_batch_size: 32
+            num_epochs: 2
+            evaluation: {every_steps: 30, metrics: [accuracy, loss], max_batches: 4}
+            seed: 7
+            techniques: [single, fsdp]
+            num_devices: [1, 2]
+            exact: true
+        """)
+    assert (batch.name, batch.objective, batch.devices) == ("all", "makespan", {"cpu": 2})
+    assert batch.jobs == (
+        Job(
+            name="all.of_it-1",
+            model=ModelSpec(from_pretrained="org/model", config={"num_labels": 3}),
+            base="models:/llama@champion",
+            data=DataSpec(
+                dataset="org/data",
+                kwargs={"name": "en"},
+                seq_len=64,
+                vocab_size=512,
+                tokenizer="org/tok",
+                text_column="body",
+                held_out_split="test",
+                held_out=0.0,
+            ),
+            precision="bf16",
+            optimizer=OptimizerSpec(name="sgd", lr=1.0, options={"momentum": 0.9, "nesterov": True}),
+            schedule=ScheduleSpec(name="cosine", warmup_steps=3),
+            clip_grad_norm=1.0,
+            global_batch_size=32,
+            num_epochs=2.0,
+            evaluation=EvaluationSpec(every_steps=30, metrics=("accuracy", "loss"), max_batches=4),
+            seed=7,
+            techniques=("single", "fsdp"),
+            num_devices=(1, 2),
+            exact=True,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    {
+        "3e-4": 3e-4,
+        "3.0e-4": 3e-4,
+        "1E3": 1e3,
+        ".5": 0.5,
+        "+2": 2,
+        "1_000": 1000,
+        "0x10": 16,
+        "0o17": 15,
+        "010": 10,
+        "'3e-4'": "3e-4",
+        "no": "no",
+        "on": "on",
+        "1:30": "1:30",
+        "2026-01-01": "2026-01-01",
+        "true": True,
+        "False": False,
+        "~": None,
+        "": None,
+        "v1.2.3": "v1.2.3",
+    }.items(),
+)
+def test_scalars_mean_what_their_writers_mean(written: str, meant: object):
+    """Free-form values, such as a model's config, get no second chance by a declared type."""
+    (job,) = parse(one_job().replace("hidden_size: 64", f"x: {written}")).jobs
+    assert job.model.config["x"] == meant
+    assert type(job.model.config["x"]) is type(meant)
+
+
+def test_the_words_for_no_number_are_refused():
+    with pytest.raises(BatchFileError, match="must be a finite number, got -inf"):
+        parse(one_job().replace("hidden_size: 64", "x: -.Inf"))
+
+
+def test_merged_mappings_give_way_to_the_keys_beside_them():
+    batch = parse("""
+        jobs:
+          - &first
+            name: a
+            model: {architecture: LlamaForCausalLM}
+            data: {source: digits}
+            num_steps: 10
+          - name: b
+            <<: [{num_steps: 20}, *first]
+            seed: 1
+        """)
+    second = batch.jobs[1]
+    assert (second.name, second.num_steps, second.seed) == ("b", 20, 1)
+
+
+def test_a_json_file_is_a_batch_file(tmp_path: Path):
+    batch = parse(one_job())
+    written = Batch.of(name="x", jobs=batch.jobs)
+    (tmp_path / "x.json").write_text(written.text)
+    assert load_batch(tmp_path / "x.json").jobs == batch.jobs
+
+
+def test_a_batch_without_a_name_is_called_after_its_file(tmp_path: Path):
+    (tmp_path / "nightly.yaml").write_text(one_job())
+    assert load_batch(tmp_path / "nightly.yaml").name == "nightly"
+
+
+def test_a_batch_comes_back_from_json():
+    batch = load_batch(EXAMPLES / "mixed_batch.yaml")
+    assert Batch.from_json(batch.to_json()) == batch
+
+
+def test_relative_paths_become_absolute_from_the_folder_of_the_file(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "model" / "model.safetensors").touch()
+    (tmp_path / "batch.yaml").write_text("""
+        jobs:
+          - name: a
+            model: {from_pretrained: ./model}
+            data: {path: "data/*.jsonl", seq_len: 64, tokenizer: model}
+            num_steps: 10
+          - name: b
+            model: {from_pretrained: model}
+            data: {dataset: data}
+            num_steps: 10
+        """)
+    batch = load_batch(tmp_path / "batch.yaml")
+    first, second = batch.jobs
+    folder = tmp_path.resolve()
+    assert batch.folder == folder
+    assert first.model.from_pretrained == second.model.from_pretrained == str(folder / "model")
+    assert first.data.path == str(folder / "data/*.jsonl")
+    assert first.data.tokenizer == str(folder / "model")
+    assert second.data.dataset == str(folder / "data")
+
+
+def test_factories_are_found_beside_the_file_in_packages_and_through_reexports(tmp_path: Path):
+    (tmp_path / "mine" / "deep").mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "mine" / "deep" / "models.py").write_text("from elsewhere import build\nif 1:\n    data, rest = 1, 2\n")
+    (tmp_path / "starred.py").write_text("from elsewhere import *\n")
+    path_before = list(sys.path)
+    batch = parse(
+        """
+        jobs:
+          - name: a
+            model: {factory: "mine.deep.models:build"}
+            data: {factory: "mine.deep.models:data"}
+            loss: starred:anything
+            num_steps: 1
+        """,
+        folder=tmp_path,
+    )
+    assert batch.jobs[0].loss == "starred:anything"
+    assert sys.path == path_before
+
+
+def test_a_name_that_our_packages_have_is_looked_for_in_ours(tmp_path: Path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "models.py").write_text("def build(): ...\n")
+    text = one_job().replace(
+        "architecture: LlamaForCausalLM, config: {hidden_size: 64}", 'factory: "tasks.models:build"'
+    )
+    with pytest.raises(BatchFileError, match=r"module tasks\.models cannot be found"):
+        parse(text, folder=tmp_path)
+
+
+def test_batches_built_in_python_are_checked_by_the_same_rules():
+    right = Batch.of(name="six-lines", jobs=[a_job(), a_job(name="b", optimizer=OptimizerSpec(lr=3e-4))])
+    assert right.jobs[1].optimizer.lr == 3e-4
+    assert right.folder == Path().resolve()
+    assert Batch.from_json(right.to_json()) == right
+
+    with pytest.raises(BatchFileError) as caught:
+        Batch.of(
+            name="bad name",
+            jobs=[a_job(), a_job(base="nobody"), a_job(name="c", num_steps=-1, clip_grad_norm=math.inf)],
+            objective="cost",
+        )
+    assert [str(fault) for fault in caught.value.faults] == [
+        "name: is no valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and '.', "
+        "such as tonight.",
+        "objective: 'cost' is not possible: plans minimise the makespan, when the last job ends. To fix: write "
+        "`objective: makespan` or leave it out.",
+        "jobs[1].name: 'a' is the name of another job already. To fix: give every job a name of its own.",
+        "jobs[1].base: no job is named 'nobody'. To fix: the jobs of this batch are a, c; a registered model is "
+        "models:/NAME@ALIAS.",
+        "jobs[2].num_steps: must be at least 1, got -1. To fix: give the number of optimizer steps, such as 60.",
+        "jobs[2].clip_grad_norm: must be a finite number, got inf. To fix: give a finite number.",
+    ]
+
+
+def test_a_job_with_values_that_have_no_json_form_is_told():
+    with pytest.raises(BatchFileError, match=r"jobs\[0\]: .* has no JSON form"):
+        Batch.of(name="x", jobs=[a_job(model=ModelSpec(factory="math:sqrt", kwargs={"f": math.sqrt}))])
+
+
+def test_a_batch_is_a_value():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse(one_job()).name = "other"  # type: ignore[misc]
+
+
+def test_the_json_schema_names_every_key_and_choice():
+    described = json_schema()
+    job = described["$defs"]["JobEntry"]
+    assert set(job["properties"]) == set(schema.JobEntry.model_fields)
+    assert job["additionalProperties"] is False
+    assert described["$defs"]["Optimizer"]["properties"]["name"]["enum"] == ["adamw", "sgd"]
+    template = described["$defs"]["GridEntry"]["properties"]["template"]
+    assert template["properties"] == job["properties"]
+    assert template["required"] == ["name"]
+    json.dumps(described)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_are_right(path: Path):
+    if "jobs:" in path.read_text() or "grid:" in path.read_text():
+        assert load_batch(path).jobs
+
+
+def test_the_mixed_batch_is_what_it_promises():
+    jobs = load_batch(EXAMPLES / "mixed_batch.yaml").jobs
+    rates = {}
+    for job in jobs:
+        if job.base is None:
+            rates.setdefault(job.model.architecture, set()).add(job.optimizer.lr)
+    assert len(jobs) >= 8
+    assert {name: len(values) for name, values in rates.items()} == {
+        "LlamaForCausalLM": 2,
+        "GPT2LMHeadModel": 2,
+        "ViTForImageClassification": 2,
+        "ResNetForImageClassification": 2,
+    }
+    assert [job.name for job in jobs if job.base] == ["llama-finetuned"]

@@ -1,0 +1,64 @@
+"""Wrong batch files. Each opens with the messages it must get, `{folder}` standing for its own; "..." ends a prefix."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.batch import BatchFileError, load_batch
+
+WRONG = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
+
+
+def test_there_are_at_least_twelve_of_them():
+    assert len(WRONG) >= 12
+
+
+@pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
+def test_every_fault_is_told_at_once(path: Path):
+    lines = path.read_text().splitlines()
+    expected = [
+        line.replace("# :", f"{path.name}:", 1).replace("{folder}", str(path.parent))
+        for line in lines
+        if line.startswith("# :")
+    ]
+    with pytest.raises(BatchFileError) as caught:
+        load_batch(path)
+    told = [str(fault) for fault in caught.value.faults]
+    for i, message in enumerate(expected[: len(told)]):
+        if message.endswith("..."):
+            told[i] = told[i][: len(message) - 3] + "..."
+    assert told == expected
+
+
+def test_no_module_of_the_user_is_imported():
+    with pytest.raises(BatchFileError):
+        load_batch(Path(__file__).parent / "wrong" / "factories.yaml")
+    assert "good_module" not in sys.modules
+
+
+def test_a_module_with_a_syntax_error_is_named_with_its_line(tmp_path: Path):
+    (tmp_path / "torn_module.py").write_text("x = 1\ndef load(:\n")
+    (tmp_path / "batch.yaml").write_text(
+        "jobs: [{name: a, model: {factory: 'torn_module:build'}, data: {source: digits}, num_steps: 1}]"
+    )
+    with pytest.raises(BatchFileError, match=r"torn_module\.py:2 is not Python"):
+        load_batch(tmp_path / "batch.yaml")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "cannot be read: No such file or directory"),
+        (lambda path: path.mkdir(), "cannot be read: Is a directory"),
+        (lambda path: path.write_bytes(b"name: \xff\xfe"), "is not UTF-8 text"),
+        (lambda path: path.write_bytes(b"name: \x00"), "is not YAML"),
+        (lambda path: path.write_text("[" * 5000), "is nested too deeply"),
+    ],
+    ids=["absent", "folder", "not-utf8", "control-character", "nested"],
+)
+def test_a_file_that_cannot_be_read(make, message: str, tmp_path: Path):
+    path = tmp_path / "batch.yaml"
+    make(path)
+    with pytest.raises(BatchFileError, match=message):
+        load_batch(path)
