@@ -23,6 +23,7 @@ QUIET_ENVIRONMENT = {
 """What the program sets before MLflow is imported, so that it phones nobody and prints nothing on stdout."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_SQLITE_HEADER = b"SQLite format 3\0"
 
 
 class Connection:
@@ -36,9 +37,7 @@ class Connection:
         server decides for itself.
     """
 
-    def __init__(
-        self, tracking_uri: str, *, experiment: str = "ringmaster", artifact_root: Path | None = None
-    ) -> None:
+    def __init__(self, tracking_uri: str, *, experiment: str = "ringmaster", artifact_root: Path | None = None) -> None:
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self._sqlite_file = _sqlite_file(tracking_uri)
@@ -89,7 +88,7 @@ class Connection:
 
     def _open(self) -> Guarded:
         if self._sqlite_file is not None:
-            _check_writable(self._sqlite_file)
+            _check_file(self._sqlite_file)
         from mlflow import MlflowClient
 
         guard = Guarded(None, tracking_uri=self.tracking_uri)
@@ -110,24 +109,25 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
         return None
     path = unquote(tracking_uri.partition(":///")[2].partition("?")[0])
     if not path or path == ":memory:":
-        raise LedgerError(
-            "a ledger in memory is lost at once. To fix: use sqlite:////absolute/path/mlflow.db."
-        )
+        raise LedgerError("a ledger in memory is lost at once. To fix: use sqlite:////absolute/path/mlflow.db.")
     return Path(path).absolute()
 
 
-def _check_writable(file: Path) -> None:
+def _check_file(file: Path) -> None:
     """Opening fails at once here; MLflow would first retry a database that it cannot open for a minute."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab"):
-            pass
+        with file.open("a+b") as opened:
+            opened.seek(0)
+            header = opened.read(len(_SQLITE_HEADER))
     except OSError as error:
         raise LedgerError(
             f"the ledger {file} cannot be written: {error.strerror}. "
             "To fix: give this user access, or choose another place.",
             code="IO_ERROR",
         ) from error
+    if header not in (b"", _SQLITE_HEADER):
+        raise LedgerError(f"{file} is no sqlite database. To fix: restore it from a copy, or choose another place.")
 
 
 @contextmanager

@@ -82,18 +82,14 @@ class Guarded:
         message = str(error.message).strip()
         first_line = message.splitlines()[0] if message else type(error).__name__
         if _is_transient(error):
-            remedy = (
-                "To fix: see that the database is reachable and not kept locked, and that its disk has room."
-            )
+            remedy = "To fix: see that the database is reachable and not kept locked, and that its disk has room."
         elif "out-of-date database schema" in message:
             remedy = f"To fix: back the database up, then run `mlflow db upgrade {self._uri}`."
         elif message.startswith("API request to"):
             remedy = "To fix: see that the MLflow server is up and that the tracking URI names it."
         else:
             remedy = ""
-        return LedgerError(
-            f"MLflow at {self._uri}: {first_line} {remedy}".rstrip(), code=str(error.error_code)
-        )
+        return LedgerError(f"MLflow at {self._uri}: {first_line} {remedy}".rstrip(), code=str(error.error_code))
 
 
 def _is_transient(error: Any) -> bool:

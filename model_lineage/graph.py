@@ -25,8 +25,7 @@ class Adaptation:
     def __post_init__(self) -> None:
         if self.kind not in ADAPTATION_KINDS:
             raise ValueError(
-                f"{self.child}: {self.kind!r} is no kind of adaptation: "
-                f"use one of {', '.join(ADAPTATION_KINDS)}"
+                f"{self.child}: {self.kind!r} is no kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}"
             )
 
 

@@ -1,6 +1,7 @@
 """Links inside MLflow's own UI, and the markdown around them.
 
-The UI routes behind "#", so that a link without a host works on whatever address the server has.
+The UI routes behind "#", so that a link without a host works on whatever address the server has. Without
+`workflowType` it would open in the layout that it has for language-model applications, where runs are hard to find.
 """
 
 from collections.abc import Sequence
@@ -12,34 +13,43 @@ _CHILDREN = "\n\n**Adapted further into**\n\n"
 
 def experiment_path(experiment_id: str) -> str:
     """Where the UI shows an experiment."""
-    return f"#/experiments/{quote(experiment_id, safe='')}"
+    return _path("experiments", experiment_id)
 
 
 def run_path(experiment_id: str, run_id: str) -> str:
     """Where the UI shows a run."""
-    return f"{experiment_path(experiment_id)}/runs/{quote(run_id, safe='')}"
+    return _path("experiments", experiment_id, "runs", run_id)
+
+
+def artifact_path(experiment_id: str, run_id: str, path: str) -> str:
+    """Where the UI shows an artifact of a run."""
+    return _path("experiments", experiment_id, "runs", run_id, "artifacts", *path.split("/"))
 
 
 def logged_model_path(experiment_id: str, model_id: str) -> str:
     """Where the UI shows a LoggedModel, with its files and metrics."""
-    return f"{experiment_path(experiment_id)}/models/{quote(model_id, safe='')}"
+    return _path("experiments", experiment_id, "models", model_id)
 
 
 def model_version_path(name: str, version: int | str) -> str:
     """Where the UI shows a version of a registered model."""
-    return f"#/models/{quote(name, safe='')}/versions/{version}"
+    return _path("models", name, "versions", str(version))
+
+
+def picture(text: str, run_id: str, path: str) -> str:
+    """Markdown that shows a picture among a run's artifacts, e.g. in a note; `data:` URIs would stay blank there."""
+    return f"![{_escaped(text)}](get-artifact?path={quote(path)}&run_uuid={run_id})"
 
 
 def link(text: str, path: str) -> str:
     """A markdown link; brackets in `text` are escaped."""
-    escaped = text.replace("[", "\\[").replace("]", "\\]")
-    return f"[{escaped}]({path})"
+    return f"[{_escaped(text)}]({path})"
 
 
 def with_children(description: str, children: Sequence[str]) -> str:
-    """`description` whose last section lists `children` (markdown, newest first), within DESCRIPTION_LIMIT.
+    """`description` with a last section that lists as many `children` (markdown) as DESCRIPTION_LIMIT has room for.
 
-    What a person wrote above that section stays. Children that do not fit are counted.
+    What stands above that section stays, so that a person may write there. Children left out are counted.
     """
     text = description.partition(_CHILDREN)[0]
     if not children:
@@ -56,3 +66,11 @@ def with_children(description: str, children: Sequence[str]) -> str:
     if left_out := len(children) - len(lines):
         lines.append(f"- and {left_out} more")
     return text + _CHILDREN + "\n".join(lines)
+
+
+def _path(*parts: str) -> str:
+    return "#/" + "/".join(quote(part, safe="") for part in parts) + "?workflowType=machine_learning"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[").replace("]", "\\]")

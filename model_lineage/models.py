@@ -6,6 +6,7 @@ point goes on from there.
 """
 
 import json
+import math
 import re
 import tempfile
 import time
@@ -45,7 +46,7 @@ class Models(Runs):
         """Record the model in `folder`, made by run `run_id`, as the next version of `name`.
 
         kind: one of ADAPTATION_KINDS. parents: models:/NAME@ALIAS, models:/NAME/VERSION or model ids.
-        metrics: also logged on the run, where MLflow takes a model's metrics from.
+        metrics: also logged on the run, where MLflow takes a model's metrics from; finite ones only.
         A run has one model of a name: recording it again returns the record that there is.
         """
         if kind not in ADAPTATION_KINDS:
@@ -197,7 +198,7 @@ class Models(Runs):
         entries = [
             Metric(key, float(value), now_ms, 0, model_id=model_id)
             for key, value in metrics.items()
-            if key not in known
+            if key not in known and math.isfinite(value)
         ]
         self.client.log_batch(run_id, metrics=entries)
 
@@ -249,9 +250,7 @@ class Models(Runs):
             lines.append(f"- {model.tags[_KIND]} from {_model_link(parent)}")
         if not json.loads(model.tags[_PARENTS]):
             lines.append(f"- {model.tags[_KIND]}, from no other recorded model")
-        lines.append(
-            f"- made by run {links.link(run.info.run_name, links.run_path(experiment_id, run.info.run_id))}"
-        )
+        lines.append(f"- made by run {links.link(run.info.run_name, links.run_path(experiment_id, run.info.run_id))}")
         if batch_id := run.data.tags.get("mlflow.parentRunId"):
             batch_name = self.client.get_run(batch_id).info.run_name
             lines.append(f"- in batch {links.link(batch_name, links.run_path(experiment_id, batch_id))}")

@@ -12,7 +12,7 @@ from typing import Any
 from model_lineage.runs import TAG_LIMIT, Runs, flat_params
 
 _FINGERPRINT = "ringmaster.fingerprint"
-_PAGE = 1000
+_PAGE = 250  # the wanted ones are mostly recent
 
 
 class Profiles(Runs):

@@ -23,9 +23,7 @@ FINAL_STATUSES = ("FINISHED", "FAILED", "KILLED")
 class Runs(Connection):
     """The runs of a ledger."""
 
-    def start_batch(
-        self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None
-    ) -> str:
+    def start_batch(self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None) -> str:
         """Start the run of a batch and return its id. files: texts to keep with it, by artifact path."""
         run_id = self._create_run(name, tags={"ringmaster.type": "batch"})
         self.log_params(run_id, params)
@@ -47,31 +45,14 @@ class Runs(Connection):
         """
         from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-        run_id = self.job_runs(batch_run_id).get(name)
+        run_id = self._job_run(batch_run_id, name)
         if run_id is None:
-            run_id = self._create_run(
-                name, tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"}
-            )
+            run_id = self._create_run(name, tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"})
         else:
             self.resume_run(run_id)
         self.set_tags(run_id, tags or {})
         self.log_params(run_id, params)
         return run_id
-
-    def job_runs(self, batch_run_id: str) -> dict[str, str]:
-        """The run id of each job that was started below a batch, by the job's name."""
-        client = self.client
-        experiment_id = client.get_run(batch_run_id).info.experiment_id
-        filter_string = f"tags.`mlflow.parentRunId` = '{batch_run_id}'"
-        found: dict[str, str] = {}
-        token = None
-        while True:
-            page = client.search_runs([experiment_id], filter_string, page_token=token)
-            for run in page:
-                found.setdefault(run.info.run_name, run.info.run_id)
-            token = page.token
-            if not token:
-                return found
 
     def resume_run(self, run_id: str) -> None:
         """Set a run that had ended, or whose process died, to running again."""
@@ -102,25 +83,26 @@ class Runs(Connection):
         self.client.log_batch(run_id, params=entries)
 
     def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
-        """Log `points` in as few requests as MLflow allows. NaN is kept as NaN; infinity as the largest
-        float.
+        """Log `points` in as few requests as MLflow allows; again, with equal timestamps, changes nothing.
 
-        Logging the same points (of equal timestamps) again changes nothing.
+        A point that is NaN or infinite becomes the tag "ringmaster.non_finite.KEY", which names the first such
+        step: MLflow's UI hides a metric whose last value is NaN, and draws infinity as 1.8e308.
         """
         from mlflow.entities import Metric
 
         now_ms = time.time_ns() // 1_000_000
-        client = self.client
-        for start in range(0, len(points), METRICS_PER_REQUEST):
-            chunk = points[start : start + METRICS_PER_REQUEST]
-            metrics = [
-                Metric(p.key, float(p.value), now_ms if p.timestamp_ms is None else p.timestamp_ms, p.step)
-                for p in chunk
-            ]
-            client.log_batch(run_id, metrics=metrics)
+        metrics = [
+            Metric(p.key, float(p.value), now_ms if p.timestamp_ms is None else p.timestamp_ms, p.step)
+            for p in points
+            if math.isfinite(p.value)
+        ]
+        for start in range(0, len(metrics), METRICS_PER_REQUEST):
+            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
+        if len(metrics) < len(points):
+            self._tag_non_finite(run_id, [p for p in points if not math.isfinite(p.value)])
 
     def set_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
-        """Set tags on a run; one over MLflow's limit is shortened, and kept whole in the artifact tags/KEY.txt."""
+        """Set tags on a run; one over MLflow's limit is shortened, and kept whole in tags/KEY.txt."""
         from mlflow.entities import RunTag
 
         entries = []
@@ -173,6 +155,20 @@ class Runs(Connection):
             tags = {"mlflow.user": getpass.getuser(), **tags}
         experiment_id = self.experiment_id(self.experiment)
         return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
+
+    def _job_run(self, batch_run_id: str, name: str) -> str | None:
+        """The run of job `name` that was started below the batch already."""
+        if "'" in name:
+            raise LedgerError(f"a job cannot be named {name!r}: use letters, digits, '-', '_' and '.'")
+        experiment_id = self.client.get_run(batch_run_id).info.experiment_id
+        condition = f"tags.`mlflow.parentRunId` = '{batch_run_id}' AND attributes.run_name = '{name}'"
+        found = self.client.search_runs([experiment_id], condition, max_results=1)
+        return found[0].info.run_id if found else None
+
+    def _tag_non_finite(self, run_id: str, points: Sequence[MetricPoint]) -> None:
+        known = self.client.get_run(run_id).data.tags
+        first = {f"ringmaster.non_finite.{p.key}": f"{p.value} at step {p.step}" for p in reversed(points)}
+        self.set_tags(run_id, {key: text for key, text in first.items() if key not in known})
 
     def _add_logged_artifact(self, run_id: str, entry: Mapping[str, str]) -> None:
         """The tag by which the UI knows tables; threads that write tables must not lose each other's."""
