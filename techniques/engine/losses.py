@@ -94,13 +94,12 @@ def forward_inputs(batch: Batch) -> dict[str, Tensor]:
 
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
     """Cross entropy of logits [rows, tokens, vocabulary] at each position against the label at the next one."""
-    logits, labels = _logits(output)[:, :-1], batch["labels"][:, 1:]
-    return _cross_entropy(logits, labels)
+    return _cross_entropy(_logits(output)[:, :-1], _labels(batch)[:, 1:])
 
 
 def classification_loss(output: Any, batch: Batch) -> SumAndCount:
     """Of logits [rows, labels] (or [rows, tokens, labels]) against the labels, as `transformers` chooses the loss."""
-    logits, labels = _logits(output), batch["labels"]
+    logits, labels = _logits(output), _labels(batch)
     if logits.shape[-1] == 1:
         return functional.mse_loss(logits.float().flatten(), labels.float().flatten(), reduction="sum"), labels.numel()
     if labels.is_floating_point():
@@ -144,9 +143,7 @@ class Metrics:
         return {name: values[name] for name in self._names}
 
     def _correct(self, output: Any, batch: Batch) -> SumAndCount:
-        if "labels" not in batch:
-            raise ValueError("accuracy needs samples with labels. To fix: name another metric, or add labels")
-        logits, labels = _logits(output), batch["labels"]
+        logits, labels = _logits(output), _labels(batch)
         shifted = "input_ids" in batch and logits.ndim == 3 if self._shifted is None else self._shifted
         if shifted:
             logits, labels = logits[:, :-1], labels[:, 1:]
@@ -171,7 +168,7 @@ def metrics_of(names: Sequence[str], *, loss: Loss | None = None) -> Metrics:
 def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
     # In fp32: under autocast a softmax over a large vocabulary in bf16 loses what it sums.
     flat = logits.flatten(0, -2).float()
-    total = functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    total = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="sum")
     return total, (labels != IGNORED).sum()
 
 
@@ -213,6 +210,15 @@ def _logits(output: Any) -> Tensor:
     if not isinstance(logits, Tensor):
         raise ValueError(f"the model returns {type(output).__name__} without logits. To fix: name a loss of the job")
     return logits
+
+
+def _labels(batch: Batch) -> Tensor:
+    if "labels" not in batch:
+        raise ValueError(
+            f"the samples have no labels, only {', '.join(sorted(batch))}. To fix: add them, or name a loss of the "
+            f"job (and metrics) that need none"
+        )
+    return batch["labels"]
 
 
 def _totals(pairs: Sequence[SumAndCount]) -> tuple[float, float]:

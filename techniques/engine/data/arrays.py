@@ -60,8 +60,9 @@ class ColumnWriter:
         layout = self._layout[split][name]
         if layout["shape"] != list(shape) or layout["dtype"] != values.dtype.str:
             raise ValueError(
-                f"column {name!r} has rows of shape {layout['shape']} and {list(shape)}: rows of a column "
-                f"must have one shape. To fix: pad or resize them, or give the samples by a factory"
+                f"column {name!r} has rows of {layout['dtype']}{layout['shape']} and of {values.dtype.str}"
+                f"{list(shape)}: rows of a column must be alike. To fix: pad, resize or fill them, or give the "
+                f"samples by a factory"
             )
         self._columns[key].write(np.ascontiguousarray(values).data)
         self._num_values[key] += values.size

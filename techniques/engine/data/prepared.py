@@ -6,13 +6,13 @@ import dataclasses
 import fcntl
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from techniques.engine.publish import publish
 from techniques.values import digest, from_json, to_json
 
 if TYPE_CHECKING:
@@ -107,12 +107,9 @@ def stamp(path: Path) -> tuple[int, int]:
 
 
 def _write(source: Source, folder: Path) -> None:
-    aside = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a process that died; the lock says that nobody writes it
-    aside.mkdir(parents=True)
-    prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
-    (aside / "prepared.json").write_text(json.dumps(to_json(prepared), indent=1))
-    aside.rename(folder)
+    with publish(folder) as aside:
+        prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
+        (aside / "prepared.json").write_text(json.dumps(to_json(prepared), indent=1))
 
 
 @contextmanager

@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from techniques.engine.data.prepared import PreparedData
 from techniques.job import ModelSpec
 
-# Older spellings that configs translate, though they have no such attribute.
-TRANSLATED = frozenset({"rope_theta", "rope_scaling", "attn_implementation"})
+if TYPE_CHECKING:
+    from torch import nn
+
+# What configs take though they have no such attribute: older spellings, and any special token.
+TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
 
 
 @cache
@@ -21,8 +24,8 @@ def known_architectures() -> frozenset[str]:
     """The names of model classes that `transformers` exports. Imports transformers, and torch not."""
     import transformers
 
-    looks_like_model = re.compile(r"[A-Z]\w*(For[A-Z]\w+|Model|WithProjection)")
-    unlike = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel")
+    looks_like_model = re.compile(r"[A-Za-z]\w*(For[A-Z]\w+|Model|Decoder|Encoder|WithProjection)")
+    unlike = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel|\w+ForRope")
     return frozenset(name for name in dir(transformers) if looks_like_model.fullmatch(name) and not unlike.match(name))
 
 
@@ -30,7 +33,7 @@ def architecture(name: str) -> Any:
     """The model class that `transformers` exports as `name`. Raises ValueError, with close matches."""
     import transformers
 
-    found = getattr(transformers, name, None) if name in known_architectures() else None
+    found = getattr(transformers, name, None)
     if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
         close = difflib.get_close_matches(name, sorted(known_architectures()), n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else "."
@@ -47,13 +50,11 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     Raises ValueError where a field is unknown, has a value that the architecture refuses, or does not fit the
     data.
     """
-    from huggingface_hub.errors import StrictDataclassError
-
     assert spec.architecture is not None
     cls = architecture(spec.architecture)
     config_class = cls.config_class
     aliases: Mapping[str, str] = config_class.attribute_map
-    default = config_class()
+    default = _made(config_class, spec.architecture)
     _check_fields(spec, default, of=spec.architecture)
     given = {aliases.get(name, name) for name in spec.config}
     taken = {
@@ -61,13 +62,11 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
         for name, value in _from_data(default, data)
         if aliases.get(name, name) not in given and not (name == "num_labels" and "id2label" in given)
     }
-    try:
-        config = config_class(**{**taken, **spec.config})
-    except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"model: {spec.architecture} refuses its config: {reason}") from error
+    config = _made(config_class, spec.architecture, **{**taken, **spec.config})
     config.architectures = [spec.architecture]
     _leave_out_foreign_tokens(config)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = data.end_of_text_id or 0
     return _checked(config, data, of=spec.architecture)
 
 
@@ -96,6 +95,32 @@ def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
     return _checked(config, data, of=name)
 
 
+def instantiate(config: Any) -> nn.Module:
+    """The model of `config`, with fresh weights. Raises ValueError where the architecture cannot be built so."""
+    name = config.architectures[0]
+    made: nn.Module = _made(architecture(name), name, config)
+    return made
+
+
+def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """`cls(...)`; configs and models say in many ways that their fields do not go together."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return cls(*args, **kwargs)
+    except (
+        StrictDataclassError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(f"model: {name} refuses its config: {reason}. To fix: correct model.config") from e
+
+
 def _from_data(default: Any, data: PreparedData) -> Iterator[tuple[str, Any]]:
     """Config fields that the data knows, of those that the architecture has."""
     fields = {
@@ -114,7 +139,7 @@ def _from_data(default: Any, data: PreparedData) -> Iterator[tuple[str, Any]]:
 
 def _check_fields(spec: ModelSpec, default: Any, *, of: str) -> None:
     # Configs take any keyword, so that a misspelt field would be ignored in silence.
-    if unknown := [name for name in spec.config if name not in TRANSLATED and not hasattr(default, name)]:
+    if unknown := [name for name in spec.config if not hasattr(default, name) and not TAKEN_ANYWAY.fullmatch(name)]:
         close = difflib.get_close_matches(unknown[0], [*default.to_dict(), *default.attribute_map, "num_labels"])
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         raise ValueError(f"model: the config of {of} has no field {', '.join(unknown)}{hint}")

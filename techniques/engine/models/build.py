@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 from techniques.dotted import resolve
 from techniques.engine.data.prepared import PreparedData
-from techniques.engine.models.architectures import architecture, fresh_config, pretrained_config
+from techniques.engine.models.architectures import architecture, fresh_config, instantiate, pretrained_config
 from techniques.job import ModelSpec
 
 WEIGHTS = "model.safetensors"
@@ -36,6 +37,8 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
                 _load_weights(model, weights_from)
         else:
             config = model_config(spec, data)
+            if weights_from is not None:
+                _check_vocabulary(weights_from, data)
             model = _from_config(spec, config, weights_from=weights_from)
     return model.float().train()
 
@@ -62,10 +65,8 @@ def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
     check_model(spec)
     if spec.factory is None:
         config = model_config(spec, data)
-        cls = architecture(config.architectures[0])
         with torch.device("meta"):
-            made: nn.Module = cls(config)
-        return made.train()
+            return instantiate(config).train()
     with _seeded(0):
         try:
             with torch.device("meta"):
@@ -85,8 +86,7 @@ def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> 
             )
         return model
     if spec.from_pretrained is None:
-        made: nn.Module = cls(config)
-        return made
+        return instantiate(config)
     may_be_fresh = not {"num_labels", "id2label", "architectures"}.isdisjoint(spec.config)
     model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=may_be_fresh)
     if fault:
@@ -122,6 +122,21 @@ def _load_pretrained(
     if exact:
         wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
     return model, _some(wrong)
+
+
+def _check_vocabulary(base: Path, data: PreparedData) -> None:
+    """A base that learnt other words for the same token ids would be trained on nonsense without an error."""
+    if data.tokenizer_dir is None:
+        return
+    files = [folder / "tokenizer.json" for folder in (base, data.tokenizer_dir)]
+    if not all(file.is_file() for file in files):
+        return
+    learnt, read = (json.loads(file.read_text())["model"].get("vocab") for file in files)
+    if learnt != read:
+        raise ValueError(
+            f"model: the base in {base} was trained with another tokenizer than the one of {data.name}. "
+            f"To fix: set data.tokenizer to {base}"
+        )
 
 
 def _from_factory(spec: ModelSpec) -> nn.Module:

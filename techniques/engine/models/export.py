@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from techniques.engine.data.prepared import PreparedData
-from techniques.engine.models.architectures import architecture
+from techniques.engine.models.architectures import instantiate
 from techniques.engine.models.build import WEIGHTS, no_progress_bar, skeleton
+from techniques.engine.publish import publish
 from techniques.job import ModelSpec
 from techniques.values import to_json
 
@@ -31,17 +32,13 @@ def export_model(
     factory. `model` is the
     one that was trained: its config is written; its weights, wherever they are, are not read.
     """
-    aside = folder.with_name(f"{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    if spec.factory is not None:
-        _save_factory(aside, spec, skeleton(spec, prepared), state)
-    else:
-        _save_pretrained(aside, model.config, state)
-        if prepared.tokenizer_dir is not None:
-            shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    with publish(folder) as aside:
+        if spec.factory is not None:
+            _save_factory(aside, spec, skeleton(spec, prepared), state)
+        else:
+            _save_pretrained(aside, model.config, state)
+            if prepared.tokenizer_dir is not None:
+                shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)
 
 
 def _save_pretrained(folder: Path, trained: Any, state: Mapping[str, Tensor]) -> None:
@@ -49,7 +46,7 @@ def _save_pretrained(folder: Path, trained: Any, state: Mapping[str, Tensor]) ->
     if hasattr(config, "use_cache"):
         config.use_cache = True
     with torch.device("meta"):
-        whole = architecture(config.architectures[0])(config)
+        whole: Any = instantiate(config)
     with no_progress_bar():
         whole.save_pretrained(folder, state_dict=_untied(whole, state))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,12 +54,7 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
     lists = _outermost(model, nn.ModuleList)
     if not lists:
         lists = sorted(_outermost(model, nn.Sequential), key=lambda name: -_num(model.get_submodule(name)))[:1]
-    return tuple(
-        f"{name}.{child}" if name else child
-        for name in lists
-        for child, layer in model.get_submodule(name).named_children()
-        if _num(layer)
-    )
+    return tuple(layer for name in lists for layer in _layers(model, name))
 
 
 @lru_cache(maxsize=256)
@@ -77,6 +72,16 @@ def _facts(key: str) -> ModelFacts:
         has_batch_statistics=any(isinstance(module, _BatchNorm) for module in model.modules()),
         has_dropout=any(_drops_out(module) for module in model.modules()),
     )
+
+
+def _layers(model: nn.Module, name: str) -> Iterator[str]:
+    """The children of the list `name`; a list inside a list is never called itself, only its elements are."""
+    for child, layer in model.get_submodule(name).named_children():
+        path = f"{name}.{child}" if name else child
+        if isinstance(layer, nn.ModuleList):
+            yield from _layers(model, path)
+        elif _num(layer):
+            yield path
 
 
 def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
