@@ -1,0 +1,112 @@
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from model_lineage import Ledger, LedgerError
+from model_lineage.faults import RETRY_DELAYS_S, Guarded, redacted
+from model_lineage.runs import flat_params
+
+
+class Flaky:
+    """A client whose `get` raises `faults` one after another, and then answers."""
+
+    def __init__(self, *faults):
+        self.faults = list(faults)
+        self.num_calls = 0
+
+    def get(self, name):
+        self.num_calls += 1
+        if self.faults:
+            raise self.faults.pop(0)
+        return f"got {name}"
+
+
+def mlflow_error(message, code):
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import ErrorCode
+
+    return MlflowException(message, error_code=ErrorCode.Value(code))
+
+
+def guarded(*faults):
+    delays = []
+    target = Flaky(*faults)
+    return Guarded(target, tracking_uri="postgresql://me:secret@db/mlflow", sleep=delays.append), target, delays
+
+
+def test_a_transient_fault_is_tried_again_after_growing_delays():
+    locked = [mlflow_error("database is locked", "TEMPORARILY_UNAVAILABLE") for _ in RETRY_DELAYS_S]
+    client, target, delays = guarded(*locked)
+    assert client.get("x") == "got x"
+    assert target.num_calls == len(RETRY_DELAYS_S) + 1
+    assert delays == list(RETRY_DELAYS_S) == sorted(delays)
+
+
+def test_a_fault_that_stays_becomes_an_error_with_a_remedy():
+    locked = [mlflow_error("database is locked", "TEMPORARILY_UNAVAILABLE") for _ in range(9)]
+    client, target, _ = guarded(*locked)
+    with pytest.raises(LedgerError, match="database is locked To fix: ") as caught:
+        client.get("x")
+    assert target.num_calls == len(RETRY_DELAYS_S) + 1
+    assert "secret" not in str(caught.value)
+    assert caught.value.code == "TEMPORARILY_UNAVAILABLE"
+
+
+def test_a_server_that_answers_5xx_is_tried_again():
+    from mlflow.exceptions import RestException
+
+    client, target, delays = guarded(RestException({"error_code": "INTERNAL_ERROR", "message": "oops"}))
+    assert client.get("x") == "got x"
+    assert target.num_calls == 2
+    assert delays == [RETRY_DELAYS_S[0]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (lambda: mlflow_error("No Run with id=1 exists", "RESOURCE_DOES_NOT_EXIST"), "No Run with id=1"),
+        (lambda: mlflow_error("Detected out-of-date database schema (..)", "INTERNAL_ERROR"), "mlflow db upgrade"),
+        (lambda: mlflow_error("API request to http://x failed with exception", "INTERNAL_ERROR"), "server is up"),
+        (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device.*make room"),
+    ],
+)
+def test_other_faults_are_told_at_once(fault, told):
+    client, target, delays = guarded(fault())
+    with pytest.raises(LedgerError, match=told):
+        client.get("x")
+    assert target.num_calls == 1
+    assert delays == []
+
+
+def test_passwords_are_not_told():
+    assert redacted("postgresql://me:secret@db:5432/mlflow") == "postgresql://me:***@db:5432/mlflow"
+    assert redacted("sqlite:////tmp/mlflow.db") == "sqlite:////tmp/mlflow.db"
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "databricks", "sqlite:///:memory:"])
+def test_a_uri_that_keeps_no_ledger_is_refused_with_what_does(uri):
+    with pytest.raises(LedgerError, match="sqlite:////"):
+        Ledger(uri)
+
+
+def test_a_place_that_cannot_be_a_database_is_refused_at_once(tmp_path):
+    (tmp_path / "file").write_text("this is text, not a database")
+    with pytest.raises(LedgerError, match="no sqlite database"):
+        Ledger(f"sqlite:///{tmp_path}/file").warm_up()
+    with pytest.raises(LedgerError, match="cannot be written"):
+        Ledger(f"sqlite:///{tmp_path}/file/mlflow.db").warm_up()
+
+
+def test_nested_parameters_become_dotted_ones():
+    assert flat_params({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], "f": {}}) == {
+        "a.b": 1,
+        "a.c.d": None,
+        "e": [1, 2],
+    }
+
+
+def test_importing_the_package_leaves_mlflow_alone():
+    code = "import sys, model_lineage; print(sorted({'mlflow', 'torch', 'sqlalchemy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
