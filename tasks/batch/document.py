@@ -13,8 +13,12 @@ import yaml
 
 from tasks.batch.faults import Finding, Place
 
+MAX_DEPTH = 50
+"""Levels of lists and mappings within one another: a batch file needs about six."""
 MAX_VALUES = 100_000
 """Values that a batch file may hold once its aliases are written out: above any real file, below any bomb."""
+
+_FLATTER = "write flat lists of jobs, without anchors inside anchors"
 
 
 @dataclass
@@ -47,7 +51,7 @@ def read(text: str) -> Document:
         document.findings.append(Finding((), f"is not YAML: {said}", "write it as plain UTF-8 text"))
         return document
     except RecursionError:
-        document.findings.append(Finding((), "is nested too deeply", "a batch file needs about six levels"))
+        document.findings.append(Finding((), f"is nested deeper than {MAX_DEPTH} levels", _FLATTER))
         return document
     if not isinstance(node, yaml.MappingNode):
         what = "is empty" if node is None else "must be a mapping at the top"
@@ -56,12 +60,12 @@ def read(text: str) -> Document:
     try:
         document.data = _Reader(document).value(node, place=())
     except _UnreadableError as error:
-        document.findings.append(Finding((), str(error), "write the repeated parts out", line=error.line))
+        document.findings.append(Finding((), str(error), _FLATTER, line=error.line))
     return document
 
 
 class _UnreadableError(Exception):
-    """Aliases that cannot be written out, at `line`."""
+    """Too deep or too large a text, at `line`."""
 
     def __init__(self, message: str, *, node: yaml.Node) -> None:
         super().__init__(message)
@@ -80,6 +84,8 @@ class _Reader:
         self.num_values += 1
         if node in self.open:
             raise _UnreadableError("holds an alias that stands inside its own anchor", node=node)
+        if len(self.open) > MAX_DEPTH:
+            raise _UnreadableError(f"is nested deeper than {MAX_DEPTH} levels", node=node)
         if self.num_values > MAX_VALUES:
             raise _UnreadableError(f"aliases make it larger than {MAX_VALUES:,} values", node=node)
         self.document.lines.setdefault(place, node.start_mark.line + 1)

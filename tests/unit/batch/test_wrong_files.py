@@ -53,9 +53,10 @@ def test_a_module_with_a_syntax_error_is_named_with_its_line(tmp_path: Path):
         (lambda path: path.mkdir(), "cannot be read: Is a directory"),
         (lambda path: path.write_bytes(b"name: \xff\xfe"), "is not UTF-8 text"),
         (lambda path: path.write_bytes(b"name: \x00"), "is not YAML"),
-        (lambda path: path.write_text("[" * 5000), "is nested too deeply"),
+        (lambda path: path.write_text("[" * 5000), "is nested deeper than 50 levels"),
+        (lambda path: path.write_text("a: " + "[" * 60 + "]" * 60), r"yaml:1: is nested deeper than 50 levels"),
     ],
-    ids=["absent", "folder", "not-utf8", "control-character", "nested"],
+    ids=["absent", "folder", "not-utf8", "control-character", "bottomless", "deep"],
 )
 def test_a_file_that_cannot_be_read(make, message: str, tmp_path: Path):
     path = tmp_path / "batch.yaml"
