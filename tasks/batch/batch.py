@@ -66,11 +66,11 @@ class Batch:
 
     @classmethod
     def _checked(cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.Document, file: str) -> Self:
-        jobs, found = _check(raw, folder=folder)
+        entry, jobs, found = _check(raw, folder=folder)
         found = [*lines.findings, *found]
         if found:
             raise BatchFileError(_faults(found, lines=lines, file=file))
-        entry = BatchEntry.model_validate(raw, context={"folder": folder})
+        assert entry is not None, "values without a fault are a batch"
         return cls(
             name=entry.name,
             jobs=tuple(jobs),
@@ -125,11 +125,12 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
     return Batch._checked(raw, folder=folder.resolve(), text=text, lines=read, file=name)
 
 
-def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[list[Job], list[Finding]]:
-    """The jobs of a batch's plain values, and every fault in them."""
+def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[Job], list[Finding]]:
+    """A batch's plain values as the schema has them (None where they do not fit it), its jobs, and every fault."""
     context = {"folder": folder}
     found: list[Finding] = []
     jobs: list[Job] = []
+    entry = None
     try:
         entry = BatchEntry.model_validate(raw, context=context)
         jobs += [_job(job) for job in entry.jobs]
@@ -148,7 +149,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[list[Job], list[Fin
     found += rules.batch_findings(placed)
     if not raw.get("jobs") and not raw.get("grid"):
         found.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
-    return jobs, found
+    return entry, jobs, found
 
 
 def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.Combination]:
