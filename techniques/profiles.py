@@ -9,6 +9,7 @@ from typing import Any
 class Profile:
     """One measured (technique, config, gang size) of a job.
 
+    num_ranks: worker processes of the gang.
     step_s: median seconds of a step after warm-up, taken while the neighbouring devices were busy.
     peak_bytes: the most memory that one device (one rank's process, for CPU slots) held.
     startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
@@ -19,6 +20,7 @@ class Profile:
     technique: str
     config: Mapping[str, Any] = field(default_factory=dict)
     num_devices: int
+    num_ranks: int
     step_s: float
     peak_bytes: int
     startup_s: float = 0.0

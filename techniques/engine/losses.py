@@ -87,14 +87,9 @@ def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
     return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments)
 
 
-def forward_inputs(batch: Batch) -> dict[str, Tensor]:
-    """What a model is given whose loss is computed outside of it: all but the labels."""
-    return {name: value for name, value in batch.items() if name != "labels"}
-
-
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
     """Cross entropy of logits [rows, tokens, vocabulary] at each position against the label at the next one."""
-    return _cross_entropy(_logits(output)[:, :-1], _labels(batch)[:, 1:])
+    return _cross_entropy(_logits(output), _next_tokens(_labels(batch)))
 
 
 def classification_loss(output: Any, batch: Batch) -> SumAndCount:
@@ -111,10 +106,10 @@ def classification_loss(output: Any, batch: Batch) -> SumAndCount:
 class Metrics:
     """Metrics over many batches, kept as sums that ranks can add up.
 
-    names: of `techniques.job.METRICS`. shifted: as in `Loss`.
+    names: of `techniques.job.METRICS`; ValueError on another. shifted: as in `Loss`.
     """
 
-    def __init__(self, names: Sequence[str], *, shifted: bool | None = None) -> None:
+    def __init__(self, names: Sequence[str], *, shifted: bool) -> None:
         if unknown := [name for name in names if name not in METRICS]:
             raise ValueError(f"there is no metric {', '.join(unknown)}; there are {', '.join(METRICS)}")
         self._names, self._shifted = tuple(names), shifted
@@ -144,9 +139,8 @@ class Metrics:
 
     def _correct(self, output: Any, batch: Batch) -> SumAndCount:
         logits, labels = _logits(output), _labels(batch)
-        shifted = "input_ids" in batch and logits.ndim == 3 if self._shifted is None else self._shifted
-        if shifted:
-            logits, labels = logits[:, :-1], labels[:, 1:]
+        if self._shifted:
+            labels = _next_tokens(labels)
         if logits.shape[:-1] != labels.shape:
             raise ValueError(
                 f"accuracy needs one label a row: logits are {list(logits.shape)} and labels {list(labels.shape)}. "
@@ -156,13 +150,14 @@ class Metrics:
         return ((logits.argmax(-1) == labels) & counted).sum(), counted.sum()
 
 
-def metrics_of(names: Sequence[str], *, loss: Loss | None = None) -> Metrics:
-    """An empty count of the metrics `names`, for outputs that `loss` is computed from.
+def metrics_of(names: Sequence[str], *, loss: Loss) -> Metrics:
+    """An empty count of the metrics `names`, for outputs that `loss` is computed from."""
+    return Metrics(names, shifted=loss.shifted)
 
-    Without `loss`, outputs over tokens are taken for a language model's. Raises ValueError on an unknown
-    name.
-    """
-    return Metrics(names, shifted=None if loss is None else loss.shifted)
+
+def _next_tokens(labels: Tensor) -> Tensor:
+    """What each position of labels [rows, tokens] predicts. Shifting labels spares a copy of the far larger logits."""
+    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:

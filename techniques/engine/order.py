@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from techniques.job import Job
@@ -13,10 +13,11 @@ TRAIN, TRIAL = "train", "trial"
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One device as a worker sees it: a GPU's index, or the CPU cores that the process is pinned to."""
+    """One device as a worker sees it: a GPU by its index and uuid, or the CPU cores that the process is pinned to."""
 
     kind: str
     index: int
+    uuid: str = ""
     cores: tuple[int, ...] = ()
     memory_bytes: int = 0
 
@@ -51,4 +52,3 @@ class GangOrder:
     import_paths: tuple[str, ...] = ()
     ordered_at_s: float = 0.0
     collective_timeout_s: float = 1800.0
-    options: Mapping[str, Any] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.
     """Binds this process to its slots, before anything touches a device: a GPU, or cores with a thread each."""
     mine = slots if num_ranks == 1 else (slots[rank],)
     if mine[0].kind == "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(mine[0].index)
+        os.environ["CUDA_VISIBLE_DEVICES"] = mine[0].uuid or str(mine[0].index)
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)
     cores = sorted({core for slot in mine for core in slot.cores})

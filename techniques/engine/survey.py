@@ -5,63 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from techniques import registry
 from techniques.engine.channel import Channel
-from techniques.engine.data import PreparedData, prepare
+from techniques.engine.data import prepare
 from techniques.engine.models import ModelFacts, model_facts
 from techniques.job import Job
+from techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
 from techniques.technique import GangShape, Technique
 from techniques.values import from_json, to_json
 
 MOST_CONFIGS = 12  # of one technique and gang size that are listed; trials end sooner
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """An option that could train a job, not measured yet."""
-
-    technique: str
-    config: Mapping[str, Any]
-    num_devices: int
-    least_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why a technique cannot train a job on so many devices."""
-
-    technique: str
-    num_devices: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """What is known of a job before any trial; of one technique and gang size, the cheapest-looking candidate first."""
-
-    job: str
-    data: PreparedData
-    facts: ModelFacts
-    candidates: tuple[Candidate, ...]
-    refusals: tuple[Refusal, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurveyOrder:
-    """Survey `jobs` for gangs of each shape; techniques by name, with the dotted paths of their classes."""
-
-    jobs: tuple[Job, ...]
-    shapes: tuple[GangShape, ...]
-    techniques: Mapping[str, str]
-    cache_dir: str
-    cores: tuple[int, ...] = ()
-    import_paths: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> int:
@@ -100,7 +57,13 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
             else:
                 reason = reason or _too_large(technique, job, shape, facts)
                 refusals.append(Refusal(technique=name, num_devices=shape.num_devices, reason=reason))
-    return Survey(job=job.name, data=data, facts=facts, candidates=tuple(candidates), refusals=tuple(refusals))
+    return Survey(
+        job=job.name,
+        data=to_json(data),
+        facts=to_json(facts),
+        candidates=tuple(candidates),
+        refusals=tuple(refusals),
+    )
 
 
 def _fitting(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts) -> Iterator[Candidate]:
@@ -110,7 +73,11 @@ def _fitting(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts
         if least_bytes <= shape.memory_bytes and num_found < MOST_CONFIGS:
             num_found += 1
             yield Candidate(
-                technique=technique.name, config=config, num_devices=shape.num_devices, least_bytes=least_bytes
+                technique=technique.name,
+                config=config,
+                num_devices=shape.num_devices,
+                num_ranks=technique.num_ranks(shape),
+                least_bytes=least_bytes,
             )
 
 

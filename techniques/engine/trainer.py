@@ -15,7 +15,7 @@ from torch import Tensor
 from techniques.engine.checkpoint import CheckpointStore
 from techniques.engine.data import batch_indices, fetch, open_data, prepare
 from techniques.engine.gradients import scale_
-from techniques.engine.losses import forward_inputs, loss_of, metrics_of
+from techniques.engine.losses import loss_of, metrics_of
 from techniques.engine.models import build_model, export_model
 from techniques.engine.optimizers import build_optimizer, learning_rate
 from techniques.engine.order import GangOrder
@@ -107,7 +107,7 @@ class Trainer:
 
     def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
         with self._autocast():
-            output = self.model(**forward_inputs(batch))
+            output = self.model(**self._loss.forward_inputs(batch))
         return self._loss(output, batch)
 
     def _update(self, count: float) -> None:
@@ -130,12 +130,12 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """The job's metrics over its held-out data, `max_batches` global batches at most; equal on every rank."""
-        metrics = metrics_of(self.job.evaluation.metrics)
+        metrics = metrics_of(self.job.evaluation.metrics, loss=self._loss)
         self.model.eval()
         for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
             batch = self._to_device(fetch(self._held_out, rows))
             with self._autocast():
-                output = self.model(**forward_inputs(batch))
+                output = self.model(**self._loss.forward_inputs(batch))
             if counted:
                 metrics.add(output, batch, loss=self._loss(output, batch))
             self._beat()
@@ -143,7 +143,7 @@ class Trainer:
         return metrics.result(self.ranks.sum(metrics.sums()))
 
     def _held_out_chunks(self, max_batches: int) -> Iterator[tuple[list[int], bool]]:
-        """The rank's rows, a forward pass each, as many on every rank; where it has none left, a row that is not counted."""
+        """The rank's rows by forward passes, as many on every rank; where none are left, a row that is not counted."""
         size, num_rows = self.job.global_batch_size, len(self._held_out)
         for first in range(0, min(num_rows, max_batches * size), size):
             rows = range(first, min(first + size, num_rows))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from techniques import registry
 from techniques.engine import training, trials
@@ -22,20 +22,18 @@ from techniques.values import from_json
 BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length
 
 
-def main(channel: Channel, argument: dict[str, Any]) -> int:
-    """Runs one rank of a gang; returns the process's exit status. The target of every worker process."""
+def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
+    """Runs one rank of a gang and ends the process. The target of every worker process."""
     reporter = Reporter(channel)
     rank = argument.pop("rank")
     order = from_json(GangOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     try:
-        result = _run(order, rank, reporter)
+        _run(order, rank, reporter)
     except Exception as error:  # noqa: BLE001 - told to the supervisor, with its kind; the trace goes to the log
         traceback.print_exc()
         reporter.send("failed", kind=failure_kind(error), message=f"{type(error).__name__}: {error}")
-        return 1
-    reporter.send("result", result=result)
-    return 0
+        _leave(1)
 
 
 def failure_kind(error: Exception) -> str:
@@ -50,7 +48,7 @@ def failure_kind(error: Exception) -> str:
     return "crashed"
 
 
-def _run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
+def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     reporter.phase("starting", patience_s=BUILD_PATIENCE_S)
     technique = registry.load(order.technique)
     slot = order.slots[0]
@@ -58,10 +56,18 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
     num_ranks = technique.num_ranks(shape)
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
     reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
-    try:
-        trainer = Trainer(order, technique, ranks, beat=reporter.beat)
-        loop = {TRAIN: training.train, TRIAL: trials.trial}[order.purpose]
-        return loop(trainer, order, reporter)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    trainer = Trainer(order, technique, ranks, beat=reporter.beat)
+    loop = {TRAIN: training.train, TRIAL: trials.trial}[order.purpose]
+    result = loop(trainer, order, reporter)
+    ranks.agree(True)  # nobody leaves while a peer may still wait for it
+    reporter.send("result", result=result)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process with everything in place: a process group or a DDP model taken down by itself may wait for
+    peers that have gone.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

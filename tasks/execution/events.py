@@ -1,0 +1,70 @@
+"""What an executor tells whoever listens: progress views, the ledger, Prefect artifacts. One thread tells them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.execution.dispatch import PlannedSegment
+from tasks.planning import Plan, Problem
+from techniques.engine.gang import Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan was made (the first one, or another because of `why`)."""
+
+    problem: Problem
+    plan: Plan
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentStarted:
+    """A gang was started for segment `number` of the journal; `attempt` counts from 1."""
+
+    number: int
+    segment: PlannedSegment
+    first_step: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangSaid:
+    """An event of a running gang, as rank 0 sent it: ready, steps, metrics, checkpoint, checkpoint_failed."""
+
+    number: int
+    job: str
+    event: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentEnded:
+    """A gang has ended and its devices are free; `decision` says in words what follows."""
+
+    number: int
+    segment: PlannedSegment
+    outcome: Outcome
+    decision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnded:
+    """A job is done, or failed for good: `message` says why; `details` hold step, metrics and model folder."""
+
+    job: str
+    status: str
+    message: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Nothing can start because other processes of this machine hold the devices."""
+
+    holders: tuple[str, ...]
+
+
+ExecutionEvent = Planned | SegmentStarted | GangSaid | SegmentEnded | JobEnded | Waiting
+Listener = Callable[[ExecutionEvent], None]

@@ -1,0 +1,55 @@
+"""What decides a job's speed, as a key: equal fingerprints, equal profiles, whatever the job is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from techniques.job import Job
+from techniques.values import digest, to_json
+
+LIBRARIES = ("torch", "transformers")
+TRIALS_VERSION = 1  # of the way trials measure: raised when new profiles would not be comparable with old ones
+
+
+def speed_key(job: Job, data: Mapping[str, Any]) -> str:
+    """A key that is equal for jobs that cannot differ in speed: same model shape, batch shape, precision and optimizer.
+
+    data: the JSON form of the prepared data (its kind and shapes; for a user's own data set also its content).
+    """
+    spec = job.data
+    data_shape = {key: data[key] for key in ("kind", "vocab_size", "num_labels", "image_size", "num_channels")}
+    factories = [name for name in (job.model.factory, job.loss, spec.factory) if name]
+    return digest(
+        {
+            "model": to_json(job.model),
+            "adapter": to_json(job.adapter),
+            "data": {**data_shape, "seq_len": spec.seq_len, "kwargs": to_json(spec.kwargs)},
+            "loss": job.loss,
+            "precision": job.precision,
+            "optimizer": [job.optimizer.name, sorted(job.optimizer.options)],
+            "clips": job.clip_grad_norm is not None,
+            "global_batch_size": job.global_batch_size,
+            "evaluation": [list(job.evaluation.metrics), job.evaluation.max_batches, data["num_held_out"]],
+            "sources": {name: _source_digest(name) for name in factories},
+        }
+    )
+
+
+def fingerprint(key: str, *, technique: str, config: Mapping[str, Any], num_devices: int, device_kind: str) -> str:
+    """The name under which a profile is kept: everything that matters, library versions and the kind of device too."""
+    versions: dict[str, Any] = {library: version(library) for library in LIBRARIES}
+    return digest([key, technique, dict(config), num_devices, device_kind, versions, TRIALS_VERSION], length=32)
+
+
+@cache
+def _source_digest(dotted: str) -> str:
+    """The text of the module that a user's factory stands in: changed code is another speed."""
+    found = find_spec(dotted.partition(":")[0])
+    if found is None or found.origin is None:
+        return ""
+    return digest(Path(found.origin).read_text(errors="replace"))

@@ -1,0 +1,64 @@
+"""Profiles become the planner's options: what is left of each job, in seconds, under each profile."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from tasks.cluster import Cluster
+from tasks.planning import Node, Option, PlanningJob, Problem
+from techniques import Job, Profile
+
+# Two runtimes may be equal; none may be zero, also for a job of which only the export is left.
+LEAST_RUNTIME_S = 1e-3
+
+
+def planning_problem(
+    jobs: Sequence[Job],
+    profiles: Mapping[str, Sequence[Profile]],
+    cluster: Cluster,
+    *,
+    name: str,
+    steps_done: Mapping[str, int] | None = None,
+) -> Problem:
+    """The problem of what is left of `jobs`; option k of a job is its profile k.
+
+    steps_done: by job name. A job waits for its base where that is among `jobs`.
+    """
+    done = steps_done or {}
+    names = {job.name for job in jobs}
+    rows = [
+        PlanningJob(
+            id=job.name,
+            options=tuple(_option(job, profile, done.get(job.name, 0)) for profile in profiles[job.name]),
+            after=(job.base,) if job.base in names else (),
+        )
+        for job in jobs
+    ]
+    nodes = tuple(Node(id=node.name, num_devices=len(node.devices)) for node in cluster.nodes)
+    every = [profile for job in jobs for profile in profiles[job.name]]
+    return Problem(name=name, nodes=nodes, jobs=tuple(rows), switch_cost_s=switch_cost_s(every))
+
+
+def switch_cost_s(profiles: Sequence[Profile]) -> float:
+    """Seconds that a job loses when it goes on elsewhere: a checkpoint and a start; the median over the profiles."""
+    return statistics.median(profile.save_s + profile.startup_s for profile in profiles)
+
+
+def num_evaluations(job: Job, *, steps_done: int = 0) -> int:
+    """Evaluations from `steps_done` to the job's end: each `every_steps`, and the last one."""
+    every = job.evaluation.every_steps
+    return 1 if every is None else (job.total_steps - 1) // every - steps_done // every + 1
+
+
+def _option(job: Job, profile: Profile, steps_done: int) -> Option:
+    runtime_s = profile.runtime_s(
+        num_steps=job.total_steps - steps_done,
+        num_evaluations=num_evaluations(job, steps_done=steps_done),
+    )
+    return Option(
+        technique=profile.technique,
+        num_devices=profile.num_devices,
+        runtime_s=max(runtime_s, LEAST_RUNTIME_S),
+        config=dict(profile.config),
+    )

@@ -1,0 +1,67 @@
+"""Which configs of a technique are worth a trial: a search that needs a few of them, and none that is known already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from techniques.profiles import Profile
+from techniques.surveys import Candidate
+
+MOST_TRIALS = 3  # of one technique on one number of devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that gave no profile: what happened, and whether another try could end otherwise."""
+
+    kind: str
+    message: str
+
+
+Result = Profile | Failure
+
+
+@dataclass(kw_only=True)
+class Search:
+    """The configs of one speed class under one technique on one number of devices, cheapest-looking first.
+
+    A config that runs out of memory sends the search on to the next; one that is no faster than the best so far ends
+    it: what follows it looks dearer still.
+    """
+
+    key: str
+    job: str
+    candidates: Sequence[Candidate]
+    fingerprints: Sequence[str]
+    results: dict[str, Result] = field(default_factory=dict)
+
+    def next_trial(self, known: Mapping[str, Result]) -> tuple[str, Candidate] | None:
+        """The fingerprint and candidate to try next, taking what is known already; None when the search has ended."""
+        best_s = float("inf")
+        num_profiles = 0
+        for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
+            if num_profiles == MOST_TRIALS:
+                return None
+            result = self.results.get(fingerprint) or known.get(fingerprint)
+            if result is None:
+                return fingerprint, candidate
+            self.results[fingerprint] = result
+            if isinstance(result, Profile):
+                num_profiles += 1
+                if result.step_s >= best_s:
+                    return None
+                best_s = result.step_s
+            elif result.kind != "out_of_memory":
+                return None
+        return None
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """What the search has found."""
+        return tuple(result for result in self.results.values() if isinstance(result, Profile))
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """What did not work."""
+        return tuple(result for result in self.results.values() if isinstance(result, Failure))

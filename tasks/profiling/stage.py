@@ -1,0 +1,180 @@
+"""The profiling stage: survey the jobs, take what is known, try the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tasks.cluster import Cluster
+from tasks.profiling.fingerprint import fingerprint, speed_key
+from tasks.profiling.search import Failure, Result, Search
+from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
+from techniques import Job, Profile, registry
+from techniques.surveys import Survey, SurveyOrder
+from techniques.values import from_json, to_json
+
+SURVEYOR = "techniques.engine.survey:main"
+
+Notice = Callable[[str], None]
+"""Takes a line of progress for a person."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What earlier batches measured: `find` by fingerprints, `keep` a new one. JSON forms of Profile and Failure."""
+
+    find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
+    keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """The stage's answer.
+
+    jobs: with epochs resolved into steps. profiles: by job name, none where nothing can train the job.
+    faults: by job name, why it cannot be trained.
+    """
+
+    jobs: tuple[Job, ...]
+    surveys: Mapping[str, Survey]
+    profiles: Mapping[str, tuple[Profile, ...]]
+    faults: Mapping[str, str] = field(default_factory=dict)
+    num_trials: int = 0
+
+
+def profile_jobs(
+    jobs: Sequence[Job], *, site: Site, cluster: Cluster, known: Known | None = None, notice: Notice = lambda _: None
+) -> Profiled:
+    """Profiles every job under every technique and gang size that can train it, with as few trials as will do."""
+    known = known or Known()
+    surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice)
+    jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
+    searches, searches_of = _searches(jobs, surveys, cluster)
+    every = sorted({f for search in searches.values() for f in search.fingerprints})
+    found = {name: _result(data) for name, data in known.find(every).items()}
+    num_trials = _run(searches, found, {job.name: job for job in jobs}, site=site, known=known, notice=notice)
+    profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
+    for name, mine in searches_of.items():
+        if not profiles[name]:
+            faults[name] = _why_nothing_fits(surveys[name], [f for s in mine for f in s.failures])
+    return Profiled(jobs=tuple(jobs), surveys=surveys, profiles=profiles, faults=faults, num_trials=num_trials)
+
+
+def survey_jobs(
+    jobs: Sequence[Job], *, site: Site, cluster: Cluster, notice: Notice
+) -> tuple[dict[str, Survey], dict[str, str]]:
+    """Prepares data and sizes models in a worker process; surveys, and faults, by job name."""
+    node = cluster.nodes[0]
+    order = SurveyOrder(
+        jobs=tuple(jobs),
+        shapes=tuple(gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1)),
+        techniques=registry.dotted_paths(),
+        cache_dir=str(site.cache_dir),
+        cores=tuple(sorted({core for device in node.devices for core in device.cores})),
+        import_paths=site.import_paths,
+    )
+    site.cache_dir.mkdir(parents=True, exist_ok=True)
+    channel = site.server.spawn(target=SURVEYOR, argument=to_json(order), log=site.cache_dir / "survey.log")
+    surveys: dict[str, Survey] = {}
+    faults: dict[str, str] = {}
+    while (event := channel.receive())["event"] != "exit":
+        match event["event"]:
+            case "surveying":
+                notice(f"looking at {event['job']}")
+            case "survey":
+                survey = from_json(Survey, event["survey"])
+                surveys[survey.job] = survey
+            case "fault":
+                faults[event["job"]] = event["message"]
+    channel.close()
+    for job in jobs:
+        if job.name not in surveys and job.name not in faults:
+            faults[job.name] = f"the process that looked at it ended with status {event['status']}"
+    return surveys, faults
+
+
+def resolve_steps(job: Job, survey: Survey) -> Job:
+    """The job with its epochs turned into steps, now that the number of samples is known."""
+    if job.num_steps is not None:
+        return job
+    assert job.num_epochs is not None
+    num_steps = round(job.num_epochs * survey.data["num_samples"] / job.global_batch_size)
+    return replace(job, num_steps=max(num_steps, 1), num_epochs=None)
+
+
+def _searches(
+    jobs: Sequence[Job], surveys: Mapping[str, Survey], cluster: Cluster
+) -> tuple[dict[str, Search], dict[str, list[Search]]]:
+    """One search for each (speed class, technique, gang size), and which of them answer for which job."""
+    searches: dict[str, Search] = {}
+    of_job: dict[str, list[Search]] = {}
+    kind = cluster.device_kind()
+    for job in jobs:
+        survey = surveys[job.name]
+        key = speed_key(job, survey.data)
+        groups: dict[tuple[str, int], list[Any]] = {}
+        for candidate in survey.candidates:
+            groups.setdefault((candidate.technique, candidate.num_devices), []).append(candidate)
+        of_job[job.name] = []
+        for (technique, num_devices), candidates in groups.items():
+            name = f"{key} {technique} {num_devices}"
+            prints = [
+                fingerprint(key, technique=c.technique, config=c.config, num_devices=num_devices, device_kind=kind)
+                for c in candidates
+            ]
+            search = searches.setdefault(
+                name, Search(key=key, job=job.name, candidates=candidates, fingerprints=prints)
+            )
+            of_job[job.name].append(search)
+    return searches, of_job
+
+
+def _run(
+    searches: Mapping[str, Search],
+    found: dict[str, Result],
+    jobs: Mapping[str, Job],
+    *,
+    site: Site,
+    known: Known,
+    notice: Notice,
+) -> int:
+    """Runs trials in waves until no search wants one; returns how many ran."""
+    num_trials = 0
+    while True:
+        wanted = [(search, search.next_trial(found)) for search in searches.values()]
+        trials = [
+            Trial(fingerprint=trial[0], job=jobs[search.job], candidate=trial[1])
+            for search, trial in wanted
+            if trial is not None
+        ]
+        if not trials:
+            return num_trials
+        for wave in waves(trials, num_devices=len(site.devices)):
+            notice("trying " + ", ".join(_describe(trial) for trial in wave))
+            for name, result in run_wave(site, wave).items():
+                found[name] = result
+                if isinstance(result, Profile) or result.kind == "out_of_memory":
+                    known.keep(name, _json(result))
+                num_trials += 1
+
+
+def _describe(trial: Trial) -> str:
+    c = trial.candidate
+    knobs = " ".join(f"{key}={value}" for key, value in c.config.items())
+    return f"{trial.job.name}: {c.technique} x{c.num_devices} ({knobs})"
+
+
+def _why_nothing_fits(survey: Survey, failures: Sequence[Failure]) -> str:
+    reasons = [f"{r.technique} on {r.num_devices}: {r.reason}" for r in survey.refusals]
+    reasons += [f"trial: {failure.message}" for failure in failures]
+    return "no technique can train it here. " + "; ".join(reasons)
+
+
+def _json(result: Result) -> dict[str, Any]:
+    data: dict[str, Any] = to_json(result)
+    return data
+
+
+def _result(data: Mapping[str, Any]) -> Result:
+    return from_json(Failure, data) if "kind" in data else from_json(Profile, data)

@@ -1,0 +1,165 @@
+"""Runs trials on the real devices, side by side, so that each is measured while its neighbours are as busy as later."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tasks.cluster import Device
+from tasks.profiling.search import Failure, Result
+from techniques import Job, Profile, registry
+from techniques.engine.gang import OUT_OF_MEMORY, Gang, Outcome
+from techniques.engine.order import TRIAL, GangOrder, Slot
+from techniques.engine.processes import ForkServer
+from techniques.engine.reporter import MEASURE, STOP
+from techniques.surveys import Candidate
+from techniques.technique import GangShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One candidate of one job, to be measured."""
+
+    fingerprint: str
+    job: Job
+    candidate: Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where trials and segments run: the fork server, the devices of one node, and the folders that workers need."""
+
+    server: ForkServer
+    devices: tuple[Device, ...]
+    cache_dir: Path
+    import_paths: tuple[str, ...] = ()
+
+
+def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:
+    """Devices as workers see them."""
+    return tuple(
+        Slot(kind=d.kind, index=d.index, uuid=d.uuid, cores=d.cores, memory_bytes=d.memory_bytes) for d in devices
+    )
+
+
+def gang_shape(devices: Sequence[Device]) -> GangShape:
+    """Devices of one node as techniques see them."""
+    return GangShape(kind=devices[0].kind, num_devices=len(devices), memory_bytes=min(d.memory_bytes for d in devices))
+
+
+def waves(trials: Sequence[Trial], *, num_devices: int) -> list[list[Trial]]:
+    """Trials of equal gang size in groups that fill the node, the smallest gangs first.
+
+    Trials of one wave belong to different searches, so that none waits for another's answer.
+    """
+    by_size = sorted(trials, key=lambda trial: trial.candidate.num_devices)
+    result = []
+    for size, group in itertools.groupby(by_size, key=lambda trial: trial.candidate.num_devices):
+        members, width = list(group), max(num_devices // size, 1)
+        result += [members[first : first + width] for first in range(0, len(members), width)]
+    return result
+
+
+def run_wave(site: Site, wave: Sequence[Trial]) -> dict[str, Result]:
+    """Measures the trials of one wave at the same time; free devices get copies of them, as busy neighbours.
+
+    Returns a profile or a failure by fingerprint.
+    """
+    size = wave[0].candidate.num_devices
+    seats = [site.devices[i : i + size] for i in range(0, len(site.devices) - size + 1, size)]
+    crowd = [trial for trial, _ in zip(itertools.cycle(wave), seats, strict=False)]
+    with TemporaryDirectory(prefix="ringmaster-trials-") as folder:
+        runs = [
+            _Run(site, trial, seat, Path(folder) / str(i))
+            for i, (trial, seat) in enumerate(zip(crowd, seats, strict=True))
+        ]
+        outcomes = _Conductor(runs).conduct()
+    return {trial.fingerprint: outcomes[i] for i, trial in enumerate(wave)}
+
+
+class _Run:
+    """One running trial."""
+
+    def __init__(self, site: Site, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
+        self.trial = trial
+        order = GangOrder(
+            purpose=TRIAL,
+            job=trial.job,
+            technique=registry.dotted_path(trial.candidate.technique),
+            config=trial.candidate.config,
+            slots=slots_of(devices),
+            folder=str(folder),
+            cache_dir=str(site.cache_dir),
+            import_paths=site.import_paths,
+            ordered_at_s=time.monotonic(),
+        )
+        self.gang = Gang(site.server, order, num_ranks=trial.candidate.num_ranks)
+
+
+class _Conductor:
+    """Starts the measurements of a wave together, and lets nobody rest before the last is done."""
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        self._runs = runs
+        self._heard: queue.Queue[tuple[int, Mapping[str, Any] | Outcome]] = queue.Queue()
+        self._ready: set[int] = set()
+        self._measured: dict[int, Mapping[str, Any]] = {}
+        self._ended: dict[int, Outcome] = {}
+
+    def conduct(self) -> list[Result]:
+        with ExitStack() as stack:
+            for i in range(len(self._runs)):
+                thread = threading.Thread(target=self._wait, args=(i,), name=f"trial-{i}")
+                thread.start()
+                stack.callback(thread.join)
+            for run in self._runs:
+                stack.callback(run.gang.kill)
+            self._listen(until=lambda: self._all(self._ready))
+            self._tell(MEASURE)
+            self._listen(until=lambda: self._all(self._measured))
+            self._tell(STOP)
+            self._listen(until=lambda: len(self._ended) == len(self._runs))
+        return [self._result(i) for i in range(len(self._runs))]
+
+    def _wait(self, index: int) -> None:
+        outcome = self._runs[index].gang.wait(lambda event: self._heard.put((index, event)))
+        self._heard.put((index, outcome))
+
+    def _all(self, said: set[int] | dict[int, Mapping[str, Any]]) -> bool:
+        return len(set(said) | set(self._ended)) == len(self._runs)
+
+    def _tell(self, command: str) -> None:
+        for run in self._runs:
+            run.gang.send(command)
+
+    def _listen(self, *, until: Callable[[], bool]) -> None:
+        while not until():
+            index, said = self._heard.get()
+            if isinstance(said, Outcome):
+                self._ended[index] = said
+            elif said["event"] == "ready":
+                self._ready.add(index)
+            elif said["event"] == "measured":
+                self._measured[index] = said["profile"]
+
+    def _result(self, index: int) -> Result:
+        if index in self._measured:
+            candidate = self._runs[index].trial.candidate
+            return Profile(
+                technique=candidate.technique,
+                config=candidate.config,
+                num_devices=candidate.num_devices,
+                num_ranks=candidate.num_ranks,
+                **self._measured[index],
+            )
+        outcome = self._ended[index]
+        kind = OUT_OF_MEMORY if outcome.status == OUT_OF_MEMORY else "failed"
+        return Failure(kind=kind, message=outcome.message)

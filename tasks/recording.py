@@ -1,0 +1,254 @@
+"""Records a batch in MLflow while it runs: what the executor tells becomes runs, metrics, plans and models.
+
+MLflow is slow (tens of milliseconds a call) and may be away; so a thread of its own does the writing, in order, and
+what it could not write is told at the end. The journal, not this, is what a batch is resumed from.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_lineage.faults import LedgerError
+from model_lineage.ledger import Ledger
+from model_lineage.records import DatasetInput, MetricPoint, ModelRecord
+from tasks.batch import Batch
+from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from tasks.execution.journal import DONE, Journal
+from tasks.planning import gantt
+from techniques import Job, Profile
+from techniques.surveys import Survey
+from techniques.values import to_json
+
+FLUSH_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What the recorder knows of a batch's jobs before they run. profiles: by job, option k is profile k."""
+
+    jobs: Mapping[str, Job]
+    surveys: Mapping[str, Survey]
+    profiles: Mapping[str, Sequence[Profile]]
+
+
+class Recorder:
+    """Writes one batch into the ledger; give its `listen` to the executor, and `close` it at the end.
+
+    Run ids are kept in the journal, so that a resumed batch goes on in its runs.
+    """
+
+    def __init__(self, ledger: Ledger, journal: Journal, *, batch: Batch) -> None:
+        self.ledger, self._journal, self._batch = ledger, journal, batch
+        self._known = Recorded(jobs={}, surveys={}, profiles={})
+        self._points: dict[str, list[MetricPoint]] = {}
+        self._num_plans = 0
+        self.faults: list[str] = []
+        self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def begin(self, known: Recorded, *, devices: Sequence[str], num_trials: int) -> None:
+        """Opens the batch's run, or goes on with it."""
+        self._known = known
+        self._do(lambda: self._begin(devices, num_trials))
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """An executor's listener: hands the event to the writing thread."""
+        self._do(lambda: self._write(event))
+
+    def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
+        """Closes the batch's run with its result."""
+        self._do(lambda: self._finish(status, metrics, table))
+
+    def close(self) -> list[str]:
+        """Waits until all is written; returns what could not be."""
+        self._todo.put(None)
+        self._thread.join()
+        return self.faults
+
+    def run_of(self, job: str | None = None) -> str | None:
+        """The MLflow run of the batch, or of a job, once it is open."""
+        run_id: str | None = self._journal.get(f"run:{job}" if job else "run")
+        return run_id
+
+    # -- the writing thread ------------------------------------------------------------------------------------------
+
+    def _do(self, action: Callable[[], None]) -> None:
+        self._todo.put(action)
+
+    def _work(self) -> None:
+        flushed_s = time.monotonic()
+        while (action := self._next(flushed_s)) is not None:
+            try:
+                action()
+                if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
+                    flushed_s = time.monotonic()
+                    self._flush()
+            except (LedgerError, OSError) as error:
+                self.faults.append(str(error))
+
+    def _next(self, flushed_s: float) -> Callable[[], None] | None:
+        """What is to be done next: what was asked, or a flush when it is time and nothing was."""
+        try:
+            return self._todo.get(timeout=max(flushed_s + FLUSH_EVERY_S - time.monotonic(), 0.1))
+        except queue.Empty:
+            return lambda: None
+
+    def _begin(self, devices: Sequence[str], num_trials: int) -> None:
+        run_id = self.run_of()
+        if run_id is not None:
+            self.ledger.resume_run(run_id)
+            return
+        params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
+        run_id = self.ledger.start_batch(
+            self._batch.name, params={**params, "num_trials": num_trials}, files={"batch.yaml": self._batch.text}
+        )
+        self._journal.put("run", run_id)
+
+    def _job_run(self, name: str) -> str:
+        run_id = self.run_of(name)
+        if run_id is None:
+            batch_run = self.run_of()
+            if batch_run is None:
+                raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
+            job = self._known.jobs[name]
+            run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
+            self._journal.put(f"run:{name}", run_id)
+            rows = [_profile_row(profile) for profile in self._known.profiles.get(name, ())]
+            if rows:
+                self.ledger.write_table(run_id, "profiles.json", rows)
+        return run_id
+
+    def _write(self, event: ExecutionEvent) -> None:
+        match event:
+            case Planned():
+                self._write_plan(event)
+            case SegmentStarted():
+                self.ledger.resume_run(self._job_run(event.segment.job))
+            case GangSaid():
+                self._points.setdefault(event.job, []).extend(_points(event.event))
+            case SegmentEnded():
+                self._flush()
+                self._write_segments(event.segment.job)
+            case JobEnded():
+                self._flush()
+                self._end_job(event)
+
+    def _write_plan(self, event: Planned) -> None:
+        run_id = self.run_of()
+        if run_id is None:
+            return
+        self._num_plans += 1
+        plan, problem = event.plan, event.problem
+        folder = f"plan-{self._num_plans}"
+        self.ledger.write_json(run_id, f"{folder}/plan.json", plan.to_json())
+        self.ledger.write_json(run_id, f"{folder}/problem.json", problem.to_json())
+        self.ledger.write_svg(run_id, f"{folder}/gantt.svg", gantt.render_svg(plan, problem))
+        self.ledger.write_table(run_id, f"{folder}/segments.json", plan_rows(event))
+        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
+        points = [MetricPoint(key, value, self._num_plans) for key, value in figures.items() if value is not None]
+        self.ledger.log_metrics(run_id, points)
+
+    def _write_segments(self, job: str) -> None:
+        rows = [
+            {
+                **{key: record.what[key] for key in ("technique", "num_devices", "first_step", "last_step")},
+                "config": str(record.what["config"]),
+                "devices": ", ".join(record.what["devices"]),
+                "seconds": (record.ended_s or record.started_s) - record.started_s,
+                "status": (record.outcome or {}).get("status", "running"),
+                "message": (record.outcome or {}).get("message", ""),
+            }
+            for record in self._journal.segments(job)
+        ]
+        self.ledger.write_table(self._job_run(job), "segments.json", rows)
+
+    def _end_job(self, event: JobEnded) -> None:
+        run_id = self._job_run(event.job)
+        if event.status != DONE:
+            self.ledger.set_note(run_id, f"**Failed**: {event.message}")
+            self.ledger.finish_run(run_id, "FAILED")
+            return
+        model = self._record_model(event, run_id)
+        self._journal.write_job(event.job, details={"model_uri": model.uri})
+        self.ledger.finish_run(run_id)
+
+    def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
+        job, survey = self._known.jobs[event.job], self._known.surveys[event.job]
+        parent = self._parent(job)
+        data = survey.data
+        datasets = [
+            DatasetInput(
+                name=data["name"], digest=data["digest"], source=data["source"], context=context, num_rows=num_rows
+            )
+            for context, num_rows in (("training", data["num_samples"]), ("evaluation", data["num_held_out"]))
+        ]
+        return self.ledger.record_model(
+            f"{self._batch.name}.{job.name}",
+            run_id=run_id,
+            folder=Path(event.details["model_dir"]),
+            kind="fine-tuned" if parent else "pretrained",
+            parents=[parent] if parent else [],
+            datasets=datasets,
+            params={"num_parameters": survey.facts["num_parameters"], "num_steps": event.details["step"]},
+            metrics=event.details["metrics"],
+        )
+
+    def _parent(self, job: Job) -> str | None:
+        if job.base is None or job.base not in self._known.jobs:
+            return job.base
+        uri: str | None = self._journal.jobs()[job.base].details.get("model_uri")
+        return uri
+
+    def _flush(self) -> None:
+        gathered, self._points = self._points, {}
+        for job, points in gathered.items():
+            self.ledger.log_metrics(self._job_run(job), points)
+
+    def _finish(self, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
+        self._flush()
+        run_id = self.run_of()
+        if run_id is None:
+            return
+        self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
+        if table:
+            self.ledger.write_table(run_id, "jobs.json", table)
+        self.ledger.finish_run(run_id, status)
+
+
+def plan_rows(event: Planned) -> list[dict[str, Any]]:
+    """The plan as a table, a row a segment."""
+    return [
+        {
+            "job": segment.job,
+            "technique": (option := event.problem.job(segment.job).options[segment.option]).technique,
+            "config": " ".join(f"{key}={value}" for key, value in option.config.items()),
+            "devices": " ".join(f"{node}:{i}" for node, devices in segment.devices for i in devices),
+            "start_s": round(segment.start_s, 2),
+            "end_s": round(segment.end_s, 2),
+            "work": round(segment.work, 4),
+        }
+        for segment in event.plan.segments
+    ]
+
+
+def _points(event: Mapping[str, Any]) -> list[MetricPoint]:
+    if event["event"] == "steps":
+        now_ms = int(event["wall_s"] * 1000)
+        rows = list(enumerate(zip(event["losses"], event["seconds"], strict=True), start=event["first_step"] + 1))
+        losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+        return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+    if event["event"] == "metrics":
+        return [MetricPoint(f"held_out/{key}", value, event["step"]) for key, value in event["metrics"].items()]
+    return []
+
+
+def _profile_row(profile: Profile) -> dict[str, Any]:
+    row: dict[str, Any] = to_json(profile)
+    return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}
