@@ -62,11 +62,10 @@ class Loss:
 def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
     """The loss of a job: `job_loss` (a dotted name), or the one that the model's class implies.
 
-    Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers:
-    cross entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with
-    float labels. Any other model that returns a `loss`: that, times the rows; exact under division of a batch
-    only if it is a mean over rows. `model` is the one that `build_model` gave, before any technique wrapped
-    it.
+    Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
+    entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels. Any
+    other model that returns a `loss`: that, times the rows; exact under division of a batch only if it is a mean over
+    rows. `model` is the one that `build_model` gave, before any technique wrapped it.
     """
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}

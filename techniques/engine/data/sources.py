@@ -33,9 +33,8 @@ def prepare(spec: DataSpec, *, cache_dir: Path) -> PreparedData:
 def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None) -> tuple[Dataset, Dataset]:
     """The training and the held-out samples.
 
-    prepared: what an earlier `prepare` gave: then exactly that is opened, even if the files have changed
-    since. Raises ValueError where it is no longer there (or not on this machine) and the files now say
-    something else.
+    prepared: what an earlier `prepare` gave: then exactly that is opened, even if the files have changed since.
+    Raises ValueError where it is no longer there (or not on this machine) and the files now say something else.
     """
     check_spec(spec)
     if spec.factory is not None:

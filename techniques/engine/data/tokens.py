@@ -49,6 +49,7 @@ def write_tokens(
     first = next(documents(), None)
     if first is None:
         raise ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
+    seq_len = spec.seq_len or _common_length(first, documents(), where=where)
     if isinstance(first.content, str):
         encoder = _given(spec.tokenizer) if spec.tokenizer else _trained(documents(), spec.vocab_size)
         stream, vocab_size = _encoded(documents(), encoder), encoder.vocab_size
@@ -56,8 +57,7 @@ def write_tokens(
         end_of_text_id = encoder.end_of_text_id
     else:
         stream, end_of_text_id = _as_given(documents()), None
-        vocab_size = 1 + max(int(ids.max(initial=0)) for _, ids in _as_given(documents()))
-    seq_len = spec.seq_len or _common_length(first, documents(), where=where)
+        vocab_size = _num_ids(documents(), where=where)
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     num_tokens = {"training": 0, "held_out": 0}
     with ColumnWriter(folder) as writer:
@@ -105,6 +105,7 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
+    tokenizer.encode_special_tokens = True  # text that spells out the end-of-text token does not end there
     return Encoder(
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)],
         vocab_size=tokenizer.get_vocab_size(),
@@ -135,12 +136,15 @@ def _given(name: str) -> Encoder:
             f"tokenizer {name!r} cannot be loaded: {error}. To fix: give a folder that save_pretrained "
             f"wrote, or a hub name, or leave it out to train one"
         ) from error
-    return Encoder(
-        encode=lambda texts: cast("list[list[int]]", tokenizer(texts, add_special_tokens=False)["input_ids"]),
-        vocab_size=len(tokenizer),
-        end_of_text_id=tokenizer.eos_token_id,
-        save=lambda folder: cast(None, tokenizer.save_pretrained(str(folder))),
-    )
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return cast("list[list[int]]", encoded["input_ids"])
+
+    def save(folder: Path) -> None:
+        tokenizer.save_pretrained(str(folder))
+
+    return Encoder(encode=encode, vocab_size=len(tokenizer), end_of_text_id=tokenizer.eos_token_id, save=save)
 
 
 def _encoded(documents: Iterator[Document], encoder: Encoder) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -154,6 +158,16 @@ def _encoded(documents: Iterator[Document], encoder: Encoder) -> Iterator[tuple[
 def _as_given(documents: Iterator[Document]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for document in documents:
         yield _split(document), np.asarray(document.content, dtype=np.int64)
+
+
+def _num_ids(documents: Iterator[Document], *, where: str) -> int:
+    """How many tokens a model must know to read ids that came without a tokenizer."""
+    largest = 0
+    for _, ids in _as_given(documents):
+        if ids.min(initial=0) < 0:
+            raise ValueError(f"{where} has token ids below 0. To fix: leave labels and padding to a data factory")
+        largest = max(largest, int(ids.max(initial=0)))
+    return largest + 1
 
 
 def _split(document: Document) -> str:

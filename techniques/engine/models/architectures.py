@@ -47,8 +47,7 @@ def architecture(name: str) -> Any:
 def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The config of `spec.architecture`; what `spec.config` leaves open is taken from the data.
 
-    Raises ValueError where a field is unknown, has a value that the architecture refuses, or does not fit the
-    data.
+    Raises ValueError where a field is unknown, has a value that the architecture refuses, or does not fit the data.
     """
     assert spec.architecture is not None
     cls = architecture(spec.architecture)

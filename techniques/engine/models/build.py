@@ -23,11 +23,9 @@ MAX_NAMED = 3
 def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from: Path | None = None) -> nn.Module:
     """The model of `spec`, on the CPU, in fp32, in train mode.
 
-    The same (spec, data, seed) gives the same weights in every process, and leaves the global random numbers
-    alone.
-    weights_from: a folder with safetensors (what `export_model` or `save_pretrained` wrote) that replace the
-        first weights, all of them. Raises ValueError, with what to do, where they do not fit, or `spec` is
-        wrong.
+    The same (spec, data, seed) gives the same weights in every process; torch's global random numbers stay as they
+    are. weights_from: a folder with safetensors (what `export_model` or `save_pretrained` wrote) that replace the
+    first weights, all of them. Raises ValueError, with what to do, where they do not fit, or `spec` is wrong.
     """
     check_model(spec)
     with _seeded(seed):

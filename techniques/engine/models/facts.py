@@ -25,8 +25,7 @@ class ModelFacts:
 
     num_parameters counts shared ones once. parameter_bytes: in fp32. num_layers: repeated ones, see
     `layer_names`.
-    largest_layer_bytes: of the largest part that is gathered at once: a repeated layer, or all outside of
-    them.
+    largest_layer_bytes: of the largest part that is gathered at once: a repeated layer, or all outside of them.
     has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training
         draws random numbers.
     """
@@ -48,8 +47,8 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
     """The names of the repeated layers in order of execution, as far as their order in the module tells.
 
     These are the elements of the outermost `ModuleList`s (decoder layers, transformer blocks, the stages of a
-    ResNet); in a model without one, those children of its largest `Sequential` that have parameters. None may
-    be nested.
+    ResNet); in a model without one, those children of its largest `Sequential` that have parameters. None may be
+    nested.
     """
     lists = _outermost(model, nn.ModuleList)
     if not lists:

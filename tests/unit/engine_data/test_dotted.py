@@ -45,7 +45,7 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
         resolve("mine_broken:build")
 
 
-@pytest.mark.parametrize("name", ["techniques.dotted", "techniques.engine.data"])
+@pytest.mark.parametrize("name", ["techniques.dotted", "techniques.engine.data", "techniques.engine.models"])
 def test_torch_is_not_imported(name):
     """So that a planning process can look at data and names without paying for torch."""
     code = f"import sys, {name}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

@@ -116,6 +116,18 @@ def test_a_given_tokenizer_is_used_and_kept(jsonl, tmp_path):
     assert vocabularies[0] == vocabularies[1]
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_text_that_spells_out_the_end_of_text_does_not_end_there(tmp_path, text, given):
+    (tmp_path / "a.txt").write_text(text(40) + "<|endoftext|>" + text(40))
+    spec = spec_of(tmp_path / "a.txt", held_out=0.0)
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    if given:
+        spec = spec_of(tmp_path / "a.txt", held_out=0.0, tokenizer=str(prepared.tokenizer_dir))
+    training, _ = open_data(spec, cache_dir=tmp_path / "cache")
+    ids = fetch(training, range(len(training)))["input_ids"].flatten()
+    assert prepared.end_of_text_id not in ids[:-16].tolist()
+
+
 def test_other_content_has_another_digest_and_the_same_content_the_same(tmp_path, text):
     def digest(folder, content):
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -148,6 +160,7 @@ def test_without_a_held_out_share_all_is_trained_on(jsonl, tmp_path):
         ("a.jsonl", '{"text": "x"}\n{"text"\n', {}, "line 2 is no JSON"),
         ("a.jsonl", '{"body": "x"}\n', {}, r"no text.*it has \['body'\].*text_column"),
         ("a.jsonl", '{"text": 3}\n', {}, "no text"),
+        ("a.jsonl", '{"input_ids": [1, -100]}\n', {}, "token ids below 0"),
         ("a.jsonl", '{"input_ids": [1]}\n{"input_ids": [1, 2]}\n', {"seq_len": None}, "seq_len is missing"),
         ("a.parquet", "no parquet", {}, "no Parquet file"),
         ("a.csv", "x,y", {}, "unknown form: .csv.*.jsonl"),

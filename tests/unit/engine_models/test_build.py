@@ -1,5 +1,7 @@
 import dataclasses
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -102,6 +104,11 @@ def test_architectures_are_known_by_name():
     assert not {"AutoModel", "AutoModelForCausalLM", "LlamaPreTrainedModel", "LlamaConfig", "Trainer"} & names
     some = sorted(names)[::200]  # each imports its module
     assert all(issubclass(getattr(transformers, name), transformers.PreTrainedModel) for name in some)
+
+
+def test_names_of_architectures_cost_no_torch():
+    code = "import sys, techniques.engine.models as m; m.known_architectures(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_pretrained_folder_gives_its_weights_and_config(tmp_path):
