@@ -4,11 +4,7 @@ The UI routes behind "#", so that a link without a host works on whatever addres
 `workflowType` it would open in the layout that it has for language-model applications, where runs are hard to find.
 """
 
-from collections.abc import Sequence
 from urllib.parse import quote
-
-DESCRIPTION_LIMIT = 5000  # characters; the column of a model version's description
-_CHILDREN = "\n\n**Adapted further into**\n\n"
 
 
 def experiment_path(experiment_id: str) -> str:
@@ -44,28 +40,6 @@ def picture(text: str, run_id: str, path: str) -> str:
 def link(text: str, path: str) -> str:
     """A markdown link; brackets in `text` are escaped."""
     return f"[{_escaped(text)}]({path})"
-
-
-def with_children(description: str, children: Sequence[str]) -> str:
-    """`description` with a last section that lists as many `children` (markdown) as DESCRIPTION_LIMIT has room for.
-
-    What stands above that section stays, so that a person may write there. Children left out are counted.
-    """
-    text = description.partition(_CHILDREN)[0]
-    if not children:
-        return text[:DESCRIPTION_LIMIT]
-    room = DESCRIPTION_LIMIT - len(_CHILDREN) - len("\n- and 1000000 more")
-    text = text[:room]
-    lines: list[str] = []
-    used = len(text)
-    for child in children:
-        used += len(child) + len("\n- ")
-        if used > room:
-            break
-        lines.append(f"- {child}")
-    if left_out := len(children) - len(lines):
-        lines.append(f"- and {left_out} more")
-    return text + _CHILDREN + "\n".join(lines)
 
 
 def _path(*parts: str) -> str:

@@ -1,33 +1,31 @@
-"""Models: a LoggedModel with its files, what it was made from, and a version in the registry that a person
-can browse.
+"""Recording models: a LoggedModel with its files, what it was made from, and a version that a person can browse.
 
-Everything that a repeated recording could double is looked up first, so that a retry after a crash at any
-point goes on from there.
+Everything that a repeated recording could double is looked up first, so that a retry after a crash at any point goes
+on from there.
 """
 
 import json
 import math
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_lineage import links
+from model_lineage import cards, links
 from model_lineage.faults import LedgerError
 from model_lineage.graph import Adaptation, Graph
 from model_lineage.records import ADAPTATION_KINDS, DatasetInput, ModelRecord
-from model_lineage.runs import Runs, _text, flat_params
+from model_lineage.registry import DATASETS, KIND, MODEL_ID, NAME, PARENTS, VERSIONS, Registry, record_of
+from model_lineage.runs import flat_params, param_text
 
-_KIND, _PARENTS, _DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"
-_NAME, _MODEL_ID, _CHILD = "ringmaster.name", "ringmaster.model_id", "ringmaster.child."
-_VERSIONS, _NOTE = "mlflow.modelVersions", "mlflow.note.content"
+_CHILD = "ringmaster.child."  # and the child's id: a tag of the parent
+_NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # characters of a data set's digest in MLflow
 _PAGE = 1000
 
 
-class Models(Runs):
+class Models(Registry):
     """The models of a ledger."""
 
     def record_model(
@@ -57,10 +55,10 @@ class Models(Runs):
         model = self._made_by(run_id, name)
         if model is None:
             tags = {
-                _KIND: kind,
-                _NAME: name,
-                _PARENTS: json.dumps([parent.model_id for parent in parent_records]),
-                _DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
+                KIND: kind,
+                NAME: name,
+                PARENTS: json.dumps([parent.model_id for parent in parent_records]),
+                DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
             }
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
         if model.status != "READY":
@@ -68,67 +66,10 @@ class Models(Runs):
             self.client.finalize_logged_model(model.model_id, "READY")
         self._log_edges(run_id, model.model_id, parent_records, datasets)
         self._log_model_metrics(run_id, model.model_id, metrics or {})
-        record = self._register(model, description)
+        record = self._register(model, parent_records, description)
         for parent in parent_records:
             self._link_child(parent, record)
         return record
-
-    def resolve_model(self, uri: str) -> ModelRecord:
-        """The model behind models:/NAME@ALIAS, models:/NAME/VERSION, models:/MODEL_ID or a bare model id.
-
-        Raises LedgerError, which names what there is, where there is no such model.
-        """
-        reference = uri.removeprefix("models:/")
-        if by_alias := re.fullmatch(r"([^/@]+)@([\w-]+)", reference):
-            return self._version_record(*by_alias.groups())
-        if by_version := re.fullmatch(r"([^/@]+)/(\d+)", reference):
-            return self._version_record(by_version[1], int(by_version[2]))
-        if not re.fullmatch(r"m-\w+", reference):
-            raise LedgerError(
-                f"{uri!r} names no model: use models:/NAME@ALIAS, models:/NAME/VERSION or a model id (m-...)"
-            )
-        try:
-            return _record(self.client.get_logged_model(reference))
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            raise LedgerError(f"there is no model {reference!r} in the ledger", code=error.code) from error
-
-    def download_model(self, uri: str, dst: Path) -> Path:
-        """Copy a model's files to the folder `dst`/MODEL_ID and return that; it appears complete or not at
-        all.
-
-        Where it is there already, nothing is copied: a model never changes.
-        """
-        from mlflow.artifacts import download_artifacts
-
-        record = self.resolve_model(uri)
-        target = dst / record.model_id
-        if target.is_dir():
-            return target
-        dst.mkdir(parents=True, exist_ok=True)
-        location = self.client.get_logged_model(record.model_id).artifact_location
-        with tempfile.TemporaryDirectory(dir=dst, prefix=".download-") as temporary:
-            copy = self.client.call(
-                download_artifacts, artifact_uri=location, dst_path=temporary, tracking_uri=self.tracking_uri
-            )
-            if not target.is_dir():
-                Path(copy).replace(target)  # refused where another process was first with this name
-        return target
-
-    def set_alias(self, name: str, alias: str, version: int) -> None:
-        """Let `alias` (e.g. "champion") of registered model `name` name `version`, in one step."""
-        self._version_record(name, version)
-        self.client.set_registered_model_alias(name, alias, str(version))
-
-    def get_alias(self, name: str, alias: str) -> ModelRecord | None:
-        """The model that `alias` of `name` names; None where it names none yet."""
-        try:
-            return self._version_record(name, alias)
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
 
     def models(self) -> list[ModelRecord]:
         """Every model that was recorded in this ledger's experiment, oldest first."""
@@ -138,9 +79,9 @@ class Models(Runs):
         token = None
         while True:
             page = self.client.search_logged_models(
-                [experiment_id], f"tags.`{_KIND}` != ''", max_results=_PAGE, order_by=order, page_token=token
+                [experiment_id], f"tags.`{KIND}` != ''", max_results=_PAGE, order_by=order, page_token=token
             )
-            records += [_record(model) for model in page]
+            records += [record_of(model) for model in page]
             token = page.token
             if not token:
                 return records
@@ -162,7 +103,7 @@ class Models(Runs):
         """The LoggedModel `name` that run `run_id` made already."""
         experiment_id = self.client.get_run(run_id).info.experiment_id
         found = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
-        return next((model for model in found if model.tags.get(_NAME) == name), None)
+        return next((model for model in found if model.tags.get(NAME) == name), None)
 
     def _create_logged_model(
         self, run_id: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]
@@ -172,8 +113,8 @@ class Models(Runs):
             name=re.sub(r"[/:.%\"']", "_", name),  # characters that a LoggedModel's name may not have
             source_run_id=run_id,
             tags=dict(tags),
-            params={key: _text(value) for key, value in flat_params(params).items()},
-            model_type=tags[_KIND],
+            params={key: param_text(value) for key, value in flat_params(params).items()},
+            model_type=tags[KIND],
         )
 
     def _log_edges(
@@ -202,17 +143,11 @@ class Models(Runs):
         ]
         self.client.log_batch(run_id, metrics=entries)
 
-    def _register(self, model: Any, description: str) -> ModelRecord:
+    def _register(self, model: Any, parents: Sequence[ModelRecord], text: str) -> ModelRecord:
         """Make the LoggedModel a version of the registered model of its name, unless it is one."""
-        name, client = model.tags[_NAME], self.client
-        version = next(
-            (
-                found
-                for found in client.search_model_versions(f"run_id = '{model.source_run_id}'")
-                if found.tags.get(_MODEL_ID) == model.model_id
-            ),
-            None,
-        )
+        name, client = model.tags[NAME], self.client
+        versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
+        version = next((found for found in versions if found.tags.get(MODEL_ID) == model.model_id), None)
         if version is None:
             self._create_registered_model(name)
             version = client.create_model_version(
@@ -220,18 +155,13 @@ class Models(Runs):
                 # not models:/MODEL_ID, which MLflow would look up in its global tracking URI
                 source=model.artifact_location,
                 run_id=model.source_run_id,
-                tags={_MODEL_ID: model.model_id, _KIND: model.tags[_KIND], _PARENTS: model.tags[_PARENTS]},
-                description=self._description(model, description),
+                tags={MODEL_ID: model.model_id, KIND: model.tags[KIND], PARENTS: model.tags[PARENTS]},
+                description=self._card(model, parents, text),
                 model_id=model.model_id,
             )
-        client.set_logged_model_tags(
-            model.model_id,
-            {
-                _VERSIONS: json.dumps([{"name": name, "version": str(version.version)}]),
-                _NOTE: version.description,
-            },
-        )
-        return _record(client.get_logged_model(model.model_id))
+        versions_tag = json.dumps([{"name": name, "version": str(version.version)}])
+        client.set_logged_model_tags(model.model_id, {VERSIONS: versions_tag, _NOTE: version.description})
+        return record_of(client.get_logged_model(model.model_id))
 
     def _create_registered_model(self, name: str) -> None:
         try:
@@ -240,32 +170,17 @@ class Models(Runs):
             if error.code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _description(self, model: Any, text: str) -> str:
-        """Markdown: `text`, then where the model came from, every name a link."""
+    def _card(self, model: Any, parents: Sequence[ModelRecord], text: str) -> str:
         run = self.client.get_run(model.source_run_id)
-        experiment_id = run.info.experiment_id
-        lines = [text, ""] if text else []
-        for parent_id in json.loads(model.tags[_PARENTS]):
-            parent = _record(self.client.get_logged_model(parent_id))
-            lines.append(f"- {model.tags[_KIND]} from {_model_link(parent)}")
-        if not json.loads(model.tags[_PARENTS]):
-            lines.append(f"- {model.tags[_KIND]}, from no other recorded model")
-        lines.append(f"- made by run {links.link(run.info.run_name, links.run_path(experiment_id, run.info.run_id))}")
-        if batch_id := run.data.tags.get("mlflow.parentRunId"):
-            batch_name = self.client.get_run(batch_id).info.run_name
-            lines.append(f"- in batch {links.link(batch_name, links.run_path(experiment_id, batch_id))}")
-        for dataset in _datasets(model.tags):
-            rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
-            lines.append(f"- data for {dataset.context}: {dataset.name} (`{dataset.digest[:12]}`{rows})")
-        files = links.logged_model_path(experiment_id, model.model_id)
-        lines.append(f"- files and metrics: {links.link(model.model_id, files)}")
-        return "\n".join(lines)[: links.DESCRIPTION_LIMIT]
+        batch_id = run.data.tags.get("mlflow.parentRunId")
+        batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
+        return cards.card(record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch)
 
     def _link_child(self, parent: ModelRecord, child: ModelRecord) -> None:
         """Let the parent's page show its child.
 
-        Each child writes a tag of its own, so that none is lost to another that writes at the same time;
-        the text is written again for as long as the tags have changed since they were read.
+        Each child writes a tag of its own, so that none is lost to another that writes at the same time; the text is
+        written again for as long as the tags have changed since they were read.
         """
         entry = {"kind": child.kind, "name": child.registered_name, "version": child.version}
         self.client.set_logged_model_tags(parent.model_id, {f"{_CHILD}{child.model_id}": json.dumps(entry)})
@@ -274,88 +189,26 @@ class Models(Runs):
         shown: dict[str, str] = {}
         while (tags := _child_tags(self.client.get_logged_model(parent.model_id).tags)) != shown:
             shown = tags
-            children = [json.loads(text) for text in tags.values()]
-            children.sort(key=lambda entry: (entry["name"], -(entry["version"] or 0)))
-            texts = [
-                f"{entry['kind']}: "
-                + links.link(
-                    f"{entry['name']} version {entry['version']}",
-                    links.model_version_path(entry["name"], entry["version"]),
-                )
-                for entry in children
-            ]
             version = self.client.get_model_version(parent.registered_name, str(parent.version))
-            text = links.with_children(version.description or "", texts)
+            text = cards.with_children(version.description or "", _child_lines(tags))
             self.client.update_model_version(parent.registered_name, str(parent.version), text)
             self.client.set_logged_model_tags(parent.model_id, {_NOTE: text})
-
-    def _version_record(self, name: str, version: int | str) -> ModelRecord:
-        """The model of a version number or an alias. Raises LedgerError with what there is instead."""
-        client = self.client
-        try:
-            if isinstance(version, int):
-                found = client.get_model_version(name, str(version))
-            else:
-                found = client.get_model_version_by_alias(name, version)
-        except LedgerError as error:
-            if error.code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                raise
-            raise LedgerError(self._what_there_is(name, version), code="RESOURCE_DOES_NOT_EXIST") from error
-        model_id = found.tags.get(_MODEL_ID) or found.model_id
-        if model_id is None:
-            raise LedgerError(
-                f"models:/{name}/{found.version} was registered by another program, without a LoggedModel. "
-                "To fix: record it with record_model(..., kind='imported')."
-            )
-        return _record(client.get_logged_model(model_id), name=name, version=int(found.version))
-
-    def _what_there_is(self, name: str, version: int | str) -> str:
-        client = self.client
-        try:
-            registered = client.get_registered_model(name)
-        except LedgerError:
-            names = sorted(model.name for model in client.search_registered_models(max_results=100))
-            return f"there is no registered model {name!r}; there are {names or 'none yet'}"
-        if isinstance(version, str):
-            aliases = sorted(registered.aliases)
-            return f"model {name!r} has no alias {version!r}; it has {aliases or 'none yet'}"
-        versions = sorted(int(found.version) for found in client.search_model_versions(f"name = '{name}'"))
-        return f"model {name!r} has no version {version}; it has {versions or 'none yet'}"
-
-
-def _record(model: Any, *, name: str | None = None, version: int | None = None) -> ModelRecord:
-    tags = model.tags
-    if version is None:
-        for entry in json.loads(tags.get(_VERSIONS, "[]"))[-1:]:
-            name, version = entry["name"], int(entry["version"])
-    name = name or tags.get(_NAME) or model.name
-    return ModelRecord(
-        model_id=model.model_id,
-        registered_name=name,
-        version=version,
-        uri=f"models:/{model.model_id}" if version is None else f"models:/{name}/{version}",
-        kind=tags.get(_KIND, "imported"),
-        parents=tuple(json.loads(tags.get(_PARENTS, "[]"))),
-        datasets=_datasets(tags),
-        run_id=model.source_run_id,
-        experiment_id=str(model.experiment_id),
-    )
-
-
-def _datasets(tags: Mapping[str, str]) -> tuple[DatasetInput, ...]:
-    return tuple(DatasetInput(**entry) for entry in json.loads(tags.get(_DATASETS, "[]")))
 
 
 def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in tags.items() if key.startswith(_CHILD)}
 
 
-def _model_link(record: ModelRecord) -> str:
-    if record.version is None:
-        path = links.logged_model_path(str(record.experiment_id), record.model_id)
-        return links.link(record.registered_name, path)
-    text = f"{record.registered_name} version {record.version}"
-    return links.link(text, links.model_version_path(record.registered_name, record.version))
+def _child_lines(tags: Mapping[str, str]) -> list[str]:
+    """Markdown for each child, by name and then the newest version first."""
+    entries = sorted((json.loads(text) for text in tags.values()), key=lambda e: (e["name"], -e["version"]))
+    return [
+        f"{entry['kind']}: "
+        + links.link(
+            f"{entry['name']} version {entry['version']}", links.model_version_path(entry["name"], entry["version"])
+        )
+        for entry in entries
+    ]
 
 
 def _dataset_inputs(datasets: Sequence[DatasetInput]) -> list[Any]:

@@ -74,7 +74,7 @@ class Runs(Connection):
 
         entries = []
         for key, value in flat_params(params).items():
-            text = _text(value)
+            text = param_text(value)
             if len(text) > PARAM_LIMIT:
                 path = f"parameters/{key}.json"
                 self.write_json(run_id, path, value)
@@ -107,7 +107,7 @@ class Runs(Connection):
 
         entries = []
         for key, value in tags.items():
-            text = _text(value)
+            text = param_text(value)
             if len(text) > TAG_LIMIT:
                 path = f"tags/{key}.txt"
                 self.write_text(run_id, path, text)
@@ -191,7 +191,8 @@ def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _text(value: Any) -> str:
+def param_text(value: Any) -> str:
+    """A parameter's or tag's value as text: lists and mappings as JSON, all else as Python prints it."""
     return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else str(value)
 
 

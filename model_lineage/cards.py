@@ -1,0 +1,66 @@
+"""What a model's page says: markdown whose every name is a link, so that a person walks the lineage by clicking."""
+
+from collections.abc import Sequence
+
+from model_lineage import links
+from model_lineage.records import ModelRecord
+
+DESCRIPTION_LIMIT = 5000  # characters; the column of a model version's description
+_CHILDREN = "\n\n**Adapted further into**\n\n"
+_MORE = "\n- and 1000000 more"
+
+
+def card(
+    model: ModelRecord, *, text: str, parents: Sequence[ModelRecord], run_name: str, batch: tuple[str, str] | None
+) -> str:
+    """`text` about `model`, then where it came from: parents, run, batch (name, run id), data, files.
+
+    `text` is shortened where it would leave no room for the rest in DESCRIPTION_LIMIT.
+    """
+    experiment_id, run_id = str(model.experiment_id), str(model.run_id)
+    lines = [f"- {model.kind} from {model_link(parent)}" for parent in parents]
+    if not parents:
+        lines.append(f"- {model.kind}, from no other recorded model")
+    lines.append(f"- made by run {links.link(run_name, links.run_path(experiment_id, run_id))}")
+    if batch is not None:
+        name, batch_id = batch
+        lines.append(f"- in batch {links.link(name, links.run_path(experiment_id, batch_id))}")
+    for dataset in model.datasets:
+        rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
+        lines.append(f"- data for {dataset.context}: {dataset.name} (`{dataset.digest[:12]}`{rows})")
+    files = links.logged_model_path(experiment_id, model.model_id)
+    lines.append(f"- files and metrics: {links.link(model.model_id, files)}")
+    origin = "\n".join(lines)
+    room = max(0, DESCRIPTION_LIMIT - len(origin) - len("\n\n"))
+    head = text if len(text) <= room else text[: max(0, room - 4)] + " ..."
+    return (f"{head}\n\n{origin}" if head else origin)[:DESCRIPTION_LIMIT]
+
+
+def with_children(description: str, children: Sequence[str]) -> str:
+    """`description` with a last section that lists as many `children` (markdown) as DESCRIPTION_LIMIT has room for.
+
+    What stands above that section stays, so that a person may write there. Children left out are counted.
+    """
+    text = description.partition(_CHILDREN)[0]
+    if not children:
+        return text[:DESCRIPTION_LIMIT]
+    room = DESCRIPTION_LIMIT - len(_CHILDREN) - len(_MORE)
+    text = text[:room]
+    lines: list[str] = []
+    used = len(text)
+    for child in children:
+        used += len(child) + len("\n- ")
+        if used > room:
+            break
+        lines.append(f"- {child}")
+    if left_out := len(children) - len(lines):
+        lines.append(f"- and {left_out} more")
+    return text + _CHILDREN + "\n".join(lines)
+
+
+def model_link(model: ModelRecord) -> str:
+    """A link to the page of a model's version, or of its LoggedModel while it has none."""
+    if model.version is None:
+        return links.link(model.registered_name, links.logged_model_path(str(model.experiment_id), model.model_id))
+    text = f"{model.registered_name} version {model.version}"
+    return links.link(text, links.model_version_path(model.registered_name, model.version))

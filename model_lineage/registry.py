@@ -1,0 +1,133 @@
+"""Finding recorded models: by alias, version or id; their files; and the aliases themselves."""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_lineage.faults import LedgerError
+from model_lineage.records import DatasetInput, ModelRecord
+from model_lineage.runs import Runs
+
+# Tags of a LoggedModel, from which its record is read; KIND, PARENTS and MODEL_ID stand on its version too.
+KIND, PARENTS, DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"
+NAME, MODEL_ID = "ringmaster.name", "ringmaster.model_id"
+VERSIONS = "mlflow.modelVersions"
+
+
+class Registry(Runs):
+    """The registered models of a ledger."""
+
+    def resolve_model(self, uri: str) -> ModelRecord:
+        """The model behind models:/NAME@ALIAS, models:/NAME/VERSION, models:/MODEL_ID or a bare model id.
+
+        Raises LedgerError, which names what there is, where there is no such model.
+        """
+        reference = uri.removeprefix("models:/")
+        if by_alias := re.fullmatch(r"([^/@]+)@([\w-]+)", reference):
+            return self._version_record(*by_alias.groups())
+        if by_version := re.fullmatch(r"([^/@]+)/(\d+)", reference):
+            return self._version_record(by_version[1], int(by_version[2]))
+        if not re.fullmatch(r"m-\w+", reference):
+            raise LedgerError(
+                f"{uri!r} names no model: use models:/NAME@ALIAS, models:/NAME/VERSION or a model id (m-...)"
+            )
+        try:
+            return record_of(self.client.get_logged_model(reference))
+        except LedgerError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            raise LedgerError(f"there is no model {reference!r} in the ledger", code=error.code) from error
+
+    def download_model(self, uri: str, dst: Path) -> Path:
+        """Copy a model's files to the folder `dst`/MODEL_ID and return that; it appears complete or not at all.
+
+        Where it is there already, nothing is copied: a model never changes.
+        """
+        from mlflow.artifacts import download_artifacts
+
+        record = self.resolve_model(uri)
+        target = dst / record.model_id
+        if target.is_dir():
+            return target
+        dst.mkdir(parents=True, exist_ok=True)
+        location = self.client.get_logged_model(record.model_id).artifact_location
+        with tempfile.TemporaryDirectory(dir=dst, prefix=".download-") as temporary:
+            copy = self.client.call(
+                download_artifacts, artifact_uri=location, dst_path=temporary, tracking_uri=self.tracking_uri
+            )
+            try:
+                Path(copy).rename(target)
+            except OSError:
+                if not target.is_dir():  # else another process was first
+                    raise
+        return target
+
+    def set_alias(self, name: str, alias: str, version: int) -> None:
+        """Let `alias` (e.g. "champion") of registered model `name` name `version`, in one step."""
+        self._version_record(name, version)
+        self.client.set_registered_model_alias(name, alias, str(version))
+
+    def get_alias(self, name: str, alias: str) -> ModelRecord | None:
+        """The model that `alias` of `name` names; None where it names none yet."""
+        try:
+            return self._version_record(name, alias)
+        except LedgerError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+
+    def _version_record(self, name: str, version: int | str) -> ModelRecord:
+        """The model of a version number or an alias. Raises LedgerError with what there is instead."""
+        client = self.client
+        try:
+            if isinstance(version, int):
+                found = client.get_model_version(name, str(version))
+            else:
+                found = client.get_model_version_by_alias(name, version)
+        except LedgerError as error:
+            if error.code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise
+            raise LedgerError(self._what_there_is(name, version), code="RESOURCE_DOES_NOT_EXIST") from error
+        model_id = found.tags.get(MODEL_ID) or found.model_id
+        if model_id is None:
+            raise LedgerError(
+                f"models:/{name}/{found.version} was registered by another program, without a LoggedModel. "
+                "To fix: record it with record_model(..., kind='imported')."
+            )
+        return record_of(client.get_logged_model(model_id), name=name, version=int(found.version))
+
+    def _what_there_is(self, name: str, version: int | str) -> str:
+        client = self.client
+        try:
+            registered = client.get_registered_model(name)
+        except LedgerError:
+            names = sorted(model.name for model in client.search_registered_models(max_results=100))
+            return f"there is no registered model {name!r}; there are {names or 'none yet'}"
+        if isinstance(version, str):
+            aliases = sorted(registered.aliases)
+            return f"model {name!r} has no alias {version!r}; it has {aliases or 'none yet'}"
+        versions = sorted(int(found.version) for found in client.search_model_versions(f"name = '{name}'"))
+        return f"model {name!r} has no version {version}; it has {versions or 'none yet'}"
+
+
+def record_of(model: Any, *, name: str | None = None, version: int | None = None) -> ModelRecord:
+    """The record that a LoggedModel's tags tell, as the version that it was found by or its latest one."""
+    tags: Mapping[str, str] = model.tags
+    if version is None:
+        for entry in json.loads(tags.get(VERSIONS, "[]"))[-1:]:
+            name, version = entry["name"], int(entry["version"])
+    name = name or tags.get(NAME) or str(model.name)
+    return ModelRecord(
+        model_id=model.model_id,
+        registered_name=name,
+        version=version,
+        uri=f"models:/{model.model_id}" if version is None else f"models:/{name}/{version}",
+        kind=tags.get(KIND, "imported"),
+        parents=tuple(json.loads(tags.get(PARENTS, "[]"))),
+        datasets=tuple(DatasetInput(**entry) for entry in json.loads(tags.get(DATASETS, "[]"))),
+        run_id=model.source_run_id,
+        experiment_id=str(model.experiment_id),
+    )

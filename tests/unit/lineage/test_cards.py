@@ -1,0 +1,58 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_lineage import DatasetInput, ModelRecord, cards, links
+
+BASE = ModelRecord(model_id="m-1", registered_name="base", version=4, uri="models:/base/4", experiment_id="7")
+DRAFT = ModelRecord(model_id="m-2", registered_name="draft", version=None, uri="models:/m-2", experiment_id="7")
+CHILD = ModelRecord(
+    model_id="m-3",
+    registered_name="child",
+    version=None,
+    uri="models:/m-3",
+    kind="merged",
+    datasets=(DatasetInput(name="stdlib", digest="0123456789abcdef", source="/usr/lib", num_rows=5),),
+    run_id="r-3",
+    experiment_id="7",
+)
+
+
+def test_a_card_tells_every_origin_as_a_link():
+    text = cards.card(CHILD, text="Hello.", parents=[BASE, DRAFT], run_name="tune", batch=("tonight", "r-0"))
+    assert text.splitlines() == [
+        "Hello.",
+        "",
+        f"- merged from [base version 4]({links.model_version_path('base', 4)})",
+        f"- merged from [draft]({links.logged_model_path('7', 'm-2')})",
+        f"- made by run [tune]({links.run_path('7', 'r-3')})",
+        f"- in batch [tonight]({links.run_path('7', 'r-0')})",
+        "- data for training: stdlib (`0123456789ab`, 5 rows)",
+        f"- files and metrics: [m-3]({links.logged_model_path('7', 'm-3')})",
+    ]
+
+
+def test_a_long_text_leaves_room_for_the_links():
+    text = cards.card(CHILD, text="x" * 9000, parents=[BASE], run_name="tune", batch=None)
+    assert len(text) == cards.DESCRIPTION_LIMIT
+    assert text.endswith(f"[m-3]({links.logged_model_path('7', 'm-3')})")
+    assert "xxx ...\n\n- merged from [base version 4]" in text
+
+
+def test_children_replace_the_children_that_stood_there():
+    first = cards.with_children("A model.", ["one"])
+    assert cards.with_children(first, ["two", "three"]) == cards.with_children("A model.", ["two", "three"])
+    assert cards.with_children(first, []) == "A model."
+
+
+def test_what_a_person_wrote_above_the_children_stays():
+    text = cards.with_children("A model.", ["one"]).replace("A model.", "A model.\n\nDo not use!")
+    assert "Do not use!" in cards.with_children(text, ["one", "two"])
+
+
+@given(st.integers(0, 6000), st.lists(st.text("abc", min_size=1, max_size=200), max_size=80))
+def test_a_description_fits_and_accounts_for_every_child(length, children):
+    text = cards.with_children("x" * length, children)
+    assert len(text) <= cards.DESCRIPTION_LIMIT
+    lines = [line for line in text.splitlines() if line.startswith("- ")]
+    left_out = int(lines.pop().split()[2]) if lines and lines[-1].startswith("- and ") else 0
+    assert len(lines) + left_out == len(children)
