@@ -1,1 +1,34 @@
-"""What a person or a schedule starts: one readable flow a file, and the command line."""
+"""What a person or a schedule starts: one readable flow a file, and the command line.
+
+from flows import Batch, train_batch
+from techniques import DataSpec, Job, ModelSpec
+
+jobs = [Job(name=f"llama-{lr}", model=..., data=..., optimizer=OptimizerSpec(lr=lr), num_steps=100) for lr in rates]
+result = train_batch(Batch.of(name="sweep", jobs=jobs))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flows.result import BatchResult
+    from flows.train_batch import train_batch
+    from tasks.batch import Batch
+
+__all__ = ["Batch", "BatchResult", "train_batch"]
+
+_HOMES = {
+    "Batch": "tasks.batch",
+    "BatchResult": "flows.result",
+    "train_batch": "flows.train_batch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used: Prefect reads its settings then, so they are made before."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flows import settings
+
+    settings.embed(settings.home())
+    return getattr(import_module(_HOMES[name]), name)

@@ -119,7 +119,7 @@ class Executor:
         self._planned: list[PlannedSegment] = []
         self._running: dict[int, _Running] = {}
         self._attempts: dict[str, int] = {}
-        self._inbox: queue.Queue[tuple[int, Event | Future[Outcome] | None]] = queue.Queue()
+        self._inbox: queue.SimpleQueue[tuple[int, Event | Future[Outcome] | None]] = queue.SimpleQueue()
         self._stopping = False
         self._bases = {job.name: job.base for job in jobs if job.base in self._jobs and job.base is not None}
 

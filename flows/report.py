@@ -1,0 +1,63 @@
+"""The end of a run, for a person: what became of each job, how long it took, and where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flows import settings
+from flows.result import BatchResult
+
+
+def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
+    """Prints the jobs as a table, the makespan beside what was planned and what current practice would have taken."""
+    table = Table("job", "status", "technique", "devices", "steps", "held-out", "seconds", header_style="bold")
+    for job in result.jobs:
+        last = job["segments"][-1] if job["segments"] else None
+        table.add_row(
+            job["name"],
+            job["status"],
+            " → ".join(dict.fromkeys(segment["technique"] for segment in job["segments"])),
+            " ".join(dict.fromkeys(" ".join(segment["devices"]) for segment in job["segments"])) if last else "",
+            str(job["num_steps"]),
+            ", ".join(f"{name} {value:.4g}" for name, value in job["metrics"].items()),
+            f"{sum(segment['seconds'] for segment in job['segments']):.1f}",
+            style=None if job["status"] == "done" else "red",
+        )
+    console.print(table)
+    for job in result.jobs:
+        if job["message"]:
+            console.print(f"[red]{job['name']}:[/] {job['message']}", highlight=False)
+    _print_times(result, console)
+    for fault in result.faults:
+        console.print(f"[yellow]not recorded:[/] {fault}", highlight=False)
+    if result.status == "interrupted":
+        console.print("[bold]interrupted:[/] `ringmaster run --resume` goes on from the last checkpoints")
+    console.print(
+        f"[dim]MLflow:[/]  mlflow ui --backend-store-uri {settings.tracking_uri(home)} --workers 1\n"
+        f"[dim]Prefect:[/] PREFECT_HOME={home / 'prefect'} prefect server start",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_times(result: BatchResult, console: Console) -> None:
+    planned_s, bound_s, gap = (result.plan[key] for key in ("makespan_s", "lower_bound_s", "gap"))
+    if planned_s is None:
+        return
+    rows = [
+        ("makespan", f"{result.makespan_s:.1f} s", f"profiling before it {result.profiling_s:.1f} s"),
+        ("planned", f"{planned_s:.1f} s", f"off by {result.makespan_s / planned_s - 1:+.1%}"),
+    ]
+    if bound_s is not None and gap is not None:
+        rows.append(("lower bound", f"{bound_s:.1f} s", f"no plan by these profiles is shorter; gap {gap:.1%}"))
+    if result.current_practice_s is not None:
+        saved = f"{result.current_practice_s / planned_s:.2f} times the plan"
+        rows.append(("current practice", f"{result.current_practice_s:.1f} s", f"one job after another: {saved}"))
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+    console.print(f"{result.num_trials} trials", highlight=False)

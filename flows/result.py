@@ -1,0 +1,128 @@
+"""What a batch came to: the value that `run --json` prints and the table that a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.batch import Batch
+from tasks.execution.journal import DONE, FAILED, Journal, SegmentRecord
+from tasks.planning import Plan, Problem, baselines
+from techniques import Job
+from techniques.values import to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchResult:
+    """What became of a batch.
+
+    status: "done", "failed" (some jobs failed), or "interrupted" (it can be resumed).
+    makespan_s: seconds from the first segment's start to the last one's end; plan: the first plan of this run.
+    current_practice_s: what each job on all devices, one after another, would have taken by the same profiles.
+    idle_s: the longest time that a device waited between two segments.
+    faults: what could not be recorded.
+    """
+
+    batch: str
+    status: str
+    plan: Mapping[str, float | None]
+    makespan_s: float
+    current_practice_s: float | None
+    idle_s: float
+    num_trials: int
+    profiling_s: float
+    jobs: tuple[Mapping[str, Any], ...]
+    faults: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `run --json` prints."""
+        data: dict[str, Any] = to_json(self)
+        return data
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all is done, else 1."""
+        return 0 if self.status == "done" else 1
+
+
+def collect(
+    batch: Batch,
+    jobs: Sequence[Job],
+    journal: Journal,
+    *,
+    num_trials: int,
+    profiling_s: float,
+    faults: Sequence[str] = (),
+) -> BatchResult:
+    """Reads the journal of a batch."""
+    records = journal.jobs()
+    segments = journal.segments()
+    statuses = {records[job.name].status for job in jobs}
+    status = "done" if statuses == {DONE} else "failed" if statuses <= {DONE, FAILED} else "interrupted"
+    plan, problem = _first_plan(journal)
+    figures: dict[str, float | None] = {"makespan_s": None, "lower_bound_s": None, "gap": None}
+    practice_s = None
+    if plan is not None and problem is not None:
+        figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.lower_bound_s, "gap": plan.gap}
+        practice_s = baselines.current_practice(problem).makespan_s
+    return BatchResult(
+        batch=batch.name,
+        status=status,
+        plan=figures,
+        makespan_s=_span_s(segments),
+        current_practice_s=practice_s,
+        idle_s=longest_idle_s(segments),
+        num_trials=num_trials,
+        profiling_s=profiling_s,
+        jobs=tuple(_job_row(job, journal) for job in jobs),
+        faults=tuple(faults),
+    )
+
+
+def longest_idle_s(segments: Sequence[SegmentRecord]) -> float:
+    """The longest time that a device was idle between two segments of its own."""
+    longest_s = 0.0
+    ended_s: dict[str, float] = {}
+    for segment in segments:
+        for device in segment.what["devices"]:
+            if device in ended_s:
+                longest_s = max(longest_s, segment.started_s - ended_s[device])
+            ended_s[device] = segment.ended_s or segment.started_s
+    return longest_s
+
+
+def _first_plan(journal: Journal) -> tuple[Plan | None, Problem | None]:
+    plans = journal.plans()
+    if not plans:
+        return None, None
+    return Plan.from_json(plans[0]["plan"]), Problem.from_json(plans[0]["problem"])
+
+
+def _span_s(segments: Sequence[SegmentRecord]) -> float:
+    ends = [segment.ended_s for segment in segments if segment.ended_s is not None]
+    return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
+
+
+def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
+    record = journal.jobs()[job.name]
+    segments = [
+        {
+            **{key: segment.what[key] for key in ("technique", "config", "num_devices", "devices")},
+            "first_step": (segment.outcome or {}).get("first_step", segment.what["first_step"]),
+            "last_step": (segment.outcome or {}).get("step", segment.what["last_step"]),
+            "status": (segment.outcome or {}).get("status", "lost"),
+            "seconds": (segment.ended_s or segment.started_s) - segment.started_s,
+        }
+        for segment in journal.segments(job.name)
+    ]
+    return {
+        "name": job.name,
+        "status": record.status,
+        "message": record.message,
+        "num_steps": record.step,
+        "metrics": record.details.get("metrics", {}),
+        "segments": segments,
+        "model_dir": record.details.get("model_dir"),
+        "model_uri": record.details.get("model_uri"),
+    }

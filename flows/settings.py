@@ -1,0 +1,37 @@
+"""Where everything is kept, and the settings of the libraries that read the environment when they are imported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home() -> Path:
+    """The folder that holds all that is written: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
+    return Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
+
+
+def tracking_uri(folder: Path) -> str:
+    """Where MLflow keeps its records: MLFLOW_TRACKING_URI, or a SQLite file in `folder`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def embed(folder: Path) -> None:
+    """Prepares the environment for a run that brings its own servers; must come before prefect and mlflow are imported.
+
+    What the user has set stays: PREFECT_API_URL, for example, makes the same run report to a server.
+    """
+    defaults = {
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    # Prefect's server does not make its folder, and without it waits for a database that cannot come.
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

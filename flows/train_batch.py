@@ -1,0 +1,165 @@
+"""Trains a batch of jobs: profile what is not known, plan them together, run the plan, record what came of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from flows.result import BatchResult, collect
+from flows.views import current_view
+from flows.workshop import Workshop, open_workshop
+from tasks.batch import Batch, load_batch, parse_batch
+from tasks.execution.executor import Executor, begin
+from tasks.execution.task import ProgressArtifact, submit_with
+from tasks.planning.task import plan_task
+from tasks.profiling.stage import Profiled
+from tasks.profiling.task import profile_task
+from tasks.recording import Recorded
+from techniques.values import to_json
+
+PLANNING_TIME_LIMIT_S = 10.0
+
+
+@flow(name="train-batch", flow_run_name="train {name}", validate_parameters=False, persist_result=False)
+def train_batch(
+    batch: str | dict[str, Any],
+    name: str = "",
+    resume: bool = False,
+    checkpoint_every_s: float | None = None,
+    seed: int = 0,
+) -> BatchResult:
+    """Trains the jobs of a batch file on this machine's devices.
+
+    Args:
+        batch: Path of a batch file, the text of one, or its content as a mapping.
+        name: Shown as the run's name; that of the batch where it is left out.
+        resume: Go on with the last run of this batch, which was interrupted.
+        checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
+        seed: Of the planner.
+    """
+    view = current_view.get()
+    with open_workshop(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
+        started_s = time.monotonic()
+        with shop.all_devices(view.notice):
+            profiled = profile_task(
+                shop.batch.jobs, site=shop.site, cluster=shop.cluster, known=shop.known, notice=view.notice
+            )
+        profiling_s = time.monotonic() - started_s
+        try:
+            _execute(shop, profiled, seed=seed)
+        finally:
+            summary = partial(
+                collect,
+                shop.batch,
+                shop.batch.jobs,
+                shop.journal,
+                num_trials=profiled.num_trials,
+                profiling_s=profiling_s,
+            )
+            result = summary()
+            shop.journal.put("status", result.status)
+            _finish_records(shop, result)
+            faults = shop.recorder.close()
+        result = summary(faults=faults)  # the models have their addresses now
+        create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
+        return result
+
+
+def as_batch(batch: str | dict[str, Any] | Batch) -> Batch:
+    """The batch that a path, a text, a mapping or a Batch says. Raises BatchFileError with every fault."""
+    if isinstance(batch, Batch):
+        return batch
+    if isinstance(batch, dict):
+        import yaml
+
+        return parse_batch(yaml.safe_dump(batch), folder=Path.cwd(), name="batch")
+    if "\n" in batch:
+        return parse_batch(batch, folder=Path.cwd(), name="batch")
+    return load_batch(Path(batch))
+
+
+def job_rows(result: BatchResult) -> list[dict[str, Any]]:
+    """A row a job, for tables."""
+    return [
+        {
+            "job": job["name"],
+            "status": job["status"],
+            "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
+            "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
+            "steps": job["num_steps"],
+            "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
+            **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
+        }
+        for job in result.jobs
+    ]
+
+
+def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
+    """Runs the batch to its end, or until it is interrupted."""
+    view = current_view.get()
+    jobs = {job.name: job for job in profiled.jobs}
+    shop.recorder.begin(
+        Recorded(jobs=jobs, surveys=profiled.surveys, profiles=profiled.profiles),
+        devices=shop.device_names,
+        num_trials=profiled.num_trials,
+    )
+    begin(shop.journal, shop.batch.jobs, faults=profiled.faults)
+    total_steps = sum(job.total_steps for job in profiled.jobs)
+    done_steps = sum(record.step for record in shop.journal.jobs().values())
+    executor = Executor(
+        name=shop.batch.name,
+        jobs=[jobs.get(job.name, job) for job in shop.batch.jobs],
+        profiles=profiled.profiles,
+        workplace=shop.workplace,
+        journal=shop.journal,
+        submit=submit_with(shop.runner),
+        make_plan=lambda problem: plan_task(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed),
+        listeners=[view.listen, shop.recorder.listen, ProgressArtifact(total_steps, done_steps=done_steps).listen],
+    )
+    with ExitStack() as stack:
+        stack.callback(shop.runner.kill_all)
+        stack.enter_context(_stopped_by_signals(executor, shop))
+        executor.run()
+
+
+def _finish_records(shop: Workshop, result: BatchResult) -> None:
+    figures = {
+        "makespan_s": result.makespan_s,
+        "planned_makespan_s": result.plan["makespan_s"],
+        "current_practice_s": result.current_practice_s,
+        "num_trials": float(result.num_trials),
+        "profiling_s": result.profiling_s,
+    }
+    status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
+    metrics = {key: value for key, value in figures.items() if value is not None}
+    shop.recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])
+
+
+@contextmanager
+def _stopped_by_signals(executor: Executor, shop: Workshop) -> Iterator[None]:
+    """Ctrl-C or SIGTERM ends the batch in order: gangs checkpoint, the journal says where to go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        current_view.get().notice("stopping: running jobs write a checkpoint")
+        executor.stop()
+        # Not here: a handler may interrupt the very thread that holds the runner's lock.
+        threading.Thread(target=shop.runner.stop_all).start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,164 @@
+"""What a person sees while a batch runs: live bars at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+
+from tasks.execution.events import (
+    ExecutionEvent,
+    GangSaid,
+    JobEnded,
+    Planned,
+    SegmentEnded,
+    SegmentStarted,
+    Waiting,
+)
+from tasks.execution.journal import DONE
+
+
+class View:
+    """Shows nothing. Subclasses show notices (lines of progress) and what an executor tells."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def notice(self, text: str) -> None:
+        """A line about what is being done now."""
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """An executor's listener."""
+
+
+# The view is no parameter of a flow: a flow's parameters are what a form in Prefect's UI shows.
+current_view: ContextVar[View] = ContextVar("current_view", default=View())  # noqa: B039 - a View holds no state
+
+
+class LinesView(View):
+    """A line for each thing that happens, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def notice(self, text: str) -> None:
+        """Prints the line."""
+        self._console.print(text, style="dim", highlight=False)
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Prints what matters of the event."""
+        if line := describe(event):
+            self._console.print(line, highlight=False)
+
+
+class LiveView(View):
+    """A bar for each running segment, with its devices, step, loss and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = Spinner("dots", text="starting")
+        self._bars = Progress(
+            TextColumn("[bold]{task.description}"),
+            TextColumn("[cyan]{task.fields[option]}"),
+            TextColumn("[dim]{task.fields[devices]}"),
+            BarColumn(bar_width=30),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._live = Live(Group(self._bars, self._status), console=console, refresh_per_second=5, transient=True)
+        self._bar_of: dict[int, TaskID] = {}
+        self._planned: Planned | None = None
+        self._num_done = self._num_jobs = 0
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def notice(self, text: str) -> None:
+        """Shows what is being done at the foot."""
+        self._status.update(text=text)
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Moves the bars; what ends is printed above them."""
+        match event:
+            case Planned():
+                self._planned = event
+                self._num_jobs = max(self._num_jobs, self._num_done + len(event.problem.jobs))
+            case SegmentStarted():
+                self._start(event)
+            case GangSaid():
+                self._move(event)
+            case SegmentEnded():
+                self._bars.remove_task(self._bar_of.pop(event.number))
+            case JobEnded():
+                self._num_done += 1
+        self._status.update(text=f"{self._num_done} of {self._num_jobs} jobs have ended")
+        if not isinstance(event, (SegmentStarted, GangSaid)) and (line := describe(event)):
+            self._live.console.print(line, highlight=False)
+
+    def _start(self, event: SegmentStarted) -> None:
+        assert self._planned is not None
+        segment = event.segment
+        option = self._planned.problem.job(segment.job).options[segment.option]
+        self._bar_of[event.number] = self._bars.add_task(
+            segment.job,
+            total=segment.last_step,
+            completed=event.first_step,
+            option=f"{option.technique} x{option.num_devices}",
+            devices=_devices(segment.devices),
+            loss="-",
+        )
+
+    def _move(self, event: GangSaid) -> None:
+        said = event.event
+        if said["event"] == "steps" and event.number in self._bar_of:
+            step = said["first_step"] + len(said["losses"])
+            self._bars.update(self._bar_of[event.number], completed=step, loss=f"{said['losses'][-1]:.3f}")
+
+
+def describe(event: ExecutionEvent) -> str:
+    """An event as a line for a person; empty where it is not worth one."""
+    match event:
+        case Planned(plan=plan, why=why):
+            bound = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best possible"
+            return f"planned ({why}): {plan.makespan_s:.1f} s for {len({s.job for s in plan.segments})} jobs{bound}"
+        case SegmentStarted(segment=segment, first_step=first, attempt=attempt):
+            again = f" (attempt {attempt})" if attempt > 1 else ""
+            return f"{segment.job} starts at step {first} on {_devices(segment.devices)}{again}"
+        case GangSaid(event={"event": "checkpoint_failed", "message": message}):
+            return f"[yellow]warning:[/] {message}"
+        case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
+            return f"[yellow]{segment.job}: {outcome.message}; {decision}[/]"
+        case JobEnded(job=job, status=status, details=details, message=message):
+            if status != DONE:
+                return f"[red]{job} has failed:[/] {message}"
+            return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"
+        case Waiting(holders=holders):
+            return f"waiting for devices held by {', '.join(holders)}"
+    return ""
+
+
+def _devices(devices: tuple[tuple[str, int], ...]) -> str:
+    return "device " + ",".join(str(number) for _, number in devices)
+
+
+def _metrics(metrics: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())

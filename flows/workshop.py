@@ -1,0 +1,209 @@
+"""What a batch needs around it while it runs: its folder and journal, the fork server, the ledger, device leases."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows import settings
+from flows.faults import InputError
+from model_lineage import LedgerError
+from model_lineage.ledger import Ledger
+from tasks.batch import Batch
+from tasks.cluster import Cluster, detect
+from tasks.execution.executor import Workplace
+from tasks.execution.journal import Journal
+from tasks.execution.leases import Leases
+from tasks.execution.local import LocalRunner
+from tasks.profiling.stage import Known
+from tasks.profiling.trials import Site
+from tasks.recording import Recorder
+from techniques.engine.processes import ForkServer
+from techniques.values import digest
+
+LEASE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """The open resources of one batch."""
+
+    batch: Batch
+    cluster: Cluster
+    folder: Path
+    journal: Journal
+    ledger: Ledger
+    recorder: Recorder
+    server: ForkServer
+    runner: LocalRunner
+    site: Site
+    workplace: Workplace
+    known: Known
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """All devices, as leases name them."""
+        return tuple(f"{node.name}:{d.kind}:{i}" for node in self.cluster.nodes for i, d in enumerate(node.devices))
+
+    @contextmanager
+    def all_devices(self, notice: Callable[[str], None]) -> Iterator[None]:
+        """Holds every device, for trials; waits for other processes of this machine to give them back."""
+        leases, names = self.workplace.leases, self.device_names
+        told = False
+        while not leases.take(names, holder=self.workplace.holder):
+            if not told:
+                notice("waiting for devices held by " + ", ".join(sorted(set(leases.held().values()))))
+                told = True
+            threading.Event().wait(LEASE_RETRY_S)
+        try:
+            yield
+        finally:
+            leases.give_back(names)
+
+
+@contextmanager
+def open_workshop(
+    batch: Batch, *, resume: bool, checkpoint_every_s: float | None = None, home: Path | None = None
+) -> Iterator[Workshop]:
+    """Opens what a batch needs, the slow things at the same time; closes all of it, whatever happens inside.
+
+    Raises InputError where devices, base models or a batch to resume are not there.
+    """
+    home = home or settings.home()
+    cluster = _cluster(batch)
+    folder = _resumed(batch, home) if resume else _fresh(batch, home)
+    with ExitStack() as stack:
+        server = ForkServer(preload=_preload(batch))
+        stack.callback(server.close)
+        ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
+        _together(server.start, ledger.warm_up)
+        weights = _weights(batch, ledger, home)
+        journal = Journal(folder / "journal.db")
+        stack.callback(journal.close)
+        journal.put("batch", batch.to_json())
+        journal.put("digest", digest(batch.to_json()))
+        paths = (str(batch.folder),)
+        cache = home / "cache"
+        yield Workshop(
+            batch=batch,
+            cluster=cluster,
+            folder=folder,
+            journal=journal,
+            ledger=ledger,
+            recorder=Recorder(ledger, journal, batch=batch),
+            server=server,
+            runner=LocalRunner(server),
+            site=Site(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
+            workplace=Workplace(
+                cluster=cluster,
+                folder=folder,
+                cache_dir=cache,
+                leases=Leases(home / "leases.db"),
+                holder=f"batch {batch.name}",
+                import_paths=paths,
+                weights=weights,
+                checkpoint_every_s=checkpoint_every_s,
+            ),
+            known=_known(ledger),
+        )
+
+
+def _cluster(batch: Batch) -> Cluster:
+    try:
+        return detect(batch.devices)
+    except ValueError as error:
+        raise InputError([str(error)]) from error
+
+
+def _fresh(batch: Batch, home: Path) -> Path:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = home / "batches" / batch.name / stamp
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{stamp}-{number}")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _resumed(batch: Batch, home: Path) -> Path:
+    """The folder of the newest run of the batch, which must not have ended and must be of the same file."""
+    folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
+    if not folders:
+        raise InputError(
+            [f"there is no run of batch {batch.name!r} to resume under {home}. To fix: leave out --resume"]
+        )
+    journal = Journal(folders[-1] / "journal.db")
+    try:
+        then = journal.get("digest")
+        status = journal.get("status")
+    finally:
+        journal.close()
+    if then != digest(batch.to_json()):
+        raise InputError(
+            [
+                f"the batch file has changed since the run in {folders[-1]}, so it cannot be resumed. "
+                "To fix: undo the change, or leave out --resume to start afresh"
+            ]
+        )
+    if status == "done":
+        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
+    return folders[-1]
+
+
+def _preload(batch: Batch) -> tuple[str, ...]:
+    """The modules of the batch's architectures, so that no worker needs to import them."""
+    return tuple(f"transformers:{job.model.architecture}" for job in batch.jobs if job.model.architecture)
+
+
+def _together(*actions: Callable[[], Any]) -> None:
+    """Runs slow, independent things at the same time; raises what the first of them raised."""
+    errors: list[Exception] = []
+
+    def attempt(action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except (OSError, ValueError, RuntimeError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=attempt, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _weights(batch: Batch, ledger: Ledger, home: Path) -> dict[str, Path]:
+    """Folders of the base models that are not jobs of the batch, fetched from the registry."""
+    names = {job.name for job in batch.jobs}
+    folders: dict[str, Path] = {}
+    faults = []
+    for job in batch.jobs:
+        if job.base is None or job.base in names:
+            continue
+        try:
+            model = ledger.resolve_model(job.base)
+            folders[job.name] = ledger.download_model(model.uri, home / "cache" / "models" / model.model_id)
+        except LedgerError as error:
+            faults.append(f"job {job.name}: base {job.base}: {error}")
+    if faults:
+        raise InputError(faults)
+    return folders
+
+
+def _known(ledger: Ledger) -> Known:
+    def find(fingerprints: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        return ledger.find_profiles(fingerprints)
+
+    def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
+        ledger.record_profile(fingerprint, json.loads(json.dumps(profile)))
+
+    return Known(find=find, keep=keep)

@@ -1,0 +1,47 @@
+"""Planning as a Prefect task, with the plan as an artifact that a person looks at."""
+
+from __future__ import annotations
+
+import base64
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.planning import Plan, Problem, gantt, solve
+
+
+@task(name="plan", retries=1, cache_policy=NO_CACHE, persist_result=False)
+def plan_task(problem: Problem, *, time_limit_s: float, seed: int) -> Plan:
+    """Solves the problem and shows the plan in Prefect's UI."""
+    plan = solve(problem, time_limit_s=time_limit_s, seed=seed)
+    create_markdown_artifact(
+        key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
+    )
+    return plan
+
+
+def plan_markdown(plan: Plan, problem: Problem) -> str:
+    """The plan as markdown; its Gantt chart is an SVG in a data URI, which the UI draws (it strips inline SVG)."""
+    picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
+    bound = "-" if plan.lower_bound_s is None else f"{plan.lower_bound_s:.1f} s"
+    gap = "-" if plan.gap is None else f"{plan.gap:.2%}"
+    lines = [
+        f"# Plan of {problem.name}",
+        "",
+        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {len(problem.jobs)} jobs on "
+        f"{problem.num_devices} devices, {plan.num_switches} switches. Found by {plan.method}.",
+        "",
+        f"![Gantt chart](data:image/svg+xml;base64,{picture})",
+        "",
+        "| job | technique | config | devices | start | end |",
+        "| --- | --- | --- | --- | ---: | ---: |",
+    ]
+    for segment in plan.segments:
+        option = problem.job(segment.job).options[segment.option]
+        config = " ".join(f"{key}={value}" for key, value in option.config.items())
+        devices = " ".join(f"{node}:{i}" for node, ids in segment.devices for i in ids)
+        lines.append(
+            f"| {segment.job} | {option.technique} | {config} | {devices} | {segment.start_s:.1f} s | {segment.end_s:.1f} s |"
+        )
+    return "\n".join(lines)
