@@ -1,17 +1,15 @@
 """How the ledger reaches MLflow: one explicit client, made at first use.
 
-Importing MLflow takes a second or more, and a fresh database is migrated at its first use; `warm_up` pays
-for both in a background thread. Nothing here touches MLflow's fluent state or the environment.
+Importing MLflow takes a second or more, and so does making a fresh database; `warm_up` pays for both, in a background
+thread if need be. Nothing here touches MLflow's fluent state or the environment.
 """
 
-import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
+from model_lineage import database
 from model_lineage.faults import Guarded, LedgerError, redacted
 
 QUIET_ENVIRONMENT = {
@@ -22,25 +20,20 @@ QUIET_ENVIRONMENT = {
 }
 """What the program sets before MLflow is imported, so that it phones nobody and prints nothing on stdout."""
 
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_SQLITE_HEADER = b"SQLite format 3\0"
-
 
 class Connection:
     """A lazily opened MLflow store; safe to use from several threads.
 
-    tracking_uri: "sqlite:////absolute/path/mlflow.db", another database, or an MLflow server's
-        "http(s)://...".
+    tracking_uri: "sqlite:////absolute/path/mlflow.db", another database, or an MLflow server's "http(s)://...".
     experiment: where runs go; made at first use.
-    artifact_root: the folder for files when a database is used directly; beside a sqlite file where it is
-        None. A
-        server decides for itself.
+    artifact_root: the folder for files when a database is used directly; beside a sqlite file where it is None.
+        A server decides for itself.
     """
 
     def __init__(self, tracking_uri: str, *, experiment: str = "ringmaster", artifact_root: Path | None = None) -> None:
         self.tracking_uri = tracking_uri
         self.experiment = experiment
-        self._sqlite_file = _sqlite_file(tracking_uri)
+        self._sqlite_file = database.sqlite_file(tracking_uri)
         if artifact_root is None and self._sqlite_file is not None:
             artifact_root = self._sqlite_file.parent / "artifacts"
         is_server = urlsplit(tracking_uri).scheme in ("http", "https")
@@ -88,60 +81,9 @@ class Connection:
 
     def _open(self) -> Guarded:
         if self._sqlite_file is not None:
-            _check_file(self._sqlite_file)
+            database.prepare(self._sqlite_file)
         from mlflow import MlflowClient
 
         guard = Guarded(None, tracking_uri=self.tracking_uri)
-        with _quiet_migrations():
-            client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
+        client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
         return Guarded(client, tracking_uri=self.tracking_uri)
-
-
-def _sqlite_file(tracking_uri: str) -> Path | None:
-    """The file behind a sqlite URI, or None. Raises LedgerError on a URI that is no ledger's."""
-    scheme = urlsplit(tracking_uri).scheme.partition("+")[0]
-    if scheme not in (*_DATABASES, "http", "https"):
-        raise LedgerError(
-            f"{redacted(tracking_uri)!r} is no place for an MLflow ledger. "
-            "To fix: use sqlite:////absolute/path/mlflow.db, postgresql://..., or a server's http://..."
-        )
-    if scheme != "sqlite":
-        return None
-    path = unquote(tracking_uri.partition(":///")[2].partition("?")[0])
-    if not path or path == ":memory:":
-        raise LedgerError("a ledger in memory is lost at once. To fix: use sqlite:////absolute/path/mlflow.db.")
-    return Path(path).absolute()
-
-
-def _check_file(file: Path) -> None:
-    """Opening fails at once here; MLflow would first retry a database that it cannot open for a minute."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a+b") as opened:
-            opened.seek(0)
-            header = opened.read(len(_SQLITE_HEADER))
-    except OSError as error:
-        raise LedgerError(
-            f"the ledger {file} cannot be written: {error.strerror}. "
-            "To fix: give this user access, or choose another place.",
-            code="IO_ERROR",
-        ) from error
-    if header not in (b"", _SQLITE_HEADER):
-        raise LedgerError(f"{file} is no sqlite database. To fix: restore it from a copy, or choose another place.")
-
-
-@contextmanager
-def _quiet_migrations() -> Iterator[None]:
-    """Drop what MLflow's first use of a database tells below WARNING; the loggers are left as they were."""
-
-    def is_warning(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
-
-    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")]
-    for logger in loggers:
-        logger.addFilter(is_warning)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(is_warning)

@@ -1,7 +1,7 @@
 """What goes wrong between us and MLflow, handled in one place.
 
-Every call to MLflow goes through `Guarded`: a fault that may pass (a locked database, a server that answers
-5xx) is tried again a few times; any other becomes a `LedgerError` that says what to do.
+Every call to MLflow goes through `Guarded`: a fault that may pass (a locked database, a server that answers 5xx) is
+tried again a few times; any other becomes a `LedgerError` that says what to do.
 """
 
 import time
@@ -30,12 +30,10 @@ def redacted(uri: str) -> str:
 
 
 class Guarded:
-    """An MlflowClient (or anything alike) whose methods retry transient faults and raise LedgerError for
-    the rest.
+    """An MlflowClient (or anything alike) whose methods retry transient faults and raise LedgerError for the rest.
 
-    delays_s: how long to wait before each new try; MLflow itself already waits on a locked sqlite file (20
-        s) and on a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`), so that these
-        stay few.
+    delays_s: how long to wait before each new try; MLflow itself already waits on a locked sqlite file (20 s) and on
+        a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`), so that these stay few.
     """
 
     def __init__(

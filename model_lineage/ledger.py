@@ -7,8 +7,8 @@
     model = ledger.record_model("llama", run_id=job, folder=Path("out"), kind="pretrained")
     ledger.finish_run(job)
 
-Its rooms: `connection` (the client, made lazily), `faults` (retries and errors), `runs`, `profiles`,
-    `models`.
+Its rooms: `connection` (the client, made lazily), `database` (the sqlite file), `faults` (retries and errors), `runs`,
+`profiles`, `registry` (finding models), `models` (recording them), `links` and `cards` (what their pages say).
 """
 
 from model_lineage import links
@@ -18,25 +18,20 @@ from model_lineage.records import ModelRecord
 
 
 class Ledger(Profiles, Models):
-    """A team's record of batches, jobs, profiles and models, in one MLflow store. Safe to use from several
-    threads.
+    """A team's record of batches, jobs, profiles and models, in one MLflow store; several threads may use it.
 
-    tracking_uri: "sqlite:////absolute/path/mlflow.db", "postgresql://...", or an MLflow server's
-        "http(s)://...".
+    tracking_uri: "sqlite:////absolute/path/mlflow.db", "postgresql://...", or an MLflow server's "http(s)://...".
     experiment: where its runs and models go; profiles go to an experiment of that name with "-profiles".
     artifact_root: the folder for files where a database is used directly (beside a sqlite file by default);
-        a server
-        keeps them where it was told to.
+        a server keeps them where it was told to.
 
-    Constructing it opens nothing; the first use does, or `warm_up()`. Raises LedgerError with what to do
-    about it.
+    Constructing it opens nothing; the first use does, or `warm_up()`. What fails raises LedgerError with a remedy.
     """
 
     def ui_links(self, *, run_id: str | None = None, model: ModelRecord | None = None) -> dict[str, str]:
         """Where MLflow's UI shows the experiment and, where given, a run and a model.
 
-        The paths start with "#/": put the UI's address before them, or use them as they are in markdown
-        inside it.
+        The paths start with "#/": put the UI's address before them, or use them as they are in its markdown.
         """
         experiment_id = str(self.experiment_id(self.experiment))
         paths = {"experiment": links.experiment_path(experiment_id)}

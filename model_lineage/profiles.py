@@ -1,7 +1,7 @@
 """Profiles: what was measured once, found again by its fingerprint.
 
-Each is a small run in an experiment of its own, so that a person can sort and compare them in the UI; its
-exact JSON stands in tags, which one search brings back.
+Each is a small run in an experiment of its own, so that a person can sort and compare them in the UI; its exact JSON
+stands in tags, which one search brings back.
 """
 
 import json

@@ -30,8 +30,7 @@ class DatasetInput:
     """Data that a model was trained or evaluated on.
 
     digest: names the content; equal data have equal digests. source: where it was read, a path or a name.
-    context: what it was used for, e.g. "training" or "evaluation". num_rows: samples, where they were
-        counted.
+    context: what it was used for, e.g. "training" or "evaluation". num_rows: samples, where they were counted.
     """
 
     name: str

@@ -65,8 +65,7 @@ class Runs(Connection):
         self.client.set_terminated(run_id, status=status)
 
     def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Log `params`; a nested mapping {"a": {"b": 1}} becomes "a.b". Logging equal values again changes
-        nothing.
+        """Log `params`; a nested mapping {"a": {"b": 1}} becomes "a.b". Equal values may be logged again.
 
         A value over MLflow's limit is shortened, and kept whole in the artifact parameters/KEY.json.
         """

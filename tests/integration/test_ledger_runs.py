@@ -49,6 +49,27 @@ def test_a_fresh_store_is_opened_silently_and_leaves_the_process_as_it_was(tmp_p
     assert sorted(path.name for path in (tmp_path / "new folder").iterdir()) == ["artifacts", "mlflow.db"]
 
 
+def test_several_may_open_a_fresh_store_at_once(tmp_path):
+    ledgers = [Ledger(f"sqlite:///{tmp_path}/mlflow.db", experiment="tests") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        runs = set(pool.map(lambda one: one.start_batch("b", params={}), ledgers))
+    assert len(runs) == 4
+    assert len({one.experiment_id("tests") for one in ledgers}) == 1
+
+
+def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path, monkeypatch):
+    def killed(source, target):
+        target.write(source.read(5000))
+        raise KeyboardInterrupt
+
+    fresh = Ledger(f"sqlite:///{tmp_path}/mlflow.db")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("model_lineage.database.shutil.copyfileobj", killed)
+        fresh.warm_up()
+    assert fresh.find_profiles(["x"]) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
 def test_a_batch_keeps_its_parameters_and_files(ledger):
     batch = ledger.start_batch("tonight", params={"objective": "makespan"}, files={"in/batch.yaml": "name: tonight\n"})
     recorded = run_of(ledger, batch)
