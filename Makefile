@@ -1,0 +1,87 @@
+# make help says what there is. Nothing needs an activated environment: everything runs in .venv, made on first use.
+
+PYTHON ?= python3
+# What pip installs for torch, first and by itself. Left to pip alone, a machine gets the build with CUDA, several GB;
+# TORCH_INDEX=URL names another index, such as the CPU one that pytorch.org's installation page gives.
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+TORCH_INDEX ?=
+
+BATCH ?= examples/mixed_batch.yaml
+# Further arguments of pytest: make test TESTS=tests/unit
+TESTS ?= tests
+
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# No phoning home, whatever of ours is started.
+export DO_NOT_TRACK := true
+export MLFLOW_DISABLE_TELEMETRY := true
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint check-style check-format check-types check-imports format bench bench-planning \
+	environment constraints clean
+
+help:  ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY)  ## Train a batch of eleven models on this machine's devices (BATCH=FILE for another)
+	$(BIN)/ringmaster run $(BATCH)
+
+test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
+
+check-style: $(READY)
+	$(BIN)/ruff check .
+
+check-format: $(READY)
+	$(BIN)/ruff format --check .
+
+check-types: $(READY)
+	$(BIN)/mypy
+
+check-imports: $(READY)
+	$(BIN)/python -m pytest tests/unit/test_architecture.py
+
+format: $(READY)  ## Format the code, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## Measure whole runs against what a person would do by hand
+	$(BIN)/python benchmarks/run.py
+
+bench-planning: $(READY)  ## Measure the planner on the instances of benchmarks/
+	$(BIN)/python benchmarks/planning.py
+
+environment: $(READY)  ## Install the environment into .venv, which all of these do on first use
+
+# The other versions hold for any build of torch, so torch's own line is left out of what constrains them.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'Ringmaster needs Python 3.11 or newer; "$(PYTHON)" is' "$$($(PYTHON) --version 2>&1)." \
+		'To fix: install one, and name it: make PYTHON=python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { \
+		echo 'This Python cannot make virtual environments. To fix: install its venv package' \
+		'(on Debian and Ubuntu: apt install python3-venv)' >&2; exit 1; }
+	@echo 'Making the environment in .venv: about two minutes, once.'
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	grep -v '^torch==' constraints.txt > .venv/constraints.txt
+	$(PIP) install --quiet --constraint .venv/constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The head of the file stays as it is.
+constraints: $(READY)  ## Write the versions that are installed now into constraints.txt
+	@{ sed '/^[^#]/,$$d' constraints.txt; \
+		$(PIP) freeze --exclude-editable | sed 's/^\(torch==[^+]*\)+.*/\1/'; } > .venv/constraints.new
+	@mv .venv/constraints.new constraints.txt
+	@touch $(READY)
+
+clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
