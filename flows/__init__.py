@@ -4,7 +4,7 @@ from flows import Batch, train_batch
 from techniques import DataSpec, Job, ModelSpec
 
 jobs = [Job(name=f"llama-{lr}", model=..., data=..., optimizer=OptimizerSpec(lr=lr), num_steps=100) for lr in rates]
-result = train_batch(Batch.of(name="sweep", jobs=jobs))
+result = train_batch(Batch.of(name="sweep", jobs=jobs).to_json())
 """
 
 from importlib import import_module

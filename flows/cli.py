@@ -42,6 +42,11 @@ def run(
     batch = load_batch(batch_file)
     home = settings.home()
     settings.embed(home)
+    from flows.workshop import warm_up
+
+    warm_up(batch)
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
     from flows.report import print_report
     from flows.train_batch import train_batch
     from flows.views import LinesView, LiveView, current_view
@@ -49,8 +54,11 @@ def run(
     console = Console(stderr=True)
     view = LiveView(console) if console.is_terminal else LinesView(console)
     current_view.set(view)
-    with view:
-        result = train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)  # type: ignore[arg-type]
+    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second.
+    with view, temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        result = train_batch(
+            batch.to_json(), name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed
+        )
     print_report(result, console, home=home)
     if as_json:
         _print_json(result.to_json())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from model_lineage import QUIET_ENVIRONMENT
+
 
 def home() -> Path:
     """The folder that holds all that is written: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
@@ -27,8 +29,8 @@ def embed(folder: Path) -> None:
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        **QUIET_ENVIRONMENT,
         "DO_NOT_TRACK": "true",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     for name, value in defaults.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,12 @@ from techniques.values import to_json
 
 PLANNING_TIME_LIMIT_S = 10.0
 
+BatchInput = str | dict[str, Any]
+
 
 @flow(name="train-batch", flow_run_name="train {name}", validate_parameters=False, persist_result=False)
 def train_batch(
-    batch: str | dict[str, Any],
+    batch: BatchInput,
     name: str = "",
     resume: bool = False,
     checkpoint_every_s: float | None = None,
@@ -40,7 +44,7 @@ def train_batch(
     """Trains the jobs of a batch file on this machine's devices.
 
     Args:
-        batch: Path of a batch file, the text of one, or its content as a mapping.
+        batch: Path of a batch file, the text of one, its content as a mapping, or a Batch's `to_json()`.
         name: Shown as the run's name; that of the batch where it is left out.
         resume: Go on with the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
@@ -74,14 +78,12 @@ def train_batch(
         return result
 
 
-def as_batch(batch: str | dict[str, Any] | Batch) -> Batch:
-    """The batch that a path, a text, a mapping or a Batch says. Raises BatchFileError with every fault."""
-    if isinstance(batch, Batch):
-        return batch
+def as_batch(batch: BatchInput) -> Batch:
+    """The batch that a path, a text, a mapping or a Batch's JSON form says. Raises BatchFileError with every fault."""
     if isinstance(batch, dict):
-        import yaml
-
-        return parse_batch(yaml.safe_dump(batch), folder=Path.cwd(), name="batch")
+        if "text" in batch:
+            return Batch.from_json(batch)
+        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
     if "\n" in batch:
         return parse_batch(batch, folder=Path.cwd(), name="batch")
     return load_batch(Path(batch))
@@ -119,7 +121,7 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         name=shop.batch.name,
         jobs=[jobs.get(job.name, job) for job in shop.batch.jobs],
         profiles=profiled.profiles,
-        workplace=shop.workplace,
+        workplace=replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()}),
         journal=shop.journal,
         submit=submit_with(shop.runner),
         make_plan=lambda problem: plan_task(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed),

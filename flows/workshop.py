@@ -67,6 +67,16 @@ class Workshop:
             leases.give_back(names)
 
 
+# Fork servers that were started ahead of the flow that will use them, by batch name.
+_warm: dict[str, ForkServer] = {}
+
+
+def warm_up(batch: Batch) -> None:
+    """Starts importing torch in the batch's fork server now, beside whatever this process imports in the meantime."""
+    server = _warm[batch.name] = ForkServer(preload=_preload(batch))
+    threading.Thread(target=server.start, name="warm-up").start()
+
+
 @contextmanager
 def open_workshop(
     batch: Batch, *, resume: bool, checkpoint_every_s: float | None = None, home: Path | None = None
@@ -79,7 +89,7 @@ def open_workshop(
     cluster = _cluster(batch)
     folder = _resumed(batch, home) if resume else _fresh(batch, home)
     with ExitStack() as stack:
-        server = ForkServer(preload=_preload(batch))
+        server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
         stack.callback(server.close)
         ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
         _together(server.start, ledger.warm_up)

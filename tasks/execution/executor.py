@@ -63,7 +63,8 @@ class Workplace:
     """Where a batch runs and what it leaves there.
 
     folder: of this run: checkpoints, models, gang logs. weights: folders of base models that are not in the batch, by
-    job. checkpoint_every_s: None for what the cost of a save and the failure rate suggest.
+    job. data: the prepared data of each job, as it was surveyed. checkpoint_every_s: None for what the cost of a save
+    and the failure rate suggest.
     """
 
     cluster: Cluster
@@ -73,6 +74,7 @@ class Workplace:
     holder: str
     import_paths: tuple[str, ...] = ()
     weights: Mapping[str, Path] = field(default_factory=dict)
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     checkpoint_every_s: float | None = None
 
     def model_dir(self, job: str) -> Path:
@@ -211,6 +213,7 @@ class Executor:
             slots=slots_of([place.device(device) for device in segment.devices]),
             folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
             cache_dir=str(place.cache_dir),
+            data=place.data.get(job.name),
             checkpoint_dir=str(place.checkpoint_dir(job.name)),
             model_dir=str(place.model_dir(job.name)),
             weights_from=str(weights) if weights else None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from techniques.profiles import Profile
 from techniques.surveys import Candidate
 
 MOST_TRIALS = 3  # of one technique on one number of devices
+FAR_BEHIND = 1.15  # a technique slower than another by this is not refined: its next config would not make that up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,16 @@ class Search:
         return None
 
     @property
+    def num_devices(self) -> int:
+        """The gang size that it is about."""
+        return self.candidates[0].num_devices
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of a step under the fastest config so far; infinite before there is one."""
+        return min((profile.step_s for profile in self.profiles), default=float("inf"))
+
+    @property
     def profiles(self) -> tuple[Profile, ...]:
         """What the search has found."""
         return tuple(result for result in self.results.values() if isinstance(result, Profile))
@@ -65,3 +76,17 @@ class Search:
     def failures(self) -> tuple[Failure, ...]:
         """What did not work."""
         return tuple(result for result in self.results.values() if isinstance(result, Failure))
+
+
+def worthwhile(searches: Iterable[Search]) -> list[Search]:
+    """The searches that may still give an option worth having.
+
+    Of the techniques that train a speed class on the same number of devices a plan takes the fastest (a slower one
+    only where memory decides), so one whose first config is far behind another's best is not refined any further.
+    """
+    every = list(searches)
+    best_s: dict[tuple[str, int], float] = {}
+    for search in every:
+        group = search.key, search.num_devices
+        best_s[group] = min(best_s.get(group, float("inf")), search.best_s)
+    return [s for s in every if not s.profiles or s.best_s <= FAR_BEHIND * best_s[s.key, s.num_devices]]

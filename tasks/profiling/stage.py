@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.cluster import Cluster
 from tasks.profiling.fingerprint import fingerprint, speed_key
-from tasks.profiling.search import Failure, Result, Search
+from tasks.profiling.search import Failure, Result, Search, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
 from techniques.surveys import Survey, SurveyOrder
@@ -53,7 +53,8 @@ def profile_jobs(
     searches, searches_of = _searches(jobs, surveys, cluster)
     every = sorted({f for search in searches.values() for f in search.fingerprints})
     found = {name: _result(data) for name, data in known.find(every).items()}
-    num_trials = _run(searches, found, {job.name: job for job in jobs}, site=site, known=known, notice=notice)
+    by_name = {job.name: (job, surveys[job.name]) for job in jobs}
+    num_trials = _run(searches, found, by_name, site=site, known=known, notice=notice)
     profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
     for name, mine in searches_of.items():
         if not profiles[name]:
@@ -133,7 +134,7 @@ def _searches(
 def _run(
     searches: Mapping[str, Search],
     found: dict[str, Result],
-    jobs: Mapping[str, Job],
+    jobs: Mapping[str, tuple[Job, Survey]],
     *,
     site: Site,
     known: Known,
@@ -142,12 +143,11 @@ def _run(
     """Runs trials in waves until no search wants one; returns how many ran."""
     num_trials = 0
     while True:
-        wanted = [(search, search.next_trial(found)) for search in searches.values()]
-        trials = [
-            Trial(fingerprint=trial[0], job=jobs[search.job], candidate=trial[1])
-            for search, trial in wanted
-            if trial is not None
-        ]
+        trials = []
+        for search in worthwhile(searches.values()):
+            if (wanted := search.next_trial(found)) is not None:
+                job, survey = jobs[search.job]
+                trials.append(Trial(fingerprint=wanted[0], job=job, data=survey.data, candidate=wanted[1]))
         if not trials:
             return num_trials
         for wave in waves(trials, num_devices=len(site.devices)):

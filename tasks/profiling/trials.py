@@ -26,10 +26,11 @@ from techniques.technique import GangShape
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One candidate of one job, to be measured."""
+    """One candidate of one job, to be measured on its prepared `data`."""
 
     fingerprint: str
     job: Job
+    data: Mapping[str, Any]
     candidate: Candidate
 
 
@@ -98,6 +99,7 @@ class _Run:
             slots=slots_of(devices),
             folder=str(folder),
             cache_dir=str(site.cache_dir),
+            data=trial.data,
             import_paths=site.import_paths,
             ordered_at_s=time.monotonic(),
         )

@@ -28,6 +28,8 @@ class GangOrder:
 
     purpose: "train", from the newest checkpoint up to step `last_step`; or "trial", a few steps from fresh weights.
     technique: the dotted path of its class.
+    data: the JSON form of the `PreparedData` that the job was surveyed with: content that has changed since is refused;
+        None takes what is there.
     folder: this gang's own scratch folder (rendezvous, logs). cache_dir: prepared data.
     checkpoint_dir: where checkpoints are read and written. model_dir: where the finished model is exported.
     weights_from: a folder with the safetensors of the base model, or None.
@@ -43,6 +45,7 @@ class GangOrder:
     slots: tuple[Slot, ...]
     folder: str
     cache_dir: str
+    data: Mapping[str, Any] | None = None
     checkpoint_dir: str | None = None
     model_dir: str | None = None
     weights_from: str | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.data import batch_indices, fetch, open_data, prepare
+from techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
 from techniques.engine.gradients import scale_
 from techniques.engine.losses import loss_of, metrics_of
 from techniques.engine.models import build_model, export_model
@@ -23,7 +23,7 @@ from techniques.engine.ranks import Ranks
 from techniques.engine.state import named_state, piece_writer, restore, whole_tensors
 from techniques.job import Job
 from techniques.technique import Technique, data_parallel_rank, data_parallel_size
-from techniques.values import digest, to_json
+from techniques.values import digest, from_json, to_json
 
 Beat = Callable[[], None]
 """Says that this rank is alive; called between things that take long."""
@@ -46,8 +46,9 @@ class Trainer:
         self.job, self.ranks, self._technique, self._beat = order.job, ranks, technique, beat
         self._order = order
         cache = Path(order.cache_dir)
-        self.prepared = prepare(self.job.data, cache_dir=cache)
-        self._training, self._held_out = open_data(self.job.data, cache_dir=cache)
+        pinned = from_json(PreparedData, order.data) if order.data else prepare(self.job.data, cache_dir=cache)
+        self.prepared = pinned
+        self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=pinned)
         beat()
         weights = Path(order.weights_from) if order.weights_from else None
         model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
@@ -172,7 +173,7 @@ class Trainer:
         """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
         started_s = time.perf_counter()
         named = named_state(self._technique.unwrap(self.model), self.optimizer)
-        meta = {"job": self.job.name, "weights_digest": weights_digest(self.job)}
+        meta = {"job": self.job.name, "weights_digest": self._weights_digest()}
         self.store(root).save(self.next_step, piece_writer(named, rank=self.ranks.rank), meta)
         self._beat()
         return time.perf_counter() - started_s
@@ -185,7 +186,7 @@ class Trainer:
         checkpoint = self.store(root).newest()
         if checkpoint is None:
             return 0
-        if checkpoint.manifest.meta["weights_digest"] != weights_digest(self.job):
+        if checkpoint.manifest.meta["weights_digest"] != self._weights_digest():
             raise ValueError(
                 f"{checkpoint.folder} is of another version of job {self.job.name}: its model, data, optimizer or seed "
                 "changed since. To fix: give the job another name, or remove the folder to start it afresh"
@@ -193,6 +194,9 @@ class Trainer:
         restore(checkpoint, self._technique.unwrap(self.model), self.optimizer)
         self.next_step = checkpoint.manifest.step
         return self.next_step
+
+    def _weights_digest(self) -> str:
+        return weights_digest(self.job, data_digest=self.prepared.digest)
 
     def export(self, folder: Path) -> None:
         """Writes the model as `from_pretrained` loads it; gathered tensor by tensor, written by rank 0."""
@@ -214,9 +218,9 @@ class Trainer:
         return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
 
 
-def weights_digest(job: Job) -> str:
+def weights_digest(job: Job, *, data_digest: str) -> str:
     """A name for all that decides the job's weights: two jobs with one digest train the same model."""
-    said: dict[str, Any] = to_json(job)
+    said: dict[str, Any] = {**to_json(job), "data_digest": data_digest}
     for key in ("name", "techniques", "num_devices", "evaluation", "exact"):
         said.pop(key)
     return digest(said)
