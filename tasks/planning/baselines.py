@@ -1,9 +1,10 @@
 """What people do without a planner; every plan is compared with these, and none may be worse than the best
 of them."""
 
+import heapq
 from collections.abc import Callable
 
-from tasks.planning.bounds import in_order, useful_options
+from tasks.planning.bounds import useful_options
 from tasks.planning.listing import Choice, schedule
 from tasks.planning.plan import Plan
 from tasks.planning.problem import PlanningJob, Problem
@@ -36,9 +37,16 @@ def optimus_greedy(problem: Problem) -> Plan:
     """
     size_of = {job.id: _smallest(job) for job in problem.jobs}
     left = problem.num_devices - sum(job.options[size_of[job.id]].num_devices for job in problem.jobs)
-    while step := _best_step(problem, size_of, left):
-        job_id, k, more = step
-        size_of[job_id], left = k, left - more
+    steps = [(-gain, i, k) for i, job in enumerate(problem.jobs) for gain, k in _best_step(job, size_of[job.id])]
+    heapq.heapify(steps)
+    while steps and left > 0:
+        _, i, k = heapq.heappop(steps)
+        job = problem.jobs[i]
+        more = job.options[k].num_devices - job.options[size_of[job.id]].num_devices
+        if more <= left:
+            size_of[job.id], left = k, left - more
+            for gain, following in _best_step(job, k):
+                heapq.heappush(steps, (-gain, i, following))
     longest_first = sorted(problem.jobs, key=lambda job: (-job.options[size_of[job.id]].runtime_s, job.id))
     choices = [(job.id, size_of[job.id]) for job in longest_first]
     return Plan(problem.name, schedule(problem, choices), method="optimus-style greedy")
@@ -91,15 +99,13 @@ def _within(job: PlanningJob, share: int) -> int:
     return max(fits, key=lambda k: (job.options[k].num_devices, -job.options[k].runtime_s))
 
 
-def _best_step(problem: Problem, size_of: dict[str, int], left: int) -> tuple[str, int, int] | None:
-    """(job, its next option, devices more) of the largest gain a device, or None where nothing helps or
-    fits."""
-    best: tuple[float, str, int, int] | None = None
-    for job in in_order(problem):
-        now = job.options[size_of[job.id]]
-        for k in useful_options(job):
-            more = job.options[k].num_devices - now.num_devices
-            gain_s = now.runtime_s - job.options[k].runtime_s
-            if 0 < more <= left and gain_s > 0 and (best is None or gain_s / more > best[0]):
-                best = (gain_s / more, job.id, k, more)
-    return None if best is None else best[1:]
+def _best_step(job: PlanningJob, k: int) -> list[tuple[float, int]]:
+    """(seconds gained a device, option) of the step from option `k` that gains most, or nothing where none
+    gains."""
+    now = job.options[k]
+    gains = [
+        ((now.runtime_s - job.options[i].runtime_s) / (job.options[i].num_devices - now.num_devices), i)
+        for i in useful_options(job)
+        if job.options[i].num_devices > now.num_devices and job.options[i].runtime_s < now.runtime_s
+    ]
+    return [max(gains, key=lambda gain: (gain[0], -gain[1]))] if gains else []

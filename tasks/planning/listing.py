@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tasks.planning.plan import Segment
 from tasks.planning.problem import Option, PlanningJob, Problem
 
@@ -13,33 +15,43 @@ class Timeline:
     """When each device is free for good; gangs are only ever added behind what is there."""
 
     def __init__(self, problem: Problem) -> None:
-        self.free_s = {node.id: [0.0] * node.num_devices for node in problem.nodes}
+        sizes = [node.num_devices for node in problem.nodes]
+        self._nodes = problem.nodes
+        # Each row is sorted by time; a device that does not exist is never free.
+        self._free_s = np.full((len(sizes), max(sizes)), np.inf)
+        self._device = np.tile(np.arange(max(sizes)), (len(sizes), 1))
+        for v, size in enumerate(sizes):
+            self._free_s[v, :size] = 0.0
 
-    def earliest(self, option: Option, ready_s: float = 0.0) -> tuple[float, list[str]]:
+    def earliest(self, option: Option, ready_s: float = 0.0) -> tuple[float, list[int]]:
         """The first moment from `ready_s` when the gang fits, and its nodes: those that wait idle for it
         least."""
-        slot = option.slot
-        starts = []
-        for i, (node, free_s) in enumerate(self.free_s.items()):
-            if len(free_s) >= slot:
-                in_order = sorted(free_s)
-                start_s = max(ready_s, in_order[slot - 1])
-                idle_s = sum(start_s - free for free in in_order if free <= start_s)
-                starts.append((start_s, idle_s, i, node))
-        starts.sort()
-        chosen = starts[: option.num_nodes]
-        return chosen[-1][0], [node for _, _, _, node in chosen]
+        starts = np.maximum(self._free_s[:, option.slot - 1], ready_s)
+        if option.num_nodes > 1:
+            chosen = np.argsort(starts, kind="stable")[: option.num_nodes]
+            return float(starts[chosen[-1]]), [int(v) for v in chosen]
+        start_s = float(starts.min())
+        ties = np.flatnonzero(starts == start_s)
+        if len(ties) > 1:
+            idle_s = np.maximum(start_s - self._free_s[ties], 0.0).sum(axis=1)
+            return start_s, [int(ties[idle_s.argmin()])]
+        return start_s, [int(ties[0])]
 
-    def take(self, option: Option, start_s: float, nodes: Sequence[str]) -> Gang:
+    def earliest_on(self, option: Option, node: int) -> float:
+        """The first moment when the gang fits on one given node."""
+        return float(self._free_s[node, option.slot - 1])
+
+    def take(self, option: Option, start_s: float, nodes: Sequence[int]) -> Gang:
         """Holds a gang from `start_s` for the option's runtime, on the devices that became free last."""
         gang = []
-        for node in nodes:
-            free_s = self.free_s[node]
-            able = [device for device, free in enumerate(free_s) if free <= start_s + 1e-12]
-            ids = sorted(able, key=lambda device: (-free_s[device], device))[: option.slot]
-            for device in ids:
-                free_s[device] = start_s + option.runtime_s
-            gang.append((node, tuple(sorted(ids))))
+        for v in nodes:
+            free_s, device = self._free_s[v], self._device[v]
+            top = int(np.searchsorted(free_s, start_s, side="right"))
+            ids = tuple(sorted(int(d) for d in device[top - option.slot : top]))
+            free_s[top - option.slot : top] = start_s + option.runtime_s
+            order = np.argsort(free_s, kind="stable")
+            self._free_s[v], self._device[v] = free_s[order], device[order]
+            gang.append((self._nodes[v].id, ids))
         return tuple(gang)
 
 

@@ -1,24 +1,22 @@
 """The one entry of planning: `solve(problem)` gives the best plan found, with a bound that says how good it
 is."""
 
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
-from tasks.planning.baselines import BASELINES
-from tasks.planning.bounds import preemptive_bound, rigid_bound, useful_options
-from tasks.planning.listing import Choice, makespan_s, schedule
-from tasks.planning.plan import Plan, Segment
+from tasks.planning.plan import Plan
 from tasks.planning.problem import Problem
-from tasks.planning.time_indexed import solve_time_indexed
 
 Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan"]
 
 MAX_JOBS_OF_MILP = 12
+WORTH_S = 20.0  # seconds that a longer search must be able to save: what compiling it takes on a fresh machine
+CROWDED = 10  # jobs a node beyond which switches gain little, and annealing is given more
+SAME = 1e-3  # makespans this close count as equal: the plan with fewer switches is preferred
 
 
 def solve(
@@ -33,97 +31,151 @@ def solve(
 
     Equal arguments give equal plans: the work is bounded by counts of iterations, and `time_limit_s` is only
     the outer guard; once it is reached, the best plan so far is returned with its gap.
-    preemption: "never" keeps each job in one segment; otherwise jobs may switch where that helps.
-    Raises ValueError for an unknown preemption or objective.
+    preemption: "never" keeps each job in one segment, "always" plans with switches, "auto" takes the better
+    of the two. Raises ValueError for an unknown preemption or objective.
     """
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
     if objective != "makespan":
         raise ValueError(f"objective is makespan, not {objective!r}")
-    clock = _Clock(time_limit_s)
-    with clock.stage("bounds"):
-        bound = preemptive_bound(problem)
-        rigid_s, relaxed = rigid_bound(problem, time_limit_s=min(5.0, clock.left_s()))
-    with clock.stage("heuristics"):
-        plans = [baseline(problem) for baseline in BASELINES]
-        if relaxed:
-            longest_first = sorted(relaxed, key=lambda job: (-problem.job(job).options[relaxed[job]].runtime_s, job))
-            choices = [(job, relaxed[job]) for job in longest_first]
-            plans.append(Plan(problem.name, schedule(problem, choices), method="pattern MILP's options"))
-        best = min(plans, key=lambda plan: plan.makespan_s)
-        best = _better(best, _improve(problem, best, bound_s=bound.seconds, seed=seed, clock=clock))
-    if len(problem.jobs) <= MAX_JOBS_OF_MILP and best.makespan_s > bound.seconds * (1 + 1e-4):
-        with clock.stage("MILP"):
-            found = solve_time_indexed(problem, horizon_s=best.makespan_s, time_limit_s=clock.left_s(), seed=seed)
-            if found:
-                start = Plan(problem.name, schedule(problem, found), method="time-indexed MILP")
-                best = _better(best, start)
-                best = _better(best, _improve(problem, start, bound_s=bound.seconds, seed=seed, clock=clock))
-    if preemption == "never" and rigid_s > bound.seconds:
-        return replace(best, lower_bound_s=min(rigid_s, best.makespan_s), proof="pattern MILP", seconds=clock.seconds)
-    return replace(
-        best,
-        lower_bound_s=min(bound.seconds, best.makespan_s),
-        certificate=bound.certificate,
-        proof=bound.proof,
-        seconds=clock.seconds,
-    )
+    return _Search(problem, time_limit_s, seed, preemption).run()
 
 
-class _Clock:
-    """The outer time limit, and what each stage took of it."""
+class _Search:
+    """Stages from the cheapest to the dearest, each of which may better the best plan so far."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.ends_at = time.monotonic() + limit_s
+    def __init__(self, problem: Problem, time_limit_s: float, seed: int, preemption: Preemption) -> None:
+        self.problem, self.seed, self.preemption = problem, seed, preemption
+        self.ends_at = time.monotonic() + time_limit_s
         self.seconds: dict[str, float] = {}
 
-    def left_s(self) -> float:
+    def run(self) -> Plan:
+        from tasks.planning.bounds import preemptive_bound, rigid_bound
+
+        with self._stage("bounds"):
+            self.bound = preemptive_bound(self.problem)
+            self.rigid_s, self.relaxed = self.bound.seconds, None
+            if self.preemption == "never" or len(self.problem.jobs) <= 100:
+                rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
+                self.rigid_s = max(self.rigid_s, rigid_s)
+        with self._stage("heuristics"):
+            self.best = self._simple()
+        if self._is_small():
+            with self._stage("MILP"):
+                self._milp()
+        if self._is_worth_it(self.rigid_s):
+            with self._stage("annealing"):
+                self._annealing()
+        if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
+            with self._stage("preemptive"):
+                self._preemptive()
+        return self._proved()
+
+    def _left_s(self) -> float:
         return max(0.0, self.ends_at - time.monotonic())
 
+    def _is_over(self) -> bool:
+        return time.monotonic() > self.ends_at
+
+    def _is_worth_it(self, bound_s: float) -> bool:
+        """Whether a plan could still be better by more than it costs to look for it."""
+        could_save_s = self.best.makespan_s - bound_s
+        return could_save_s > WORTH_S and could_save_s > 1e-5 * bound_s and not self._is_over()
+
+    def _is_small(self) -> bool:
+        return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= 4
+
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def _stage(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 3)
 
+    def _take(self, plan: Plan) -> None:
+        """Keeps the better of two plans: the shorter, or among equals the one with fewer switches."""
+        least = min(plan.makespan_s, self.best.makespan_s)
+        rank = [
+            (candidate.makespan_s > least * (1 + SAME), candidate.num_switches, candidate.makespan_s)
+            for candidate in (self.best, plan)
+        ]
+        if rank[1] < rank[0]:
+            self.best = plan
 
-def _better(a: Plan, b: Plan) -> Plan:
-    return b if b.makespan_s < a.makespan_s * (1 - 1e-9) else a
+    def _simple(self) -> Plan:
+        from tasks.planning.baselines import BASELINES
+        from tasks.planning.listing import schedule
+        from tasks.planning.local_search import improve
 
+        plans = [baseline(self.problem) for baseline in BASELINES]
+        if self.relaxed:
+            chosen = [(job, job.options[self.relaxed[job.id]].runtime_s) for job in self.problem.jobs]
+            chosen.sort(key=lambda pair: (-pair[1], pair[0].id))
+            choices = [(job.id, self.relaxed[job.id]) for job, _ in chosen]
+            plans.append(Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP's options"))
+        best = min(plans, key=lambda plan: plan.makespan_s)
+        if self._is_small() or any(job.after for job in self.problem.jobs):
+            best = improve(self.problem, best, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over)
+        return best
 
-def _improve(problem: Problem, plan: Plan, *, bound_s: float, seed: int, clock: _Clock) -> Plan:
-    """Hill climbing over (order of jobs, option of each), re-scheduling the list after each move."""
-    draw = random.Random(seed)
-    options = {job.id: useful_options(job) for job in problem.jobs}
-    now: list[Choice] = [(segment.job, segment.option) for segment in plan.segments]
-    best, best_s = plan.segments, plan.makespan_s
-    for _ in range(max(50, 20_000 // len(now))):
-        if best_s <= bound_s * (1 + 1e-6) or not clock.left_s():
-            break
-        trial = _MOVES[draw.randrange(len(_MOVES))](list(now), draw, options)
-        segments: tuple[Segment, ...] = schedule(problem, trial)
-        if makespan_s(segments) <= best_s:
-            now, best, best_s = trial, segments, makespan_s(segments)
-    return replace(plan, segments=best, method=plan.method + " + local search")
+    def _milp(self) -> None:
+        from tasks.planning.listing import schedule
+        from tasks.planning.local_search import improve
+        from tasks.planning.time_indexed import solve_time_indexed
 
+        if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
+            return
+        found = solve_time_indexed(
+            self.problem, horizon_s=self.best.makespan_s, time_limit_s=self._left_s(), seed=self.seed
+        )
+        if found:
+            plan = Plan(self.problem.name, schedule(self.problem, found), method="time-indexed MILP")
+            self._take(plan)
+            self._take(improve(self.problem, plan, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over))
 
-def _reinsert(choices: list[Choice], draw: random.Random, options: dict[str, tuple[int, ...]]) -> list[Choice]:
-    choices.insert(draw.randrange(len(choices)), choices.pop(draw.randrange(len(choices))))
-    return choices
+    def _preemptive(self) -> None:
+        from tasks.planning.preemptive import plan_preemptive
 
+        if any(job.after for job in self.problem.jobs):
+            return
+        segments = plan_preemptive(self.problem, self.bound, seed=self.seed, is_over=self._is_over)
+        if segments:
+            self._take(Plan(self.problem.name, segments, method="configuration LP"))
 
-def _swap(choices: list[Choice], draw: random.Random, options: dict[str, tuple[int, ...]]) -> list[Choice]:
-    i, j = draw.randrange(len(choices)), draw.randrange(len(choices))
-    choices[i], choices[j] = choices[j], choices[i]
-    return choices
+    def _annealing(self) -> None:
+        from tasks.planning.rigid import plan_rigid
 
+        num_jobs = len(self.problem.jobs)
+        if self.preemption == "never":
+            num_searches, steps = 20, max(1_500_000, 60_000 * num_jobs)
+        elif num_jobs > CROWDED * len(self.problem.nodes):
+            num_searches, steps = 2, 3_000_000
+        else:
+            num_searches, steps = 2, 300_000
+        segments = plan_rigid(
+            self.problem,
+            self.rigid_s,
+            options=self.relaxed,
+            num_searches=num_searches,
+            steps=steps,
+            seed=self.seed,
+            is_over=self._is_over,
+        )
+        if segments:
+            self._take(Plan(self.problem.name, segments, method="annealing"))
 
-def _change_option(choices: list[Choice], draw: random.Random, options: dict[str, tuple[int, ...]]) -> list[Choice]:
-    i = draw.randrange(len(choices))
-    job = choices[i][0]
-    choices[i] = (job, draw.choice(options[job]))
-    return choices
-
-
-_Move = Callable[[list[Choice], random.Random, dict[str, tuple[int, ...]]], list[Choice]]
-_MOVES: tuple[_Move, ...] = (_reinsert, _swap, _change_option, _change_option)
+    def _proved(self) -> Plan:
+        """The best plan with the bound for its kind, and what proves it."""
+        if self.preemption == "never" and self.rigid_s > self.bound.seconds:
+            return replace(
+                self.best,
+                lower_bound_s=min(self.rigid_s, self.best.makespan_s),
+                proof="pattern MILP",
+                seconds=self.seconds,
+            )
+        return replace(
+            self.best,
+            lower_bound_s=min(self.bound.seconds, self.best.makespan_s),
+            certificate=self.bound.certificate,
+            proof=self.bound.proof,
+            seconds=self.seconds,
+        )
