@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_lineage import links
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
 from model_lineage.records import DatasetInput, MetricPoint, ModelRecord
@@ -154,6 +155,11 @@ class Recorder:
         figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
         points = [MetricPoint(key, value, self._num_plans) for key, value in figures.items() if value is not None]
         self.ledger.log_metrics(run_id, points)
+        if self._num_plans == 1:
+            self.ledger.set_note(run_id, f"{self._picture(run_id)}\n\n{_plan_sentence(event)}")
+
+    def _picture(self, run_id: str) -> str:
+        return links.picture("The plan", run_id, "plan-1/gantt.svg")
 
     def _write_segments(self, job: str) -> None:
         rows = [
@@ -177,6 +183,7 @@ class Recorder:
             return
         model = self._record_model(event, run_id)
         self._journal.write_job(event.job, details={"model_uri": model.uri})
+        self.ledger.set_note(run_id, self._job_note(event, model))
         self.ledger.finish_run(run_id)
 
     def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
@@ -200,6 +207,12 @@ class Recorder:
             metrics=event.details["metrics"],
         )
 
+    def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
+        where = self.ledger.ui_links(run_id=self.run_of(), model=model)
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
+        made = links.link(f"{model.registered_name} version {model.version}", where["model"])
+        return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
+
     def _parent(self, job: Job) -> str | None:
         if job.base is None or job.base not in self._known.jobs:
             return job.base
@@ -219,7 +232,16 @@ class Recorder:
         self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
         if table:
             self.ledger.write_table(run_id, "jobs.json", table)
+        if (planned_s := metrics.get("planned_makespan_s")) is not None:
+            took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
+            practice = f", and one job after another would have taken {metrics['current_practice_s']:.1f} s."
+            self.ledger.set_note(run_id, f"{self._picture(run_id)}\n\n{took}{practice}")
         self.ledger.finish_run(run_id, status)
+
+
+def _plan_sentence(event: Planned) -> str:
+    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
+    return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
 
 
 def plan_rows(event: Planned) -> list[dict[str, Any]]:
