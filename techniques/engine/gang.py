@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from techniques.engine.channel import Channel, ChannelClosed
-from techniques.engine.order import GangOrder
+from techniques.engine.order import GangOrder, rendezvous
 from techniques.engine.processes import ForkServer
 from techniques.values import to_json
 
@@ -47,6 +47,7 @@ class Gang:
     def __init__(self, server: ForkServer, order: GangOrder, *, num_ranks: int) -> None:
         self._folder = Path(order.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
+        rendezvous(order).unlink(missing_ok=True)  # of an earlier try of the same order: its ranks are gone
         argument = to_json(order)
         self._ranks = [
             _Rank(rank, server.spawn(target=WORKER, argument={**argument, "rank": rank}, log=self.log(rank)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from techniques.job import Job
@@ -55,3 +56,8 @@ class GangOrder:
     import_paths: tuple[str, ...] = ()
     ordered_at_s: float = 0.0
     collective_timeout_s: float = 1800.0
+
+
+def rendezvous(order: GangOrder) -> Path:
+    """The file through which a gang's ranks find each other."""
+    return Path(order.folder).resolve() / "rendezvous"

@@ -6,13 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from techniques.engine.order import GangOrder, Slot
+from techniques.engine.order import GangOrder, Slot, rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
         return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{Path(order.folder).resolve() / 'rendezvous'}",
+        init_method=f"file://{rendezvous(order)}",
         rank=rank,
         world_size=num_ranks,
         timeout=timedelta(seconds=order.collective_timeout_s),

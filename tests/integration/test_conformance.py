@@ -1,0 +1,198 @@
+"""The plan never changes the model: every technique trains what `single` trains on one slot.
+
+A new technique enters with one line in LAYOUTS, and one in SWITCHED.
+"""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from techniques import ScheduleSpec, registry
+from techniques.engine.data import prepare
+from techniques.engine.models import model_facts
+from tests.integration.workbench import (
+    ADAMW,
+    GPT2,
+    GPT2_WITH_DROPOUT,
+    RESNET,
+    SGD,
+    SINGLE,
+    VIT,
+    Layout,
+    is_bit_equal,
+    largest_difference,
+)
+
+LAYOUTS = [
+    Layout("single", 1, {"micro_batch": 2}),
+    Layout("single", 1, {"micro_batch": 3}),
+    Layout("single", 1, {"recompute": "full"}),
+    Layout("single", 2),
+    Layout("ddp", 2),
+    Layout("ddp", 2, {"micro_batch": 2}),
+    Layout("ddp", 2, {"micro_batch": 3, "recompute": "full"}),
+    Layout("ddp", 4),
+    Layout("fsdp", 2, {"reshard": False}),
+    Layout("fsdp", 2, {"reshard": True}),
+    Layout("fsdp", 2, {"reshard": False, "micro_batch": 2}),
+    Layout("fsdp", 2, {"reshard": True, "micro_batch": 3, "recompute": "full"}),
+    Layout("fsdp", 4, {"reshard": True}),
+]
+SWITCHED = [SINGLE, Layout("ddp", 2), Layout("fsdp", 2, {"reshard": True})]
+PARALLEL = SWITCHED[1:]
+
+# Floating-point sums in another order: AdamW divides by the gradient's size, so that it makes small errors large.
+LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
+LARGEST_LOSS_DIFFERENCE = 1e-6
+GOLDEN_LOSSES = [5.712861, 5.694500, 5.676666, 5.655768, 5.639809]
+
+
+def assert_trains_the_same(bench, job, layout, folder):
+    trained, expected = bench.train(job, layout, folder), bench.reference(job)
+    assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
+    assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE)
+    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout_trains_the_same_llama(bench, tmp_path, layout, optimizer):
+    assert_trains_the_same(bench, bench.job(optimizer=optimizer), layout, tmp_path)
+
+
+@pytest.mark.parametrize("model", [GPT2, VIT], ids=["gpt2", "vit"])
+@pytest.mark.parametrize("layout", PARALLEL, ids=str)
+def test_other_architectures_too(bench, tmp_path, layout, model):
+    assert_trains_the_same(bench, bench.job(model), layout, tmp_path)
+
+
+@pytest.mark.parametrize("layout", [*PARALLEL, Layout("fsdp", 2, {"reshard": False, "micro_batch": 2})], ids=str)
+def test_clipping_uses_the_norm_of_the_whole_gradient(bench, tmp_path, layout):
+    clipped = bench.job(clip_grad_norm=0.1)  # far below the norms of the first steps
+    assert_trains_the_same(bench, clipped, layout, tmp_path)
+    free = bench.reference(bench.job()).weights
+    assert largest_difference(bench.reference(clipped).weights, free) > 1e-3
+
+
+@pytest.mark.parametrize("layout", PARALLEL, ids=str)
+def test_momentum_weight_decay_and_a_schedule(bench, tmp_path, layout):
+    optimizer = replace(SGD, options={"momentum": 0.9, "weight_decay": 0.01})
+    job = bench.job(optimizer=optimizer, schedule=ScheduleSpec(name="cosine", warmup_steps=2))
+    assert_trains_the_same(bench, job, layout, tmp_path)
+
+
+@pytest.mark.parametrize("layout", PARALLEL, ids=str)
+def test_a_sum_and_count_loss_of_ones_own_with_uneven_rows(bench, tmp_path, layout):
+    """Each rank's mean differs in what it counts, so averaging the ranks' means would train another model."""
+    job = bench.job(loss="tests.integration.stubs:loss_of_some_tokens")
+    assert_trains_the_same(bench, job, layout, tmp_path)
+
+
+def test_the_first_losses_are_what_they_always_were(bench):
+    """Another order of the data, other first weights or another loss would show here, and nowhere else."""
+    assert bench.reference(bench.job(optimizer=ADAMW)).losses == pytest.approx(GOLDEN_LOSSES, rel=0, abs=1e-4)
+
+
+def test_training_moves_the_weights_and_lowers_the_loss(bench, tmp_path):
+    """Else all of this file would hold of a trainer that does nothing."""
+    job = bench.job(optimizer=ADAMW, num_steps=30)
+    losses = bench.train(job, SINGLE, tmp_path).losses
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("layout", SWITCHED, ids=str)
+def test_the_same_option_resumed_is_bit_equal(bench, tmp_path, layout):
+    job = bench.job(optimizer=ADAMW)
+    whole = bench.train(job, layout, tmp_path / "whole")
+    first = bench.train(job, layout, tmp_path / "halves", last_step=3)
+    second = bench.train(job, layout, tmp_path / "halves")
+    assert (first.outcome.result["step"], second.outcome.result["first_step"]) == (3, 3)
+    assert first.losses + second.losses == whole.losses
+    assert is_bit_equal(second.weights, whole.weights)
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, replace(SGD, options={"momentum": 0.9})], ids=["adamw", "momentum"])
+@pytest.mark.parametrize("pair", [*permutations(SWITCHED, 2)], ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def test_a_switch_carries_weights_and_optimizer_over(bench, tmp_path, pair, optimizer):
+    job = bench.job(optimizer=optimizer)
+    bench.train(job, pair[0], tmp_path, last_step=3)
+    assert_trains_on_from(bench, job, pair[1], tmp_path, first_step=3)
+
+
+def test_a_checkpoint_of_four_ranks_is_read_by_two_and_by_one(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW)
+    bench.train(job, Layout("fsdp", 4, {"reshard": True}), tmp_path, last_step=2)
+    bench.train(job, Layout("fsdp", 2, {"reshard": False}), tmp_path, last_step=4)
+    assert_trains_on_from(bench, job, SINGLE, tmp_path, first_step=4)
+
+
+def assert_trains_on_from(bench, job, layout, folder, *, first_step):
+    trained, expected = bench.train(job, layout, folder), bench.reference(job)
+    assert trained.outcome.result["first_step"] == first_step
+    assert largest_difference(trained.weights, expected.weights) <= 1e-5
+    assert trained.losses == pytest.approx(expected.losses[first_step:], rel=0, abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", SWITCHED, ids=str)
+def test_bf16_trains_alike_but_not_as_fp32(bench, tmp_path, layout):
+    job = bench.job(precision="bf16")
+    losses, expected = bench.train(job, layout, tmp_path).losses, bench.reference(job).losses
+    assert losses == pytest.approx(expected, rel=0, abs=2e-3)
+    full = bench.reference(bench.job()).losses
+    assert expected == pytest.approx(full, rel=0, abs=2e-2)
+    assert expected != full
+
+
+@pytest.mark.parametrize("layout", [SINGLE, *PARALLEL], ids=str)
+def test_dropout_repeats_under_the_same_option_and_draws_anew_in_another(bench, tmp_path, layout):
+    job = bench.job(GPT2_WITH_DROPOUT)
+    once, again = (bench.train(job, layout, tmp_path / name) for name in ("once", "again"))
+    assert is_bit_equal(once.weights, again.weights)
+    other = bench.train(job, Layout("single", 1, {"micro_batch": 2}), tmp_path / "other")
+    assert not is_bit_equal(once.weights, other.weights)
+
+
+def test_dropout_is_drawn_again_where_activations_are_recomputed(bench, tmp_path):
+    job = bench.job(GPT2_WITH_DROPOUT)
+    recomputed = bench.train(job, Layout("single", 1, {"recompute": "full"}), tmp_path)
+    assert largest_difference(recomputed.weights, bench.reference(job).weights) <= LARGEST_DIFFERENCE["sgd"]
+
+
+def test_batch_statistics_are_trained_undivided(bench, tmp_path):
+    job = bench.job(RESNET)
+    once = bench.reference(job)
+    assert is_bit_equal(bench.train(job, SINGLE, tmp_path).weights, once.weights)
+    technique = registry.load(SINGLE.path)
+    assert list(technique.configs(job, bench.shape(1), facts(bench, job))) == [
+        {"micro_batch": job.global_batch_size, "recompute": "none"}
+    ]
+
+
+@pytest.mark.parametrize("layout", PARALLEL, ids=str)
+def test_what_dividing_would_change_is_refused_with_the_reason(bench, layout):
+    def reason(job):
+        return registry.load(layout.path).supports(job, bench.shape(2), facts(bench, job))
+
+    assert reason(bench.job()) is None
+    assert reason(bench.job(GPT2_WITH_DROPOUT)) is None
+    assert "batch statistics" in reason(bench.job(RESNET))
+    assert "exact: true" in reason(bench.job(GPT2_WITH_DROPOUT, exact=True))
+    assert "not a multiple of 2" in reason(bench.job(global_batch_size=7))
+
+
+def test_exact_leaves_single_one_slot_and_one_micro_batch(bench):
+    job = bench.job(GPT2_WITH_DROPOUT, exact=True)
+    single, known = registry.load(SINGLE.path), facts(bench, job)
+    assert single.supports(job, bench.shape(1), known) is None
+    assert "exact: true" in single.supports(job, bench.shape(2), known)
+    assert [config["micro_batch"] for config in single.configs(job, bench.shape(1), known)] == [8]
+
+
+def facts(bench, job):
+    return model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir))
+
+
+def test_every_technique_is_in_this_suite():
+    assert {layout.technique for layout in LAYOUTS} >= set(registry.BUILTIN)
+    assert {layout.technique for layout in SWITCHED} >= set(registry.BUILTIN)

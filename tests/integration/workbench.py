@@ -1,0 +1,206 @@
+"""Tiny jobs and the quick gangs that train them: the tests' own way into the engine, without planner and flows."""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from techniques.engine.gang import Event, Gang, Outcome
+from techniques.engine.order import TRAIN, GangOrder, Slot
+from techniques.engine.processes import ForkServer
+from techniques.technique import GangShape
+from techniques.values import digest
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "ViTForImageClassification",
+    "ResNetForImageClassification",
+)
+LLAMA = ModelSpec(
+    architecture="LlamaForCausalLM",
+    config={
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+)
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2}
+GPT2_WITH_DROPOUT = ModelSpec(architecture="GPT2LMHeadModel", config=_GPT2)
+GPT2 = ModelSpec(
+    architecture="GPT2LMHeadModel", config={**_GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+)
+VIT = ModelSpec(
+    architecture="ViTForImageClassification",
+    config={
+        "patch_size": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+)
+RESNET = ModelSpec(
+    architecture="ResNetForImageClassification",
+    config={"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+)
+DIGITS = DataSpec(source="digits")
+SGD = OptimizerSpec(name="sgd", lr=0.1)
+ADAMW = OptimizerSpec(name="adamw", lr=1e-3)
+
+SYLLABLES = [first + second for first in "bdfklmnprst" for second in ("a", "e", "i", "o", "u", "an", "or")]
+
+
+def write_prose(file: Path, *, num_lines: int = 600) -> Path:
+    """Made-up text, the same on every machine and in every version of Python."""
+    draw = random.Random(1)
+
+    def word() -> str:
+        return "".join(SYLLABLES[int(draw.random() ** 2 * len(SYLLABLES))] for _ in range(1 + int(draw.random() * 3)))
+
+    file.write_text("".join(" ".join(word() for _ in range(9)) + ".\n" for _ in range(num_lines)))
+    return file
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An option: a technique on a number of devices under a config. A path stands for a technique of the tests' own."""
+
+    technique: str
+    num_devices: int = 1
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        knobs = ",".join(f"{key}={value}" for key, value in self.config.items())
+        return f"{self.technique.rpartition(':')[2]}x{self.num_devices}({knobs})"
+
+    @property
+    def path(self) -> str:
+        return self.technique if ":" in self.technique else registry.dotted_path(self.technique)
+
+
+SINGLE = Layout("single")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a gang left behind."""
+
+    outcome: Outcome
+    events: list[Event]
+    order: GangOrder
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for event in self.events if event["event"] == "steps" for loss in event["losses"]]
+
+    @cached_property
+    def weights(self) -> dict[str, Any]:
+        assert self.outcome.status == "done", self.outcome
+        return weights_in(Path(self.order.model_dir or ""))
+
+    def said(self, event: str) -> list[Event]:
+        return [e for e in self.events if e["event"] == event]
+
+
+def weights_in(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "model.safetensors")
+
+
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def is_bit_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
+
+
+class Workbench:
+    """Trains jobs in gangs of one fork server. Slots share the cores there are."""
+
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        self.server, self._folder = server, folder
+        self.cache_dir = folder / "cache"
+        self.cache_dir.mkdir()
+        self.prose = DataSpec(path=str(write_prose(folder / "prose.txt")), seq_len=24, vocab_size=300)
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._references: dict[str, Trained] = {}
+
+    def job(self, model: ModelSpec = LLAMA, **changes: Any) -> Job:
+        """A tiny job; of images where the model is one for images."""
+        images = "Image" in (model.architecture or "")
+        plain = Job(
+            name="tiny",
+            model=model,
+            data=DIGITS if images else self.prose,
+            optimizer=SGD,
+            num_steps=5,
+            global_batch_size=8,
+            evaluation=EvaluationSpec(max_batches=1),
+        )
+        return replace(plain, **changes)
+
+    def shape(self, num_devices: int) -> GangShape:
+        return GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
+
+    def order(self, job: Job, layout: Layout, folder: Path, **changes: Any) -> GangOrder:
+        slots = [
+            Slot(kind="cpu", index=i, cores=(self._cores[i % len(self._cores)],), memory_bytes=1 << 33)
+            for i in range(layout.num_devices)
+        ]
+        order = GangOrder(
+            purpose=TRAIN,
+            job=job,
+            technique=layout.path,
+            config={"micro_batch": job.global_batch_size // layout.num_devices, "recompute": "none", **layout.config},
+            slots=tuple(slots),
+            folder=str(folder / "gang"),
+            cache_dir=str(self.cache_dir),
+            checkpoint_dir=str(folder / "checkpoints"),
+            model_dir=str(folder / "model"),
+            last_step=job.total_steps,
+            ordered_at_s=time.monotonic(),
+        )
+        return replace(order, **changes)
+
+    def start(self, order: GangOrder) -> Gang:
+        num_ranks = registry.load(order.technique).num_ranks(self.shape(len(order.slots)))
+        return Gang(self.server, order, num_ranks=num_ranks)
+
+    def train(
+        self,
+        job: Job,
+        layout: Layout,
+        folder: Path,
+        *,
+        on_event: Callable[[Gang, Event], None] = lambda *_: None,
+        **changes: Any,
+    ) -> Trained:
+        """Runs one gang to its end in `folder`, where it finds the checkpoints of those before it."""
+        order = self.order(job, layout, folder, **changes)
+        gang, events = self.start(order), list[Event]()
+
+        def hear(event: Event) -> None:
+            events.append(event)
+            on_event(gang, event)
+
+        return Trained(outcome=gang.wait(hear), events=events, order=order)
+
+    def reference(self, job: Job) -> Trained:
+        """The job trained by `single` on one slot, undisturbed; once a job."""
+        name = digest(job)
+        if name not in self._references:
+            self._references[name] = self.train(job, SINGLE, self._folder / name)
+        return self._references[name]
