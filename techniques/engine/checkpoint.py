@@ -1,7 +1,7 @@
 """The canonical state of a job at a step, readable by every technique at every world size, and safe against crashes.
 
     ROOT/latest                             the name of the newest folder, for people and tools
-    ROOT/step-00000030/manifest.json        tensors, their pieces, the files' sizes and SHA-256
+    ROOT/step-00000030/manifest.json        tensors, their pieces, the files' sizes and SHA-256, its own
                        rank-00000.safetensors ...
 
 Tensors bear canonical names: `model/<parameter>` and `optimizer/<parameter>/<state>`. A rank writes the pieces that it
@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from techniques.values import from_json, to_json
+from techniques.values import digest, from_json, to_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -110,25 +110,24 @@ class CheckpointStore:
         Raises CheckpointError on every rank where any could not write; the checkpoints before stay as they were.
         """
         aside = self.root / f"step-{step:08d}.tmp"
-        fault = self._attempt(lambda: self._prepare(aside)) if self._rank == 0 else None
-        self._together(fault, step)
-        fault = self._attempt(lambda: self._write_part(aside, step, write_pieces))
-        self._together(fault, step)
-        fault = self._attempt(lambda: self._publish(aside, step, meta)) if self._rank == 0 else None
-        self._together(fault, step)
+        leads = self._rank == 0
+        self._together(aside, lambda: self._prepare(aside) if leads else None)
+        self._together(aside, lambda: self._write_part(aside, step, write_pieces))
+        self._together(aside, lambda: self._publish(aside, step, meta) if leads else None)
 
-    def _attempt(self, action: Callable[[], None]) -> OSError | None:
+    def _together(self, aside: Path, action: Callable[[], None]) -> None:
+        """Does it on every rank; where one fails, all fail, and what was written aside gives its room back."""
+        fault: OSError | None = None
         try:
             action()
         except OSError as error:
-            return error
-        return None
-
-    def _together(self, fault: OSError | None, step: int) -> None:
+            fault = error
         if self._agree(fault is None):
             return
+        if self._rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
         reason = f": {fault}" if fault is not None else " on another rank"
-        raise CheckpointError(f"the checkpoint of step {step} could not be written under {self.root}{reason}")
+        raise CheckpointError(f"checkpoint {aside.stem} could not be written under {self.root}{reason}")
 
     def _prepare(self, aside: Path) -> None:
         for left_over in self.root.glob("step-????????.tmp"):
@@ -146,7 +145,8 @@ class CheckpointStore:
         parts = sorted(aside.glob("part-*.json"))
         assert len(parts) == self._num_ranks
         manifest = _merge([from_json(Manifest, json.loads(part.read_text())) for part in parts], step, meta)
-        _write_synced(aside / MANIFEST, json.dumps(to_json(manifest), indent=1))
+        said = to_json(manifest)
+        _write_synced(aside / MANIFEST, json.dumps({"sha256": digest(said, length=64), **said}, indent=1))
         for part in parts:
             part.unlink()
         _sync_folder(aside)
@@ -159,17 +159,21 @@ class CheckpointStore:
         _sync_folder(self.root)
         _write_synced(self.root / "latest.tmp", final.name)
         (self.root / "latest.tmp").rename(self.root / "latest")
-        for old in sorted(self.root.glob("step-????????"))[: -self._keep]:
+        # Newer ones were passed over when this state was restored: they are corrupt, and must not crowd out whole ones.
+        up_to_here = [folder for folder in sorted(self.root.glob("step-????????")) if folder.name <= final.name]
+        for old in up_to_here[: -self._keep]:
             shutil.rmtree(old)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint folder, or None where it is missing or not readable."""
+    """The manifest of a checkpoint folder, or None where it is missing, not readable, or not what was written."""
     try:
-        manifest = from_json(Manifest, json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, TypeError, AttributeError):
+        said = json.loads((folder / MANIFEST).read_text())
+        checksum = said.pop("sha256")
+        manifest = from_json(Manifest, said)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
-    return manifest if manifest.format == FORMAT else None
+    return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
 
 
 def is_whole(file: Path, stored: StoredFile) -> bool:
