@@ -1,0 +1,267 @@
+"""Keeps production models up to date: trains those whose data has changed, and promotes what turns out better."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from pydantic import Field
+
+from flows import settings
+from flows.faults import InputError
+from flows.result import BatchResult
+from flows.train_batch import train_batch
+from flows.views import current_view
+from model_lineage import Ledger, ModelRecord
+from tasks.batch import Batch
+from tasks.cluster import Cluster, Device, detect
+from tasks.evaluation.stage import Evaluated, Evaluation
+from tasks.evaluation.task import evaluate_task
+from tasks.execution.journal import DONE
+from tasks.execution.leases import Leases
+from tasks.profiling.stage import survey_jobs
+from tasks.profiling.trials import Site
+from tasks.promotion.due import Due, due
+from tasks.promotion.policy import decide
+from tasks.promotion.production import Production, ProductionModel, load_production, with_tokenizer_of
+from tasks.promotion.report import FAILED, KEPT, PROMOTED, Verdict, markdown
+from tasks.promotion.stage import CHAMPION, Standing, standings
+from tasks.promotion.task import promote_task
+from techniques.engine.processes import ForkServer
+from techniques.surveys import Survey
+
+LEASE_RETRY_S = 1.0
+
+
+@flow(name="retrain-daily", flow_run_name="retrain {file}", persist_result=True, result_serializer="json")
+def retrain_daily(file: str = "examples/retraining.yaml", seed: Annotated[int, Field(ge=0)] = 0) -> dict[str, Any]:
+    """Trains the production models whose data has changed, in one planned batch, and keeps the better ones.
+
+    Args:
+        file: Path of the file that lists the models, their data and how they are trained.
+        seed: Of the planner.
+    """
+    production = load_production(Path(file))
+    with _open_night(production) as night:
+        checked = {model.name: night.check(model) for model in production.models}
+        tonight = [check for check in checked.values() if check.due is not None and check.due.is_due]
+        result = None
+        if tonight:
+            result = train_batch(_batch(production, tonight).to_json(), name=production.name, seed=seed)
+        verdicts = night.judge(checked, result)
+    report = markdown(production.name, verdicts, batch=None if result is None else result.to_json())
+    create_markdown_artifact(key="retraining", markdown=report, description="What was due, and what came of it")
+    return {
+        "name": production.name,
+        "status": _status(verdicts, result),
+        "models": [verdict.to_json() for verdict in verdicts],
+        "batch": None if result is None else result.to_json(),
+        "report": report,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was found of a model before anything was trained.
+
+    model: with the tokenizer of its champion. champion_dir: the champion's files. data, compare_on: the JSON forms of
+    the prepared data. due: None where the data could not be read, which `fault` tells.
+    """
+
+    model: ProductionModel
+    standing: Standing
+    champion_dir: Path | None
+    data: Mapping[str, Any] | None = None
+    compare_on: Mapping[str, Any] | None = None
+    due: Due | None = None
+    fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """The open resources of one night's work beside the training itself."""
+
+    production: Production
+    cluster: Cluster
+    site: Site
+    ledger: Ledger
+    leases: Leases
+    models_dir: Path
+    standings: Mapping[str, Standing]
+
+    def check(self, model: ProductionModel) -> Checked:
+        """Prepares the model's data as its champion reads it, and says whether the model is due."""
+        standing = self.standings[model.registered_name]
+        folder = None if standing.champion is None else self.download(standing.champion)
+        model = with_tokenizer_of(folder, model)
+        jobs = [job for job in (model.job, model.compare_on) if job is not None]
+        surveys, faults = survey_jobs(jobs, site=self.site, cluster=self.cluster, notice=current_view.get().notice)
+        found = Checked(model=model, standing=standing, champion_dir=folder, fault="; ".join(faults.values()))
+        if faults:
+            return found
+        data = surveys[model.name].data
+        return replace(
+            found,
+            data=data,
+            compare_on=_compared_on(model, surveys),
+            due=due(standing, digest=data["digest"]),
+        )
+
+    def judge(self, checked: Mapping[str, Checked], result: BatchResult | None) -> list[Verdict]:
+        """Compares every version that was not compared yet with its champion, and promotes the better ones."""
+        now = self.standings
+        if result is not None:
+            now = standings(self.ledger, now)
+        candidates = {
+            name: candidate
+            for name, check in checked.items()
+            if check.due is not None
+            and (not check.due.is_due or _status_of(name, result) == DONE)
+            and (candidate := now[check.model.registered_name].candidate) is not None
+        }
+        evaluations = [e for name, candidate in candidates.items() for e in self._evaluations(checked[name], candidate)]
+        evaluated = Evaluated()
+        if evaluations:
+            with self._device() as device:
+                evaluated = evaluate_task(evaluations, site=self.site, device=device)
+        return [self._verdict(check, candidates.get(name), evaluated, result) for name, check in checked.items()]
+
+    def download(self, model: ModelRecord) -> Path:
+        """The folder of a model's files."""
+        return self.ledger.download_model(f"models:/{model.model_id}", self.models_dir / model.model_id)
+
+    def _evaluations(self, check: Checked, candidate: ModelRecord) -> list[Evaluation]:
+        """The candidate and the champion, on the same held-out data."""
+        data = check.compare_on or check.data
+        assert data is not None
+        job = check.model.compare_on or check.model.job
+        folders = {"candidate": self.download(candidate), "champion": check.champion_dir}
+        return [
+            Evaluation(name=f"{check.model.name} {role}", job=job, model_dir=folder, data=data)
+            for role, folder in folders.items()
+            if folder is not None
+        ]
+
+    def _verdict(
+        self, check: Checked, candidate: ModelRecord | None, evaluated: Evaluated, result: BatchResult | None
+    ) -> Verdict:
+        """What becomes of one model; moves its aliases."""
+        model, champion = check.model, check.standing.champion
+        verdict = Verdict(
+            model=model.name,
+            why_due=check.due.why if check.due else check.fault,
+            is_due=check.due is not None and check.due.is_due,
+            metric=model.metric,
+            champion_version=None if champion is None else champion.version,
+        )
+        if check.due is None:
+            return replace(verdict, outcome=FAILED, why=f"its data cannot be used: {check.fault}")
+        if candidate is None:
+            return _untrained(verdict, result)
+        names = {role: f"{model.name} {role}" for role in ("candidate", "champion")}
+        verdict = replace(verdict, candidate_version=candidate.version)
+        for role, name in names.items():
+            if name in evaluated.faults:
+                return replace(verdict, outcome=FAILED, why=f"the {role} cannot be evaluated: {evaluated.faults[name]}")
+        values = {
+            role: evaluated.metrics[name][model.metric] for role, name in names.items() if name in evaluated.metrics
+        }
+        decision = decide(values["candidate"], values.get("champion"), metric=model.metric, min_gain=model.min_gain)
+        promote_task(candidate, decision, ledger=self.ledger)
+        return replace(
+            verdict,
+            outcome=PROMOTED if decision.promote else KEPT,
+            why=decision.why,
+            candidate_value=values["candidate"],
+            champion_value=values.get("champion"),
+        )
+
+    @contextmanager
+    def _device(self) -> Iterator[Device]:
+        """A leased device; waits for other processes of this machine to give one back."""
+        node = self.cluster.nodes[0]
+        names = {f"{node.name}:{device.kind}:{i}": device for i, device in enumerate(node.devices)}
+        while not (mine := next((name for name in names if self.leases.take([name], holder="retraining")), None)):
+            threading.Event().wait(LEASE_RETRY_S)
+        try:
+            yield names[mine]
+        finally:
+            self.leases.give_back([mine])
+
+
+@contextmanager
+def _open_night(production: Production) -> Iterator[Night]:
+    """Opens what a night needs beside the training, the slow things at the same time. Raises InputError."""
+    home = settings.home()
+    try:
+        cluster = detect(production.devices)
+    except ValueError as error:
+        raise InputError([str(error)]) from error
+    architectures = [job.model.architecture for job in production.jobs if job.model.architecture]
+    with ExitStack() as stack:
+        server = ForkServer(preload=[f"transformers:{name}" for name in architectures])
+        stack.callback(server.close)
+        ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda action: action(), (server.start, ledger.warm_up)))
+        yield Night(
+            production=production,
+            cluster=cluster,
+            site=Site(
+                server=server,
+                devices=cluster.nodes[0].devices,
+                cache_dir=home / "cache",
+                import_paths=(str(production.folder),),
+            ),
+            ledger=ledger,
+            leases=Leases(home / "leases.db"),
+            models_dir=home / "cache" / "models",
+            standings=standings(ledger, [model.registered_name for model in production.models]),
+        )
+
+
+def _batch(production: Production, tonight: list[Checked]) -> Batch:
+    """The due models as one batch, warm-started from their champions. Its name makes the registered names stable."""
+    jobs = [
+        replace(check.model.job, base=f"models:/{check.model.registered_name}@{CHAMPION}")
+        if check.model.warm_start and check.standing.champion is not None
+        else check.model.job
+        for check in tonight
+    ]
+    return Batch.of(name=production.name, jobs=jobs, devices=production.devices, folder=production.folder)
+
+
+def _compared_on(model: ProductionModel, surveys: Mapping[str, Survey]) -> Mapping[str, Any] | None:
+    return None if model.compare_on is None else surveys[model.compare_on.name].data
+
+
+def _untrained(verdict: Verdict, result: BatchResult | None) -> Verdict:
+    """A model without a candidate: nothing was to be done, or its training failed or was interrupted."""
+    if not verdict.is_due:
+        return verdict
+    assert result is not None, "a model that is due is in the batch"
+    job = _row(verdict.model, result)
+    why = "it was trained, but could not be recorded" if job["status"] == DONE else job["message"] or job["status"]
+    return replace(verdict, outcome=FAILED, why=why)
+
+
+def _status_of(name: str, result: BatchResult | None) -> str | None:
+    """What became of a model's job tonight; None where nothing was trained."""
+    return None if result is None else str(_row(name, result)["status"])
+
+
+def _row(name: str, result: BatchResult) -> Mapping[str, Any]:
+    return next(job for job in result.jobs if job["name"] == name)
+
+
+def _status(verdicts: list[Verdict], result: BatchResult | None) -> str:
+    if result is not None and result.status == "interrupted":
+        return "interrupted"
+    return "failed" if any(verdict.outcome == FAILED for verdict in verdicts) else "done"

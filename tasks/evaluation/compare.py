@@ -1,0 +1,42 @@
+"""Which of two models is better, by one metric: pure arithmetic, with what is not a number never the better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType({"accuracy": True, "loss": False, "perplexity": False})
+"""The direction of each metric of `techniques.job.METRICS`."""
+
+
+def gain(challenger: float, champion: float, *, metric: str) -> float:
+    """By how much the challenger is better, in the metric's own unit; negative where it is worse.
+
+    Not a number where either value is not finite. Raises ValueError on a metric whose direction is unknown.
+    """
+    if metric not in HIGHER_IS_BETTER:
+        raise ValueError(
+            f"it is not known whether a higher {metric} is better. To fix: use one of {', '.join(HIGHER_IS_BETTER)}"
+        )
+    if not (math.isfinite(challenger) and math.isfinite(champion)):
+        return math.nan
+    return challenger - champion if HIGHER_IS_BETTER[metric] else champion - challenger
+
+
+def better(challenger: float, champion: float, *, metric: str, min_gain: float = 0.0) -> bool:
+    """Whether the challenger is better at all, and by `min_gain` at least."""
+    won = gain(challenger, champion, metric=metric)
+    return won > 0 and won >= min_gain
+
+
+def ranked(values: Mapping[str, float], *, metric: str) -> list[str]:
+    """The names of `values`, the best first; those without a finite value last, and equals in their given order."""
+    finite = [name for name in values if math.isfinite(values[name])]
+    finite.sort(key=lambda name: gain(values[name], 0.0, metric=metric), reverse=True)
+    return [*finite, *_others(values, finite)]
+
+
+def _others(names: Iterable[str], taken: Iterable[str]) -> list[str]:
+    known = set(taken)
+    return [name for name in names if name not in known]

@@ -1,0 +1,18 @@
+"""Evaluation as a Prefect task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.cluster import Device
+from tasks.evaluation.stage import Evaluated, Evaluation, evaluate_models
+from tasks.profiling.trials import Site
+
+
+@task(name="evaluate", retries=1, cache_policy=NO_CACHE, persist_result=False)
+def evaluate_task(evaluations: Sequence[Evaluation], *, site: Site, device: Device) -> Evaluated:
+    """Evaluates models on the held-out data of their jobs."""
+    return evaluate_models(evaluations, site=site, device=device)
