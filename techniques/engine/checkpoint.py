@@ -87,14 +87,19 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one job, seen by one rank of those that read and write together."""
+    """The checkpoints of one job, seen by one rank of those that read and write together.
+
+    passed_over: the newer folders that the last `newest` found not to be whole.
+    """
 
     def __init__(self, root: Path, *, rank: int = 0, num_ranks: int = 1, agree: Agree = bool, keep: int = 2) -> None:
         self.root = root
         self._rank, self._num_ranks, self._agree, self._keep = rank, num_ranks, agree, keep
+        self.passed_over: list[Path] = []
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, checked byte by byte; its files are shared out among the ranks."""
+        self.passed_over = []
         for folder in sorted(self.root.glob("step-????????"), reverse=True):
             manifest = read_manifest(folder)
             mine = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
@@ -102,6 +107,7 @@ class CheckpointStore:
             if self._agree(whole):
                 assert manifest is not None
                 return Checkpoint(folder=folder, manifest=manifest)
+            self.passed_over.append(folder)
         return None
 
     def save(self, step: int, write_pieces: WritePieces, meta: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ socket can be shared by processes that did not start it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -28,6 +29,8 @@ from pathlib import Path
 from techniques.dotted import resolve
 from techniques.engine.channel import Channel
 
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+_LIBC = ctypes.CDLL(None)
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -105,6 +108,7 @@ class _Server:
 
     def end_all(self) -> None:
         for pid in self.children:
+            os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
             _kill_group(pid)
 
 
@@ -118,6 +122,7 @@ def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None
     status = 1
     try:
         os.setsid()
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the server is killed and can end nobody
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,11 @@ class Gang:
         """The file that holds what a rank printed."""
         return self._folder / f"rank-{rank}.log"
 
+    @property
+    def pids(self) -> tuple[int | None, ...]:
+        """The process of each rank, None for one that has not said yet that it started."""
+        return tuple(rank.pid for rank in self._ranks)
+
     def send(self, command: str) -> None:
         """Tells every living rank "stop" (checkpoint at the next step and end) or "measure" (a trial's)."""
         for rank in self._ranks:
@@ -96,7 +102,8 @@ class Gang:
                 # The others often fail in the wake of the first: what they say helps to tell the cause.
                 self._drain(selector, until=lambda: all(r.has_failed() for r in self._ranks), seconds=LAST_WORDS_S)
                 failed = [rank for rank in self._ranks if rank.has_failed()]
-                return min((rank.verdict(self.log(rank.index)) for rank in failed), key=_precedence)
+                first_cause = min(failed, key=_Rank.precedence)
+                return first_cause.verdict(self.log(first_cause.index))
             if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
                 return _hung(silent)
         result = self._ranks[0].result
@@ -122,10 +129,6 @@ def _hung(silent: list[_Rank]) -> Outcome:
     rank = silent[0]
     message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
     return Outcome(status=CRASHED, message=message)
-
-
-def _precedence(outcome: Outcome) -> int:
-    return (OUT_OF_MEMORY, INVALID, CRASHED).index(outcome.status)
 
 
 class _Rank:
@@ -181,10 +184,15 @@ class _Rank:
     def has_failed(self) -> bool:
         return self.failure is not None or (not self.alive and self.exit_status != 0)
 
+    def precedence(self) -> int:
+        """Of failed ranks, the least explains the others; a rank that died without a word, the errors of its peers."""
+        causes = (OUT_OF_MEMORY, INVALID, None, CRASHED)
+        return causes.index(self.failure["kind"] if self.failure is not None else None)
+
     def verdict(self, log: Path) -> Outcome:
         if self.failure is not None:
             return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
         how = "vanished" if self.exit_status is None else f"ended with status {self.exit_status}"
         if self.exit_status is not None and self.exit_status < 0:
-            how = f"was killed by signal {-self.exit_status}"
+            how = f"was killed by {signal.Signals(-self.exit_status).name}"
         return Outcome(status=CRASHED, message=f"rank {self.index} {how} while {self.phase}; its output: {log}")

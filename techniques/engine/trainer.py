@@ -63,6 +63,7 @@ class Trainer:
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
         self.next_step = 0
+        self.passed_over: tuple[Path, ...] = ()  # checkpoints that are not whole
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -183,7 +184,8 @@ class Trainer:
 
         Raises ValueError where the checkpoint is of a job that would train other weights.
         """
-        checkpoint = self.store(root).newest()
+        store = self.store(root)
+        checkpoint, self.passed_over = store.newest(), tuple(store.passed_over)
         if checkpoint is None:
             return 0
         if checkpoint.manifest.meta["weights_digest"] != self._weights_digest():

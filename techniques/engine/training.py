@@ -26,6 +26,9 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     first_step = trainer.restore(root)
     startup_s = time.monotonic() - order.ordered_at_s
     reporter.send("ready", step=first_step, startup_s=startup_s)
+    for folder in trainer.passed_over:
+        message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {first_step}"
+        reporter.send("checkpoint_failed", step=first_step, message=message)
     stopped = _steps(trainer, order, reporter, root)
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:

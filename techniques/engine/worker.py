@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -31,7 +32,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     try:
         _run(order, rank, reporter)
     except Exception as error:  # noqa: BLE001 - told to the supervisor, with its kind; the trace goes to the log
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a full disk must not keep the cause from being told
+            traceback.print_exc()
         reporter.send("failed", kind=failure_kind(error), message=f"{type(error).__name__}: {error}")
         _leave(1)
 
@@ -68,6 +70,7 @@ def _leave(status: int) -> NoReturn:
     """Ends the process with everything in place: a process group or a DDP model taken down by itself may wait for
     peers that have gone.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)

@@ -1,6 +1,12 @@
 """What the tests' jobs name: losses, factories and techniques that misbehave on purpose."""
 
+import resource
+
 from torch.nn.functional import cross_entropy
+
+from techniques.ddp import Ddp
+from techniques.engine import training
+from techniques.single import Single
 
 
 def loss_of_some_tokens(output, batch):
@@ -9,3 +15,60 @@ def loss_of_some_tokens(output, batch):
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     counts = (labels.flatten() % 2 == 0).float()
     return (losses * counts).sum(), counts.sum()
+
+
+def loss_that_is_not_a_number(output, batch):
+    """As a model that diverges gives it from its third batch on."""
+    global _num_losses
+    _num_losses += 1
+    return output.logits.sum() * (float("nan") if _num_losses > 2 else 0.0), 1
+
+
+_num_losses = 0
+
+
+def model_that_is_too_large(**_):
+    raise MemoryError("cannot allocate 1 TiB")
+
+
+def model_that_is_wrong(width):
+    raise ValueError(f"width {width} is not a power of two")
+
+
+def model_that_fails_at_random():
+    raise OSError("the file server is away")
+
+
+class _Impatient:
+    """Ranks that may be silent for a moment only, so that a test need not wait for one that hangs."""
+
+    def parallelize(self, model, mesh, config):
+        training.LEAST_PATIENCE_S = 1.0
+        return super().parallelize(model, mesh, config)
+
+
+class ImpatientSingle(_Impatient, Single):
+    name = "impatient-single"
+
+
+class ImpatientDdp(_Impatient, Ddp):
+    name = "impatient-ddp"
+
+
+class NoRoom(Single):
+    """A disk that is full from the end of the third step to that of the fifth: no file may grow beyond some bytes."""
+
+    name = "no-room"
+    full_steps = range(3, 6)
+    num_steps = 0
+
+    def accumulate(self, model, *, is_last):
+        self.num_steps += is_last
+        limit = 512 if self.num_steps in self.full_steps else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return super().accumulate(model, is_last=is_last)
+
+
+class NoRoomAtTheEnd(NoRoom):
+    name = "no-room-at-the-end"
+    full_steps = range(3, 1000)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from techniques.engine.channel import ChannelClosed
@@ -95,3 +96,16 @@ def test_nobody_survives_an_owner_that_was_killed(tmp_path):
         wait_until_gone(pid)
     owner.stdin.close()
     owner.stdout.close()
+
+
+def test_nobody_survives_a_server_that_was_killed(tmp_path):
+    with ForkServer() as server:
+        channel = spawn(server, tmp_path, "linger")
+        worker, _ = wait_for(channel, "lingering")["pids"]
+        server_pid = psutil.Process(worker).ppid()
+        os.kill(server_pid, signal.SIGKILL)
+        wait_until_gone(worker)
+        with pytest.raises(ChannelClosed):
+            channel.receive()
+        channel.close()
+        assert wait_for(spawn(server, tmp_path, "fail"), "exit")["status"] == 1  # by a server that was started anew

@@ -1,0 +1,126 @@
+"""Checkpoints of gangs that are killed, of files that are damaged, of disks that are full."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
+
+FSDP = Layout("fsdp", 2, {"reshard": True})
+
+
+def steps_in(folder):
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-????????"))
+
+
+def kill_at_checkpoint(number, *, rank):
+    """Kills a rank somewhere after the gang has told of its checkpoint of that number: most likely in the next one."""
+    told = []
+
+    def on_event(gang, event):
+        if event["event"] == "checkpoint":
+            told.append(event["step"])
+            if len(told) == number:
+                os.kill(gang.pids[rank], signal.SIGKILL)
+
+    return on_event, told
+
+
+@pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
+def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, layout):
+    job = bench.job(optimizer=ADAMW, num_steps=60)
+    whole = bench.train(job, layout, tmp_path / "whole")
+    folder, reached = tmp_path / "killed", 0
+    for number in (1, 2, 4, 3):
+        on_event, told = kill_at_checkpoint(number, rank=layout.num_devices - 1)
+        killed = bench.train(job, layout, folder, checkpoint_every_s=0.0, on_event=on_event)
+        assert killed.outcome.status == "crashed"
+        assert killed.said("ready")[0]["step"] >= reached  # at most what came after the last one told of is lost
+        reached = told[-1]
+    last = bench.train(job, layout, folder)
+    assert last.outcome.result["first_step"] >= reached > 0
+    assert is_bit_equal(last.weights, whole.weights)
+    assert not list((folder / "checkpoints").glob("*.tmp"))
+
+
+@pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
+def test_a_flipped_byte_sends_it_back_to_the_checkpoint_before(bench, tmp_path, layout):
+    job = bench.job(optimizer=ADAMW)
+    bench.train(job, layout, tmp_path, last_step=2)
+    bench.train(job, layout, tmp_path, last_step=4)
+    assert steps_in(tmp_path) == [2, 4]
+    file = max((tmp_path / "checkpoints" / "step-00000004").glob("rank-*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-7] ^= 0x04
+    file.write_bytes(content)
+    trained = bench.train(job, layout, tmp_path)
+    assert trained.outcome.result["first_step"] == 2
+    assert [e["message"] for e in trained.said("checkpoint_failed")] == [
+        f"checkpoint {file.parent} is damaged and was passed over: training goes on from step 2"
+    ]
+    assert is_bit_equal(trained.weights, bench.train(job, layout, tmp_path / "whole").weights)
+
+
+def test_where_no_checkpoint_is_whole_it_starts_afresh_and_says_so(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW)
+    bench.train(job, SINGLE, tmp_path, last_step=3)
+    (tmp_path / "checkpoints" / "step-00000003" / "manifest.json").unlink()
+    trained = bench.train(job, SINGLE, tmp_path)
+    assert trained.outcome.result["first_step"] == 0
+    assert "training goes on from step 0" in trained.said("checkpoint_failed")[0]["message"]
+    assert is_bit_equal(trained.weights, bench.reference(job).weights)
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_training(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW, num_steps=8)
+    full = Layout("tests.integration.stubs:NoRoom")
+    trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
+    failed = trained.said("checkpoint_failed")
+    assert [event["step"] for event in failed] == [3, 4, 5]
+    assert all("could not be written under" in event["message"] for event in failed)
+    assert [event["step"] for event in trained.said("checkpoint")] == [1, 2, 6, 7]
+    assert is_bit_equal(trained.weights, bench.reference(job).weights)
+
+
+def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW)
+    full = Layout("tests.integration.stubs:NoRoomAtTheEnd")
+    outcome = bench.train(job, full, tmp_path, checkpoint_every_s=0.0).outcome
+    assert outcome.status == "crashed"
+    assert "CheckpointError: checkpoint step-00000005 could not be written under" in outcome.message
+    assert steps_in(tmp_path) == [1, 2]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0] == "latest"
+    trained = bench.train(job, SINGLE, tmp_path)
+    assert trained.outcome.result["first_step"] == 2
+    assert is_bit_equal(trained.weights, bench.reference(job).weights)
+
+
+@pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
+def test_the_state_of_another_job_is_refused_with_the_remedy(bench, tmp_path, layout):
+    job = bench.job()
+    bench.train(job, layout, tmp_path, last_step=2)
+    outcome = bench.train(replace(job, seed=1), layout, tmp_path).outcome
+    assert outcome.status == "invalid"
+    assert "is of another version of job tiny: its model, data, optimizer or seed changed" in outcome.message
+    assert "To fix: give the job another name, or remove the folder" in outcome.message
+
+
+def test_what_does_not_touch_the_weights_may_change(bench, tmp_path):
+    job = bench.job()
+    bench.train(job, SINGLE, tmp_path, last_step=2)
+    evaluation = replace(job.evaluation, max_batches=2, metrics=("loss", "accuracy"))
+    trained = bench.train(replace(job, evaluation=evaluation, techniques=("ddp",)), SINGLE, tmp_path)
+    assert trained.outcome.result["first_step"] == 2
+    assert set(trained.outcome.result["metrics"]) == {"loss", "accuracy"}
+
+
+def test_a_job_of_which_only_the_export_is_left_is_exported(bench, tmp_path):
+    job = bench.job()
+    whole = bench.train(job, SINGLE, tmp_path)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    again = bench.train(job, SINGLE, tmp_path)
+    assert again.outcome.result["first_step"] == job.total_steps
+    assert is_bit_equal(again.weights, whole.weights)
+    assert again.outcome.result["metrics"] == whole.outcome.result["metrics"]

@@ -1,0 +1,146 @@
+"""However a rank ends, its gang ends with it, says why, and leaves nobody on the devices."""
+
+import contextlib
+import os
+import signal
+
+import psutil
+import pytest
+
+from techniques import ModelSpec, OptimizerSpec
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
+
+ENDLESS = 1_000_000
+IMPATIENT_SINGLE = Layout("tests.integration.stubs:ImpatientSingle")
+IMPATIENT_DDP = Layout("tests.integration.stubs:ImpatientDdp", 2)
+BOTH = pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
+
+
+def factory(name, **kwargs):
+    return ModelSpec(factory=f"tests.integration.stubs:{name}", kwargs=kwargs)
+
+
+def signal_once(number, *, rank, at):
+    """Sends a signal to a rank when the gang says `at` for the first time."""
+    sent = []
+
+    def on_event(gang, event):
+        if event["event"] == at and not sent:
+            sent.append(gang.pids)
+            os.kill(gang.pids[rank], number)
+
+    return on_event, sent
+
+
+def assert_gone(pids):
+    assert pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_its_gang_which_names_it(bench, tmp_path, rank):
+    on_event, sent = signal_once(signal.SIGKILL, rank=rank, at="steps")
+    trained = bench.train(bench.job(num_steps=ENDLESS), Layout("ddp", 2), tmp_path, on_event=on_event)
+    assert trained.outcome.status == "crashed"
+    assert trained.outcome.message.startswith(f"rank {rank} was killed by SIGKILL while training")
+    assert_gone(sent[0])
+
+
+@pytest.mark.parametrize(("layout", "rank"), [(IMPATIENT_SINGLE, 0), (IMPATIENT_DDP, 1)], ids=str)
+def test_a_rank_that_hangs_is_found_and_its_gang_killed(bench, tmp_path, layout, rank):
+    on_event, sent = signal_once(signal.SIGSTOP, rank=rank, at="steps")
+    trained = bench.train(bench.job(num_steps=ENDLESS), layout, tmp_path, on_event=on_event)
+    assert trained.outcome.status == "crashed"
+    assert "said nothing for" in trained.outcome.message
+    assert "while training: taken for hung and killed" in trained.outcome.message
+    assert_gone(sent[0])
+
+
+@BOTH
+def test_memory_that_runs_out_is_told_apart(bench, tmp_path, layout):
+    trained = bench.train(bench.job(factory("model_that_is_too_large")), layout, tmp_path)
+    assert trained.outcome.status == "out_of_memory"
+    assert "MemoryError: cannot allocate 1 TiB" in trained.outcome.message
+
+
+@BOTH
+def test_what_only_the_user_can_mend_is_invalid(bench, tmp_path, layout):
+    trained = bench.train(bench.job(factory("model_that_is_wrong", width=3)), layout, tmp_path)
+    assert trained.outcome.status == "invalid"
+    assert "ValueError: width 3 is not a power of two" in trained.outcome.message
+    assert "model_that_is_wrong" in (tmp_path / "gang" / "rank-0.log").read_text()
+
+
+def test_what_another_try_may_mend_is_a_crash(bench, tmp_path):
+    trained = bench.train(bench.job(factory("model_that_fails_at_random")), SINGLE, tmp_path)
+    assert (trained.outcome.status, trained.outcome.message) == ("crashed", "rank 0: OSError: the file server is away")
+
+
+@BOTH
+def test_a_loss_that_is_not_a_number_says_what_to_do(bench, tmp_path, layout):
+    job = bench.job(loss="tests.integration.stubs:loss_that_is_not_a_number", num_steps=ENDLESS)
+    trained = bench.train(job, layout, tmp_path, checkpoint_every_s=0.0)
+    assert trained.outcome.status == "invalid"
+    assert "the loss became nan at step 2. To fix: a lower learning rate" in trained.outcome.message
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
+
+
+def test_an_option_that_the_optimizer_has_not_is_invalid(bench, tmp_path):
+    job = bench.job(optimizer=OptimizerSpec(name="sgd", options={"betas": [0.9, 0.99]}))
+    outcome = bench.train(job, SINGLE, tmp_path).outcome
+    assert outcome.status == "invalid"
+    assert "optimizer sgd" in outcome.message
+    assert "betas" in outcome.message
+
+
+@pytest.mark.parametrize(("layout", "rank"), [(SINGLE, 0), (Layout("ddp", 2), 1)], ids=str)
+def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench, tmp_path, layout, rank):
+    job = bench.job(optimizer=ADAMW, num_steps=60)
+    whole = bench.train(job, layout, tmp_path / "whole")
+    on_event, sent = signal_once(signal.SIGTERM, rank=rank, at="ready")
+    first = bench.train(job, layout, tmp_path / "halves", on_event=on_event)
+    assert first.outcome.status == "preempted"
+    assert 0 < first.outcome.result["step"] < 60
+    assert_gone(sent[0])
+    second = bench.train(job, layout, tmp_path / "halves")
+    assert second.outcome.result["first_step"] == first.outcome.result["step"]
+    assert is_bit_equal(second.weights, whole.weights)
+
+
+def test_a_gang_that_is_told_to_stop_checkpoints(bench, tmp_path):
+    job = bench.job(num_steps=ENDLESS)
+    trained = bench.train(job, Layout("ddp", 2), tmp_path, on_event=lambda gang, _: gang.send("stop"))
+    assert trained.outcome.status == "preempted"
+    step = trained.outcome.result["step"]
+    assert (tmp_path / "checkpoints" / f"step-{step:08d}").is_dir()
+
+
+def test_a_gang_that_is_killed_from_outside_ends_at_once(bench, tmp_path):
+    gangs = []
+
+    def kill(gang, event):
+        if event["event"] == "steps":
+            gangs.append(gang)
+            gang.kill()
+
+    trained = bench.train(bench.job(num_steps=ENDLESS), Layout("ddp", 2), tmp_path, on_event=kill)
+    assert trained.outcome.status == "crashed"
+    assert_gone(gangs[0].pids)
+
+
+def test_gangs_side_by_side_do_not_hear_of_each_other(bench, tmp_path):
+    """One gang's death is none of the others' business."""
+    doomed = bench.start(bench.order(bench.job(num_steps=ENDLESS), Layout("ddp", 2), tmp_path / "doomed"))
+    with contextlib.closing(_Gang(doomed)):
+        fine = bench.train(bench.job(), Layout("ddp", 2), tmp_path / "fine")
+        assert fine.outcome.status == "done"
+
+
+class _Gang:
+    def __init__(self, gang):
+        self.gang = gang
+
+    def close(self):
+        self.gang.kill()
+        assert self.gang.wait(lambda _: None).status == "crashed"
+        assert_gone(self.gang.pids)
