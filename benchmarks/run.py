@@ -1,0 +1,183 @@
+"""The whole of `ringmaster run` against what a person would do by hand, in alternation, in one run.
+
+    python benchmarks/run.py [--rounds N] [--batch FILE]
+
+Contenders: `ringmaster run` with cold profiles (no knowledge of any job) and with warm ones (as every night after the
+first), a plain script per job one after another, and one script that trains all jobs in one process; both by hand at
+the number of threads that is best for them on this machine, found first. Every contender starts from prepared data.
+Writes benchmarks/results/run.json and the table between the markers in docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "run.json"
+PAGE = ROOT / "docs" / "benchmarks.md"
+WARM, COLD, SCRIPTS, ONE = "ringmaster, warm profiles", "ringmaster, cold profiles", "a script per job", "one process"
+
+
+class Bench:
+    """The contenders, each a method that returns the seconds of its whole commands and what it said of itself."""
+
+    def __init__(self, batch_file: Path, folder: Path) -> None:
+        self.batch_file, self.folder = batch_file, folder
+        self.home = folder / "home"
+        self.jobs = _job_names(batch_file)
+
+    def ringmaster(self, *, cold: bool) -> dict:
+        """`ringmaster run --json`; cold forgets profiles and records, never the prepared data."""
+        if cold:
+            for file in self.home.glob("mlflow.db*"):
+                file.unlink()
+        seconds, out = _timed(
+            [sys.executable, "-m", "flows.cli", "run", str(self.batch_file), "--json"],
+            env={"RINGMASTER_HOME": str(self.home)},
+        )
+        result = json.loads(out)
+        assert result["status"] == "done", result
+        return {"seconds": seconds, **{k: result[k] for k in RESULT_KEYS}, "plan": result["plan"]}
+
+    def scripts(self, threads: int) -> dict:
+        """A process per job, one after another."""
+        runs = [self._by_hand(threads, "--job", job) for job in self.jobs]
+        return {
+            "seconds": sum(run["seconds"] for run in runs),
+            "training_s": sum(run["training_s"] for run in runs),
+            "threads": threads,
+        }
+
+    def one_process(self, threads: int) -> dict:
+        """All jobs in one process."""
+        return {**self._by_hand(threads), "threads": threads}
+
+    def _by_hand(self, threads: int, *options: str) -> dict:
+        script = ROOT / "benchmarks" / "by_hand.py"
+        command = [sys.executable, str(script), str(self.batch_file), "--threads", str(threads), *options]
+        folders = ["--cache", str(self.home / "cache"), "--models", str(self.folder / "models")]
+        seconds, out = _timed([*command, *folders], env={"OMP_NUM_THREADS": str(threads)})
+        return {"seconds": seconds, "training_s": json.loads(out)["training_s"]}
+
+
+RESULT_KEYS = ("makespan_s", "idle_s", "num_trials", "profiling_s", "current_practice_s")
+
+
+def main() -> None:
+    """Runs the rounds and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=Path, default=ROOT / "benchmarks" / "batch.yaml")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
+        bench = Bench(arguments.batch.resolve(), Path(folder))
+        _say("preparing the data, and everything's first run")
+        bench.ringmaster(cold=False)
+        threads = _best_threads(bench)
+        contenders = {
+            COLD: lambda: bench.ringmaster(cold=True),
+            SCRIPTS: lambda: bench.scripts(threads[SCRIPTS]),
+            WARM: lambda: bench.ringmaster(cold=False),
+            ONE: lambda: bench.one_process(threads[ONE]),
+        }
+        rounds = []
+        for number in range(arguments.rounds):
+            rounds.append({name: _announced(name, number, run) for name, run in contenders.items()})
+    _write(rounds, batch=arguments.batch)
+
+
+def _best_threads(bench: Bench) -> dict[str, int]:
+    """The thread count that is fastest for each way by hand, tried once each."""
+    counts = sorted({1, os.cpu_count() or 1})
+    best = {}
+    for name, run in ((SCRIPTS, bench.scripts), (ONE, bench.one_process)):
+        seconds = {count: _announced(f"{name}, {count} threads", -1, lambda r=run, c=count: r(c)) for count in counts}
+        best[name] = min(counts, key=lambda count: seconds[count]["seconds"])
+    return best
+
+
+def _announced(name: str, number: int, run) -> dict:
+    result = run()
+    _say(f"round {number + 1}: {name}: {result['seconds']:.1f} s")
+    return result
+
+
+def _timed(command: list[str], *, env: dict[str, str]) -> tuple[float, str]:
+    quiet = {"DO_NOT_TRACK": "true", "PYTHONPATH": str(ROOT)}
+    started_s = time.perf_counter()
+    done = subprocess.run(command, env={**os.environ, **quiet, **env}, stdout=subprocess.PIPE, text=True, check=True)
+    return time.perf_counter() - started_s, done.stdout.strip().splitlines()[-1]
+
+
+def _job_names(batch_file: Path) -> list[str]:
+    """Jobs in an order in which each base comes before what adapts it."""
+    from tasks.batch import load_batch
+
+    jobs = load_batch(batch_file).jobs
+    return [job.name for job in sorted(jobs, key=lambda job: job.base is not None)]
+
+
+def _write(rounds: list[dict], *, batch: Path) -> None:
+    medians = {name: statistics.median(r[name]["seconds"] for r in rounds) for name in rounds[0]}
+    ratios = {
+        name: statistics.median(r[name]["seconds"] / r[WARM]["seconds"] for r in rounds) for name in (SCRIPTS, ONE)
+    }
+    warm = [r[WARM] for r in rounds]
+    figures = {
+        "prediction_error": statistics.median(abs(r["makespan_s"] / r["plan"]["makespan_s"] - 1) for r in warm),
+        "idle_s": max(r["idle_s"] for r in warm),
+        "training_share": statistics.median(r["makespan_s"] / r["seconds"] for r in warm),
+        "profiling_share": statistics.median(r[COLD]["profiling_s"] / r[COLD]["seconds"] for r in rounds),
+    }
+    machine = f"{os.cpu_count()} cores, {_cpu_name()}"
+    record = {"date": str(date.today()), "machine": machine, "medians_s": medians, "ratios": ratios, "figures": figures}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({**record, "batch": batch.name, "rounds": rounds}, indent=1) + "\n")
+    lines = [
+        f"{date.today()}, {machine}, `{batch.name}`, {len(rounds)} rounds in alternation; whole commands, medians.",
+        "",
+        "| | seconds | times `ringmaster run`, warm (median of the rounds' ratios) |",
+        "| --- | ---: | ---: |",
+        *(f"| {name} | {s:.1f} | {f'{ratios[name]:.2f}' if name in ratios else ''} |" for name, s in medians.items()),
+        "",
+        "| | |",
+        "| --- | ---: |",
+        f"| predicted against actual makespan, warm | off by {figures['prediction_error']:.1%} |",
+        f"| longest idle time of a device between segments | {figures['idle_s']:.2f} s |",
+        f"| training's share of the command, warm | {figures['training_share']:.0%} |",
+        f"| profiling's share of the command, cold | {figures['profiling_share']:.0%} |",
+        f"| threads by hand | {rounds[0][SCRIPTS]['threads']} a script, {rounds[0][ONE]['threads']} in one process |",
+    ]
+    _between_markers(PAGE, "run", "\n".join(lines))
+    _say("\n".join(lines))
+
+
+def _between_markers(page: Path, name: str, text: str) -> None:
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    content = page.read_text()
+    before, _, rest = content.partition(start)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}")
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Commands that run a batch, or its first stage alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from flows import settings
+from flows.output import AsJson, print_json
+
+if TYPE_CHECKING:
+    from flows.views import View
+
+BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
+
+
+def run(
+    batch_file: BatchFile,
+    as_json: AsJson = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the last run of this batch, which did not end well.")
+    ] = False,
+    checkpoint_every: Annotated[
+        float | None,
+        typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
+) -> None:
+    """Profile, plan, train, evaluate and record the jobs of a batch file."""
+    from tasks.batch import load_batch
+
+    batch = load_batch(batch_file)
+    home = settings.home()
+    settings.embed(home)
+    from flows.workshop import warm_up
+
+    warm_up(batch)
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from flows.report import print_report
+    from flows.train_batch import train_batch
+    from flows.views import current_view
+
+    console = Console(stderr=True)
+    view = _view(console)
+    current_view.set(view)
+    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second.
+    with view, temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        result = train_batch(
+            batch.to_json(), name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed
+        )
+    print_report(result, console, home=home)
+    if as_json:
+        print_json(result.to_json())
+    raise typer.Exit(result.exit_code)
+
+
+def profile(
+    batch_file: BatchFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the planning problem is written.")],
+) -> None:
+    """Measure the jobs of a batch file, and write what is to be planned: `ringmaster plan` reads it."""
+    from tasks.batch import load_batch
+
+    batch = load_batch(batch_file)
+    settings.embed(settings.home())
+    from flows.workshop import open_workshop
+    from tasks.profiling.options import planning_problem
+    from tasks.profiling.stage import profile_jobs
+
+    console = Console(stderr=True)
+    with _view(console) as view, open_workshop(batch, resume=False) as shop, shop.all_devices(view.notice):
+        profiled = profile_jobs(batch.jobs, site=shop.site, cluster=shop.cluster, known=shop.known, notice=view.notice)
+    jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
+    for name, fault in profiled.faults.items():
+        console.print(f"[red]{name}:[/] {fault}", highlight=False)
+    if jobs:
+        problem = planning_problem(jobs, profiled.profiles, shop.cluster, name=batch.name)
+        output.write_text(json.dumps(problem.to_json(), indent=1) + "\n")
+        console.print(f"{profiled.num_trials} trials; {len(jobs)} jobs to plan in {output}", highlight=False)
+    raise typer.Exit(1 if profiled.faults else 0)
+
+
+def _view(console: Console) -> View:
+    from flows.views import LinesView, LiveView
+
+    return LiveView(console) if console.is_terminal else LinesView(console)
