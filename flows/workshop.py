@@ -17,10 +17,10 @@ from model_lineage import LedgerError
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
 from tasks.cluster import Cluster, detect
-from tasks.execution.executor import Workplace
 from tasks.execution.journal import Journal
 from tasks.execution.leases import Leases
 from tasks.execution.local import LocalRunner
+from tasks.execution.workplace import Workplace
 from tasks.profiling.stage import Known
 from tasks.profiling.trials import Site
 from tasks.recording import Recorder

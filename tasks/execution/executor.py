@@ -11,13 +11,11 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from tasks.cluster import Cluster, Device
 from tasks.execution.cadence import checkpoint_interval_s
-from tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps, startable
+from tasks.execution.dispatch import PlannedSegment, in_steps, startable
 from tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
@@ -29,7 +27,7 @@ from tasks.execution.events import (
     Waiting,
 )
 from tasks.execution.journal import DONE, FAILED, RUNNING, WAITING, Journal
-from tasks.execution.leases import Leases
+from tasks.execution.workplace import Workplace
 from tasks.planning import Plan, Problem
 from tasks.profiling.options import planning_problem
 from tasks.profiling.trials import slots_of
@@ -56,39 +54,6 @@ Submit = Callable[[SegmentCall], "Future[Outcome]"]
 """Starts a segment in the background; the future's `add_done_callback` and `result` are used."""
 
 MakePlan = Callable[[Problem], Plan]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workplace:
-    """Where a batch runs and what it leaves there.
-
-    folder: of this run: checkpoints, models, gang logs. weights: folders of base models that are not in the batch, by
-    job. data: the prepared data of each job, as it was surveyed. checkpoint_every_s: None for what the cost of a save
-    and the failure rate suggest.
-    """
-
-    cluster: Cluster
-    folder: Path
-    cache_dir: Path
-    leases: Leases
-    holder: str
-    import_paths: tuple[str, ...] = ()
-    weights: Mapping[str, Path] = field(default_factory=dict)
-    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    checkpoint_every_s: float | None = None
-
-    def model_dir(self, job: str) -> Path:
-        """Where the finished model of a job is written."""
-        return self.folder / "models" / job
-
-    def checkpoint_dir(self, job: str) -> Path:
-        """Where the checkpoints of a job are."""
-        return self.folder / "checkpoints" / job
-
-    def device(self, device: DeviceId) -> Device:
-        """The device of that node and number."""
-        node = next(node for node in self.cluster.nodes if node.name == device[0])
-        return node.devices[device[1]]
 
 
 @dataclass
@@ -338,15 +303,17 @@ def _outcome(future: Future[Outcome]) -> Outcome:
 def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:
     """Writes the jobs into the journal, keeping what is known of them; returns those that are left to be trained.
 
-    faults: by job name, why a job cannot be trained at all.
+    A job that had failed gets another chance: whoever resumes a batch has mended something. faults: by job name, why a
+    job cannot be trained at all.
     """
     known = journal.jobs()
     for job in jobs:
         if job.name not in known:
             journal.write_job(job.name)
-        elif known[job.name].status == RUNNING:
-            journal.write_job(job.name, status=WAITING)
+        elif known[job.name].status != DONE:
+            journal.write_job(job.name, status=WAITING, message="")
     for name, message in faults.items():
-        journal.write_job(name, status=FAILED, message=message)
+        if journal.jobs()[name].status != DONE:
+            journal.write_job(name, status=FAILED, message=message)
     records: Mapping[str, Any] = journal.jobs()
     return [job for job in jobs if records[job.name].status == WAITING]

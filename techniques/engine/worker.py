@@ -13,6 +13,7 @@ import torch
 from techniques import registry
 from techniques.engine import training, trials
 from techniques.engine.channel import Channel
+from techniques.engine.checkpoint import CheckpointError
 from techniques.engine.order import TRAIN, TRIAL, GangOrder
 from techniques.engine.ranks import join
 from techniques.engine.reporter import Reporter
@@ -45,7 +46,8 @@ def failure_kind(error: Exception) -> str:
         return "out_of_memory"
     if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
         return "out_of_memory"
-    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError)):
+    # A full disk stays full for the next try: a person has to make room.
+    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError, CheckpointError)):
         return "invalid"
     return "crashed"
 
