@@ -1,6 +1,6 @@
-"""The batch of batch.yaml, with a technique of one's own among those that are tried.
+"""The batch of batch.yaml, with a technique of one's own among those that are tried; one job insists on it.
 
-    python examples/custom/run.py
+    .venv/bin/python examples/custom/run.py
 
 A package would rather name it in its own pyproject.toml, and have it wherever it is installed:
 
@@ -8,15 +8,20 @@ A package would rather name it in its own pyproject.toml, and have it wherever i
     one-message = "mypackage.my_technique:OneMessage"
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from my_technique import OneMessage
 
-from flows import train_batch
+from flows import Batch, train_batch
+from tasks.batch import load_batch
 from techniques import registry
 
 registry.register(OneMessage)
-result = train_batch(str(Path(__file__).parent / "batch.yaml"))
+folder = Path(__file__).parent
+first, *others = load_batch(folder / "batch.yaml").jobs
+jobs = [replace(first, techniques=("one-message",)), *others]
+result = train_batch(Batch.of(name="custom", jobs=jobs, folder=folder).to_json())
 for job in result.jobs:
     used = [f"{segment['technique']} on {segment['num_devices']}" for segment in job["segments"]]
     print(job["name"], job["status"], *used, job["metrics"])

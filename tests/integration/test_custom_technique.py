@@ -1,5 +1,7 @@
 """A user's own technique, as examples/custom shows it, trained by the same workers as ours."""
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tasks.cluster import detect
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
 from techniques.engine.gang import DONE, Gang
 from techniques.engine.order import TRAIN, GangOrder, Slot
@@ -90,3 +93,16 @@ def test_the_registry_lists_it_beside_ours(one_message: str):
     assert registry.names()[:3] == ("single", "ddp", "fsdp")
     assert "one-message" in registry.names()
     assert "all gradients" in registry.load(one_message).summary
+
+
+@pytest.mark.skipif(len(detect("auto").devices) < 2, reason="needs two devices")
+def test_the_example_trains_with_it_from_the_batch_to_the_metrics(tmp_path: Path):
+    environment = {**os.environ, "RINGMASTER_HOME": str(tmp_path)}
+    for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
+        environment.pop(name, None)
+    command = [sys.executable, str(CUSTOM / "run.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()[-4:]
+    assert first.startswith("spirals-depth2-seed0 done one-message on 2 {'loss': ")
+    assert all(" done " in line for line in others)
