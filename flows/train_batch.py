@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
+from rich.text import Text
 
 from flows.result import BatchResult, collect
-from flows.views import current_view
+from flows.views import current_view, describe
 from flows.workshop import Workshop, open_workshop
 from tasks.batch import Batch, load_batch, parse_batch
+from tasks.execution.events import ExecutionEvent
 from tasks.execution.executor import Executor, begin
 from tasks.execution.task import ProgressArtifact, submit_with
 from tasks.planning.task import plan_task
@@ -125,12 +127,23 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         journal=shop.journal,
         submit=submit_with(shop.runner),
         make_plan=lambda problem: plan_task(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed),
-        listeners=[view.listen, shop.recorder.listen, ProgressArtifact(total_steps, done_steps=done_steps).listen],
+        listeners=[
+            view.listen,
+            shop.recorder.listen,
+            ProgressArtifact(total_steps, done_steps=done_steps).listen,
+            _decision_log,
+        ],
     )
     with ExitStack() as stack:
         stack.callback(shop.runner.kill_all)
         stack.enter_context(_stopped_by_signals(executor, shop))
         executor.run()
+
+
+def _decision_log(event: ExecutionEvent) -> None:
+    """An executor's listener: what was decided, and why, as the flow run's log in Prefect's UI."""
+    if line := describe(event):
+        get_run_logger().info(Text.from_markup(line).plain)
 
 
 def _finish_records(shop: Workshop, result: BatchResult) -> None:
