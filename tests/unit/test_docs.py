@@ -68,8 +68,11 @@ def test_the_readme_imports_what_there_is():
     assert all(importlib.util.find_spec(module) for module in modules if module)
 
 
-def test_the_readme_stays_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+def test_the_readme_stays_short_and_its_code_fits_a_page():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    code = "".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert [line for line in code.splitlines() if len(line) > 100] == []
 
 
 def test_pictures_are_self_contained():
