@@ -41,7 +41,8 @@ def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[st
             share += segment.work
             is_last = i == len(segments) - 1
             last = num_steps[job] if is_last else first + round(share * (num_steps[job] - first))
-            if last > done or is_last:
+            is_alone = is_last and not any(other.job == job for other in planned)
+            if last > done or is_alone:
                 planned.append(
                     PlannedSegment(
                         job=job,

@@ -279,8 +279,8 @@ class Executor:
         return "the job has failed"
 
     def _fail_orphans(self) -> None:
-        records = self._journal.jobs()
         for job, base in self._bases.items():
+            records = self._journal.jobs()  # read anew: failing one job fails those that adapt it
             if records[base].status == FAILED and records[job].status != FAILED:
                 self._fail(job, f"its base {base} has failed")
 

@@ -1,0 +1,209 @@
+"""An executor's surroundings without a gang: planner and runner that do what a test tells them."""
+
+import random
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tasks.cluster import Cluster, Device, Node
+from tasks.execution.events import SegmentEnded, SegmentStarted
+from tasks.execution.executor import Executor, begin
+from tasks.execution.journal import Journal
+from tasks.execution.workplace import Workplace
+from tasks.planning import Plan, Segment
+from techniques import DataSpec, Job, ModelSpec, Profile
+from techniques.engine.gang import Outcome
+
+
+def job(name, *, base=None, num_steps=10, **changes):
+    model, data = ModelSpec(factory="a:b"), DataSpec(factory="a:c")
+    return Job(name=name, model=model, data=data, base=base, num_steps=num_steps, **changes)
+
+
+def profile(technique="single", num_devices=1, step_s=1.0):
+    num_ranks = 1 if technique == "single" else num_devices
+    return Profile(
+        technique=technique, num_devices=num_devices, num_ranks=num_ranks, step_s=step_s, peak_bytes=1, save_s=0.1
+    )
+
+
+def cluster(num_devices):
+    devices = [Device(kind="cpu", index=i, name="cpu", memory_bytes=1 << 30, cores=(i,)) for i in range(num_devices)]
+    return Cluster(nodes=(Node(name="here", devices=tuple(devices)),))
+
+
+def in_a_row(problem, *, num_parts=1):
+    """A plan by list scheduling in the jobs' order, under each job's first option, in equal parts."""
+    node = problem.nodes[0]
+    free_s, ended_s, segments = [0.0] * node.num_devices, {}, []
+    left = list(problem.jobs)
+    while left:
+        row = next(r for r in left if all(other in ended_s for other in r.after))
+        left.remove(row)
+        option = row.options[0]
+        for _ in range(num_parts):
+            devices = tuple(sorted(sorted(range(node.num_devices), key=lambda i: free_s[i])[: option.num_devices]))
+            start_s = max([free_s[i] for i in devices] + [ended_s.get(name, 0.0) for name in (*row.after, row.id)])
+            end_s = start_s + option.runtime_s / num_parts
+            segments.append(Segment(row.id, 0, start_s, end_s, 1 / num_parts, 0.0, ((node.id, devices),)))
+            ended_s[row.id] = end_s
+            for i in devices:
+                free_s[i] = end_s
+    return Plan(problem.name, tuple(segments))
+
+
+@dataclass
+class FakeRunner:
+    """Gangs that end when the executor has nothing else to hear, in an order drawn from `seed`.
+
+    script: by job, what its next gangs come to, each called with (call, runner); then all are done. `steps` stands for
+    the checkpoints on disk, which outlive an executor.
+    """
+
+    seed: int = 0
+    script: dict = field(default_factory=dict)
+    steps: dict = field(default_factory=dict)
+    calls: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.draw, self.running = random.Random(self.seed), []
+
+    def submit(self, call):
+        future = Future()
+        self.calls.append(call)
+        self.running.append((call, future))
+        return future
+
+    def end_one(self):
+        call, future = self.running.pop(self.draw.randrange(len(self.running)))
+        acts = self.script.get(call.order.job.name)
+        try:
+            outcome = acts.pop(0)(call, self) if acts else done(call, self)
+        except OSError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(outcome)
+
+    def names(self):
+        return [call.order.job.name for call in self.calls]
+
+
+def _result(call, runner, step):
+    first = runner.steps.get(call.order.job.name, 0)
+    runner.steps[call.order.job.name] = step = max(step, first)
+    metrics = {"metrics": {"loss": 1.0}} if step == call.order.job.total_steps else {}
+    return {"first_step": first, "step": step, **metrics}
+
+
+def done(call, runner):
+    return Outcome(status="done", result=_result(call, runner, call.order.last_step))
+
+
+def preempted(call, runner):
+    return Outcome(status="preempted", result=_result(call, runner, runner.steps.get(call.order.job.name, 0)))
+
+
+def ends(status, message="as it should"):
+    return lambda call, runner: Outcome(status=status, message=message)
+
+
+def crashes_after(num_steps):
+    """Crashes when it has checkpointed so many more steps."""
+
+    def act(call, runner):
+        step = _result(call, runner, runner.steps.get(call.order.job.name, 0) + num_steps)["step"]
+        call.on_event({"event": "checkpoint", "step": step, "seconds": 0.1})
+        return Outcome(status="crashed", message="as it should")
+
+    return act
+
+
+class LeasesInMemory:
+    """A ledger that costs no time."""
+
+    def __init__(self):
+        self._held = {}
+
+    def take(self, devices, *, holder):
+        if any(device in self._held for device in devices):
+            return False
+        self._held |= dict.fromkeys(devices, holder)
+        return True
+
+    def give_back(self, devices):
+        for device in devices:
+            del self._held[device]
+
+    def held(self):
+        return dict(self._held)
+
+
+class Inbox:
+    """Where an executor waits, a gang ends."""
+
+    def __init__(self, runner):
+        self.runner, self.messages = runner, deque()
+
+    def put(self, message):
+        self.messages.append(message)
+
+    def get(self, timeout=None):
+        while not self.messages:
+            self.runner.end_one()
+        return self.messages.popleft()
+
+
+class Bench:
+    """One batch under test, its journal in `folder`; a new one on the same folder is a new process."""
+
+    def __init__(
+        self, folder, jobs, *, profiles=None, num_devices=2, runner=None, journal=None, make_plan=in_a_row, leases=None
+    ):
+        self.jobs, self.runner = jobs, runner or FakeRunner()
+        self.journal = journal or Journal(folder / "journal.db")
+        self.journal._db.execute("PRAGMA synchronous=OFF")  # no test pulls the plug
+        self.events, self.plans = [], []
+        place = Workplace(
+            cluster=cluster(num_devices),
+            folder=folder,
+            cache_dir=folder,
+            leases=leases or LeasesInMemory(),  # a new one: those of a process that has ended are void
+            holder="test",
+        )
+        self.place = place
+
+        def plan(problem):
+            self.plans.append(problem)
+            return make_plan(problem)
+
+        self.executor = Executor(
+            name="batch",
+            jobs=jobs,
+            profiles=profiles or {job.name: (profile(),) for job in jobs},
+            workplace=place,
+            journal=self.journal,
+            submit=self.runner.submit,
+            make_plan=plan,
+            listeners=[self.events.append, self._watch_devices],
+        )
+        self.executor._inbox = Inbox(self.runner)
+        self._busy = {}
+
+    def run(self):
+        begin(self.journal, self.jobs, faults={})
+        return self.executor.run()
+
+    def _watch_devices(self, event):
+        if isinstance(event, SegmentStarted):
+            for device in event.segment.devices:
+                assert device not in self._busy, f"{device} serves two"
+                self._busy[device] = event.number
+        if isinstance(event, SegmentEnded):
+            self._busy = {device: number for device, number in self._busy.items() if number != event.number}
+
+    def told(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def statuses(self):
+        return {name: record.status for name, record in self.journal.jobs().items()}

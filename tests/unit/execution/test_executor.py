@@ -1,0 +1,353 @@
+"""The state machine that runs plans, with gangs that end as a test says."""
+
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+
+from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
+from tasks.execution.executor import begin
+from tasks.execution.journal import DONE, FAILED, WAITING, Journal
+from tasks.execution.leases import Leases
+from techniques.values import from_json, to_json
+from tests.unit.execution.fakes import (
+    Bench,
+    FakeRunner,
+    crashes_after,
+    done,
+    ends,
+    in_a_row,
+    job,
+    preempted,
+    profile,
+)
+
+SEEDS = pytest.mark.parametrize("seed", range(5))
+
+
+@SEEDS
+def test_jobs_run_side_by_side_on_disjoint_devices(tmp_path, seed):
+    jobs = [job(f"j{i}") for i in range(5)]
+    profiles = {j.name: (profile("ddp", 2) if j.name == "j2" else profile(),) for j in jobs}
+    bench = Bench(tmp_path, jobs, profiles=profiles, runner=FakeRunner(seed))
+    assert bench.run()
+    assert bench.statuses == {j.name: DONE for j in jobs}
+    first_two = [type(event) for event in bench.events[:3]]
+    assert first_two == [Planned, SegmentStarted, SegmentStarted]
+    assert sorted(bench.runner.names()) == sorted(j.name for j in jobs)
+    assert {e.job for e in bench.told(JobEnded)} == {j.name for j in jobs}
+
+
+def test_an_order_says_all_that_a_gang_must_know(tmp_path):
+    bench = Bench(tmp_path, [job("a", num_steps=7)], profiles={"a": (profile("ddp", 2),)})
+    bench.run()
+    (call,) = bench.runner.calls
+    order = call.order
+    assert call.num_ranks == 2
+    assert (order.technique, order.last_step, order.purpose) == ("techniques.ddp:Ddp", 7, "train")
+    assert [slot.index for slot in order.slots] == [0, 1]
+    assert order.checkpoint_dir == str(tmp_path / "checkpoints" / "a")
+    assert order.model_dir == str(tmp_path / "models" / "a")
+    assert order.checkpoint_every_s > 0
+    assert from_json(type(order), to_json(order)) == order
+
+
+@SEEDS
+def test_a_base_is_done_before_its_child_starts_from_its_weights(tmp_path, seed):
+    jobs = [job("child", base="base"), job("base"), job("other")]
+    bench = Bench(tmp_path, jobs, runner=FakeRunner(seed))
+    assert bench.run()
+    names = bench.runner.names()
+    assert names.index("child") > names.index("base")
+    child = bench.runner.calls[names.index("child")]
+    assert child.order.weights_from == str(tmp_path / "models" / "base")
+    started = next(i for i, e in enumerate(bench.events) if isinstance(e, SegmentStarted) and e.segment.job == "child")
+    ended = next(i for i, e in enumerate(bench.events) if isinstance(e, JobEnded) and e.job == "base")
+    assert ended < started
+
+
+@SEEDS
+def test_a_job_goes_on_with_its_next_segment(tmp_path, seed):
+    jobs = [job("a"), job("b"), job("c")]
+    bench = Bench(tmp_path, jobs, runner=FakeRunner(seed), make_plan=partial(in_a_row, num_parts=3))
+    assert bench.run()
+    assert [call.order.last_step for call in bench.runner.calls if call.order.job.name == "a"] == [3, 7, 10]
+    assert [e.first_step for e in bench.told(SegmentStarted) if e.segment.job == "a"] == [0, 3, 7]
+
+
+def test_a_crash_is_tried_again_and_after_three_times_given_up(tmp_path):
+    runner = FakeRunner(script={"bad": [ends("crashed")] * 9, "shaky": [ends("crashed")] * 2})
+    bench = Bench(tmp_path, [job("bad"), job("shaky"), job("good")], runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"bad": FAILED, "shaky": DONE, "good": DONE}
+    assert runner.names().count("bad") == runner.names().count("shaky") == 3
+    assert [e.attempt for e in bench.told(SegmentStarted) if e.segment.job == "bad"] == [1, 2, 3]
+    assert bench.journal.jobs()["bad"].message == "crashed 3 times, the last time: as it should"
+
+
+def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
+    runner = FakeRunner(script={"a": [crashes_after(1) for _ in range(7)]})
+    bench = Bench(tmp_path, [job("a")], runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"a": DONE}
+    assert [e.first_step for e in bench.told(SegmentStarted)] == list(range(8))
+    assert [e.event["step"] for e in bench.told(GangSaid)] == list(range(1, 8))
+
+
+def test_a_gang_that_could_not_even_start_counts_as_a_crash(tmp_path):
+    def no_server(call, runner):
+        raise ConnectionRefusedError("no fork server")
+
+    bench = Bench(tmp_path, [job("a")], runner=FakeRunner(script={"a": [no_server]}))
+    assert bench.run()
+    assert "no fork server" in bench.told(SegmentEnded)[0].outcome.message
+    assert bench.statuses == {"a": DONE}
+
+
+def test_an_option_that_runs_out_of_memory_is_struck_out_and_the_rest_planned_anew(tmp_path):
+    profiles = {"a": (profile("single", 1), profile("fsdp", 2)), "b": (profile(),), "c": (profile(),)}
+    runner = FakeRunner(script={"a": [ends("out_of_memory")]})
+    bench = Bench(tmp_path, [job("a"), job("b"), job("c")], profiles=profiles, runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"a": DONE, "b": DONE, "c": DONE}
+    used = [call.order.technique for call in runner.calls if call.order.job.name == "a"]
+    assert used == ["techniques.single:Single", "techniques.fsdp:Fsdp"]
+    assert [len(problem.job("a").options) for problem in bench.plans] == [2, 1]
+    assert bench.told(Planned)[1].why == "a ran out of memory under single on 1"
+
+
+def test_the_last_option_out_of_memory_fails_the_job_alone(tmp_path):
+    runner = FakeRunner(script={"a": [ends("out_of_memory", "no room")]})
+    bench = Bench(tmp_path, [job("a"), job("b")], runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"a": FAILED, "b": DONE}
+    assert bench.journal.jobs()["a"].message == "ran out of memory under its last option: no room"
+
+
+@SEEDS
+def test_a_new_plan_leaves_what_runs_and_what_follows_it(tmp_path, seed):
+    profiles = {"a": (profile(), profile("fsdp", 2)), "b": (profile(),)}
+    runner = FakeRunner(seed, script={"a": [ends("out_of_memory")]})
+    make_plan = partial(in_a_row, num_parts=2)
+    bench = Bench(tmp_path, [job("a"), job("b")], profiles=profiles, runner=runner, make_plan=make_plan)
+    assert bench.run()
+    assert bench.statuses == {"a": DONE, "b": DONE}
+    assert [call.order.last_step for call in runner.calls if call.order.job.name == "b"] == [5, 10]
+
+
+def test_a_wrong_job_fails_with_all_that_adapt_it_and_the_others_go_on(tmp_path):
+    jobs = [job("c", base="b"), job("b", base="a"), job("d", base="a"), job("a"), job("x"), job("y", base="x")]
+    runner = FakeRunner(script={"a": [ends("invalid", "width 3 is no power of two")]})
+    bench = Bench(tmp_path, jobs, runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"a": FAILED, "b": FAILED, "c": FAILED, "d": FAILED, "x": DONE, "y": DONE}
+    messages = {name: record.message for name, record in bench.journal.jobs().items()}
+    assert messages["a"] == "width 3 is no power of two"
+    assert messages["b"] == messages["d"] == "its base a has failed"
+    assert messages["c"] == "its base b has failed"
+    told = [event.job for event in bench.told(JobEnded)]
+    assert sorted(told) == sorted(set(told)) == ["a", "b", "c", "d", "x", "y"]
+
+
+def test_a_job_that_nothing_can_train_fails_before_the_start(tmp_path):
+    jobs = [job("a"), job("b", base="a"), job("c")]
+    bench = Bench(tmp_path, jobs, profiles={"a": (), "b": (profile(),), "c": (profile(),)})
+    left = begin(bench.journal, jobs, faults={"a": "no technique can train it here"})
+    assert [j.name for j in left] == ["b", "c"]
+    assert bench.executor.run()
+    assert bench.statuses == {"a": FAILED, "b": FAILED, "c": DONE}
+    assert bench.runner.names() == ["c"]
+
+
+@SEEDS
+def test_a_stopped_batch_is_resumed_where_it_stood(tmp_path, seed):
+    runner = FakeRunner(seed)
+    jobs = [job(name) for name in "abcd"]
+    bench = Bench(tmp_path, jobs, runner=runner, make_plan=partial(in_a_row, num_parts=2))
+
+    def stop(call, runner):
+        bench.executor.stop()
+        for other, _ in runner.running:
+            runner.script[other.order.job.name] = [preempted]
+        return done(call, runner)
+
+    runner.script["b"] = [done, stop]
+    assert not bench.run()
+    interrupted = dict(runner.steps)
+    assert DONE in bench.statuses.values()
+    assert WAITING in bench.statuses.values()
+    num_calls = len(runner.calls)
+
+    runner.script.clear()
+    again = Bench(tmp_path, jobs, runner=runner)
+    assert again.run()
+    assert set(again.statuses.values()) == {DONE}
+    ended = [name for name, step in interrupted.items() if step == 10]
+    assert not set(ended) & set(runner.names()[num_calls:])
+    assert all(e.first_step == interrupted.get(e.segment.job, 0) for e in again.told(SegmentStarted))
+    assert again.told(Planned)[0].why == "resumed"
+
+
+def test_a_failed_job_gets_another_chance_when_its_batch_is_resumed(tmp_path):
+    jobs = [job("a"), job("b", base="a"), job("c")]
+    runner = FakeRunner(script={"a": [ends("invalid")]})
+    assert Bench(tmp_path, jobs, runner=runner).run()
+    again = Bench(tmp_path, jobs, runner=runner)
+    assert again.run()
+    assert again.statuses == {"a": DONE, "b": DONE, "c": DONE}
+    assert {record.message for record in again.journal.jobs().values()} == {""}
+    assert runner.names().count("c") == 1
+
+
+class ProcessDies(BaseException):
+    pass
+
+
+class FragileJournal(Journal):
+    """The process dies just before its n-th write; reading goes on working."""
+
+    left = 10**9
+
+    def _write(self):
+        self.left -= 1
+        if self.left == 0:
+            raise ProcessDies
+
+    def write_job(self, *args, **kwargs):
+        self._write()
+        return super().write_job(*args, **kwargs)
+
+    def start_segment(self, *args, **kwargs):
+        self._write()
+        return super().start_segment(*args, **kwargs)
+
+    def end_segment(self, *args, **kwargs):
+        self._write()
+        return super().end_segment(*args, **kwargs)
+
+    def write_plan(self, *args, **kwargs):
+        self._write()
+        return super().write_plan(*args, **kwargs)
+
+
+def eventful():
+    """Jobs to which much happens: a base and its child, a crash, memory that runs out, a wrong job."""
+    jobs = [job("child", base="base"), job("base"), job("wide"), job("wrong"), job("orphan", base="wrong")]
+    profiles = {j.name: (profile(),) for j in jobs}
+    profiles["wide"] = (profile(), profile("fsdp", 2))
+    script = {
+        "base": [crashes_after(4), ends("crashed")],
+        "wide": [ends("out_of_memory"), done, crashes_after(2)],
+        "wrong": [ends("invalid")] * 9,
+    }
+    return jobs, profiles, script
+
+
+def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_path):
+    moment, died = 0, True
+    while died:
+        moment += 1
+        folder = tmp_path / str(moment)
+        jobs, profiles, script = eventful()
+        runner = FakeRunner(moment, script=script)
+        journal = FragileJournal(folder / "journal.db")
+        journal.left = moment
+        options = {"profiles": profiles, "runner": runner, "make_plan": partial(in_a_row, num_parts=2)}
+        died = False
+        try:
+            Bench(folder, jobs, journal=journal, **options).run()
+        except ProcessDies:
+            died = True
+        journal.close()
+        runner.running.clear()  # gangs end with their owner
+        before = Journal(folder / "journal.db")
+        ended = {name for name, record in before.jobs().items() if record.status == DONE}
+        before.close()
+        num_calls = len(runner.calls)
+        again = Bench(folder, jobs, **options)
+        assert again.run()
+        assert again.statuses == {"child": DONE, "base": DONE, "wide": DONE, "wrong": FAILED, "orphan": FAILED}
+        assert not ended & set(runner.names()[num_calls:]), f"died before write {moment}: a job that was done ran again"
+        assert all(again.journal.jobs()[name].step == 10 for name in ("child", "base", "wide"))
+        again.journal.close()
+    assert moment > 30
+
+
+def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, [job("a")])
+    names = ["here:cpu:0", "here:cpu:1"]
+    bench.place.leases.take(names, holder="batch tonight")
+    inbox, rounds = bench.executor._inbox, []
+
+    def get(timeout=None):
+        if not inbox.messages and not bench.runner.running:
+            assert timeout is not None, "nobody would ever tell"
+            rounds.append(timeout)
+            bench.place.leases.give_back(names)
+            inbox.messages.append((0, None))
+        return type(inbox).get(inbox, timeout)
+
+    monkeypatch.setattr(inbox, "get", get, raising=False)
+    assert bench.run()
+    assert len(rounds) == 1
+    assert [event.holders for event in bench.told(Waiting)] == [("batch tonight",)]
+    assert bench.statuses == {"a": DONE}
+
+
+def test_devices_are_given_back_however_a_gang_ends(tmp_path):
+    script = {"a": [ends("crashed")], "b": [ends("invalid")], "c": [preempted]}
+    bench = Bench(tmp_path, [job(name) for name in "abc"], runner=FakeRunner(script=script))
+    assert bench.run()
+    assert bench.place.leases.held() == {}
+    assert bench.statuses == {"a": DONE, "b": FAILED, "c": DONE}
+
+
+def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
+    """Turn by turn in one thread: whenever one batch has nothing to hear, the other takes a step."""
+    leases = Leases(tmp_path / "leases.db")
+    benches = [Bench(tmp_path / name, [job(f"{name}{i}") for i in range(4)], leases=leases) for name in "ab"]
+    held = {}
+
+    def watch(bench, event):
+        if isinstance(event, SegmentStarted):
+            for device in event.segment.devices:
+                assert device not in held, f"{device} serves two batches"
+                held[device] = (bench, event.number)
+        if isinstance(event, SegmentEnded):
+            for device in [d for d, who in held.items() if who == (bench, event.number)]:
+                del held[device]
+
+    for number, bench in enumerate(benches):
+        bench.executor._listeners.append(partial(watch, number))
+    second_started = []
+    plain_get = benches[0].executor._inbox.get
+
+    def get(timeout=None):
+        if not second_started:  # both devices are the first batch's now: the second finds none free
+            second_started.append(True)
+            other = benches[1]
+            begin(other.journal, other.jobs, faults={})
+            other.executor.replan(why="start")
+            assert other.executor._start_what_can()
+        return plain_get(timeout)
+
+    benches[0].executor._inbox.get = get
+    assert benches[0].run()
+    assert benches[1].run()
+    assert [set(bench.statuses.values()) for bench in benches] == [{DONE}, {DONE}]
+    assert leases.held() == {}
+    assert isinstance(benches[1].events[1], Waiting)
+
+
+def test_a_future_of_any_kind_will_do(tmp_path):
+    """An executor only needs `add_done_callback` and `result`; the callback may come before `submit` has returned."""
+    bench = Bench(tmp_path, [job("a"), job("b")])
+
+    def at_once(call):
+        future = Future()
+        future.set_result(done(call, bench.runner))
+        return future
+
+    bench.executor._submit = at_once
+    assert bench.run()
+    assert set(bench.statuses.values()) == {DONE}

@@ -1,0 +1,94 @@
+"""No device is given twice, and none is lost to a process that has ended."""
+
+import os
+import sqlite3
+
+import psutil
+
+from tasks.execution.leases import Leases
+
+
+def in_a_child(action):
+    """The exit status of `action` in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        status = 99
+        try:
+            status = action()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_all_or_none(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    assert leases.take(["n:cpu:0"], holder="a")
+    assert not leases.take(["n:cpu:1", "n:cpu:0"], holder="b")
+    assert leases.held() == {"n:cpu:0": "a"}
+    leases.give_back(["n:cpu:0"])
+    assert leases.take(["n:cpu:1", "n:cpu:0"], holder="b")
+    assert leases.held() == {"n:cpu:0": "b", "n:cpu:1": "b"}
+
+
+def test_a_lease_holds_against_another_process_while_its_holder_lives(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    assert leases.take(["n:cpu:0"], holder="us")
+    child = lambda: int(Leases(tmp_path / "leases.db").take(["n:cpu:0"], holder="them"))  # noqa: E731
+    assert in_a_child(child) == 0
+    leases.give_back(["n:cpu:0"])
+    assert in_a_child(child) == 1
+    assert leases.held() == {}  # it has ended without giving back
+    assert leases.take(["n:cpu:0"], holder="us")
+
+
+def test_nobody_gives_back_what_another_holds(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    assert leases.take(["n:cpu:0"], holder="us")
+    assert in_a_child(lambda: Leases(tmp_path / "leases.db").give_back(["n:cpu:0"]) or 0) == 0
+    assert leases.held() == {"n:cpu:0": "us"}
+
+
+def test_a_process_that_got_the_number_of_a_dead_one_is_not_its_heir(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    born_s = psutil.Process().create_time() - 100
+    with sqlite3.connect(tmp_path / "leases.db") as db:
+        db.execute("INSERT INTO leases VALUES ('n:cpu:0', 'old', ?, ?, 0)", (os.getpid(), born_s))
+    assert leases.held() == {}
+    assert leases.take(["n:cpu:0"], holder="new")
+
+
+def test_a_holder_that_is_dead_but_not_yet_buried_holds_nothing(tmp_path):
+    leases = Leases(tmp_path / "leases.db")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if Leases(tmp_path / "leases.db").take(["n:cpu:0"], holder="them") else 1)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    assert leases.held() == {}
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_many_processes_at_once_never_share_a_device(tmp_path):
+    """Each that holds the device makes a file that must not be there yet. The ledger itself is made by all at once."""
+
+    def work():
+        leases = Leases(tmp_path / "leases.db")
+        num_held = 0
+        while num_held < 10:
+            if leases.take(["n:cpu:0"], holder=str(os.getpid())):
+                os.close(os.open(tmp_path / "busy", os.O_CREAT | os.O_EXCL))
+                (tmp_path / "busy").unlink()
+                leases.give_back(["n:cpu:0"])
+                num_held += 1
+        return 0
+
+    pids = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            status = 99
+            try:
+                status = work()
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
