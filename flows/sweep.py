@@ -62,7 +62,7 @@ def leaderboard(batch: Batch, result: BatchResult, *, over: Mapping[str, Any]) -
         {
             "rank": place if math.isfinite(values[name]) else None,
             "job": name,
-            **{f"held-out {key}": _finite(value) for key, value in ended[name]["metrics"].items()},
+            **{f"held-out {key}": _shown(value) for key, value in ended[name]["metrics"].items()},
             **{key: _value(jobs[name], key) for key in over},
             "status": ended[name]["status"],
             "seconds": round(sum(segment["seconds"] for segment in ended[name]["segments"]), 1),
@@ -85,5 +85,6 @@ def _value(job: Job, key: str) -> Any:
     return str(value) if isinstance(value, (list, dict)) else value
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _shown(value: float) -> float | None:
+    """A metric as tables show it; what is not finite, which JSON lacks, as nothing."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -46,23 +46,18 @@ def markdown(name: str, verdicts: Sequence[Verdict], *, batch: Mapping[str, Any]
     lines = [f"# Retraining of {name}", "", f"**{num_due} of {len(verdicts)} models were due; {told}.**", ""]
     if batch is not None:
         lines += [f"The batch took {batch['makespan_s']:.1f} s on its devices, after {batch['num_trials']} trials.", ""]
+    lines += ["| model | due | what came of it |", "| --- | --- | --- |"]
     lines += [
-        "| model | due | champion | candidate | outcome | why |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {v.model} | {'yes' if v.is_due else 'no'}: {_cell(v.why_due)} "
-        f"| {_version(v.champion_version, v.champion_value, v.metric)} "
-        f"| {_version(v.candidate_version, v.candidate_value, v.metric)} | **{v.outcome}** | {_cell(v.why)} |"
-        for v in verdicts
+        f"| {v.model} | {'yes' if v.is_due else 'no'}: {_cell(v.why_due)} | {_cell(_outcome(v))} |" for v in verdicts
     ]
     return "\n".join(lines)
 
 
-def _version(version: int | None, value: float | None, metric: str) -> str:
-    if version is None:
-        return "none"
-    return f"version {version}" + ("" if value is None else f", {metric} {value:.4g}")
+def _outcome(verdict: Verdict) -> str:
+    """What came of it, and which version serves now."""
+    serving = verdict.candidate_version if verdict.outcome == PROMOTED else verdict.champion_version
+    serves = "no version serves" if serving is None else f"version {serving} serves"
+    return f"**{verdict.outcome}**; {serves}" + (f": {verdict.why}" if verdict.why else "")
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,104 @@
+"""What prefect.yaml deploys: flows that can be imported, forms that explain themselves, a schedule that makes sense."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+import yaml
+
+from model_lineage import QUIET_ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENTS = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+
+# What a worker imports and a server keeps, in a process whose Prefect has a home of its own.
+READ = """
+import json, sys
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools import validate
+
+found = {}
+for name, deployment in json.load(sys.stdin).items():
+    flow = load_flow_from_entrypoint(deployment["entrypoint"])
+    schema = parameter_schema(flow).model_dump_for_openapi()
+    defaults = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
+    given = {**defaults, **deployment.get("parameters", {})}
+    errors = validate(given, schema, raise_on_error=False)
+    schedules = [CronSchedule(cron=s["cron"], timezone=s["timezone"]) for s in deployment.get("schedules", [])]
+    found[name] = {
+        "flow": flow.name, "schema": schema, "errors": [str(error) for error in errors],
+        "schedules": len(schedules), "serializer": str(flow.result_serializer), "persist": flow.persist_result,
+        "wrong seed": [str(error) for error in validate({**given, "seed": -1}, schema, raise_on_error=False)],
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "DO_NOT_TRACK": "true"}
+    command = [sys.executable, "-c", READ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, input=json.dumps(DEPLOYMENTS), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_the_three_flows_are_deployed_on_this_machines_pool():
+    assert set(DEPLOYMENTS) == {"train-batch", "sweep", "retrain-daily"}
+    assert {d["work_pool"]["name"] for d in DEPLOYMENTS.values()} == {"local"}
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_workers_are_quiet_and_keep_results_as_json(name):
+    environment = DEPLOYMENTS[name]["work_pool"]["job_variables"]["env"]
+    assert QUIET_ENVIRONMENT.items() <= environment.items()
+    assert environment["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+    assert all(isinstance(value, str) for value in environment.values())
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_the_parameters_of_a_deployment_are_a_form_that_explains_itself(deployed, name):
+    schema = deployed[name]["schema"]
+    for section in (schema, *schema.get("definitions", {}).values()):
+        for key, field in section["properties"].items():
+            assert field.get("title"), key
+            assert field.get("description") or "$ref" in field, key
+    assert deployed[name]["errors"] == []
+
+
+def test_a_form_refuses_what_is_out_of_bounds(deployed):
+    for name in ("sweep", "retrain-daily"):
+        assert deployed[name]["wrong seed"], name
+
+
+def test_the_parts_of_a_sweeps_form_have_names_that_a_person_reads(deployed):
+    parts = deployed["sweep"]["schema"]["definitions"]
+    assert {part["title"] for part in parts.values()} == {"A job of a batch file", "A job written out", "Devices"}
+    assert parts["DeviceChoice"]["properties"]["kind"]["enum"] == ["auto", "gpu", "cpu"]
+
+
+def test_results_are_never_stored_as_pickles(deployed):
+    assert all(found["serializer"] == "json" or found["persist"] is False for found in deployed.values())
+
+
+def test_retraining_comes_every_night_and_never_twice_at_once(deployed):
+    (schedule,) = DEPLOYMENTS["retrain-daily"]["schedules"]
+    minute, hour, *days = schedule["cron"].split()
+    assert (minute, hour, days) == ("0", "2", ["*", "*", "*"])
+    assert ZoneInfo(schedule["timezone"])
+    assert deployed["retrain-daily"]["schedules"] == 1
+    assert DEPLOYMENTS["retrain-daily"]["concurrency_limit"]["limit"] == 1
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_files_that_a_deployment_starts_with_are_there(name):
+    given = [value for key, value in DEPLOYMENTS[name].get("parameters", {}).items() if key in ("batch", "file")]
+    assert all((ROOT / path).is_file() for path in given)

@@ -1,0 +1,66 @@
+"""Which of two models is better."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.evaluation.compare import HIGHER_IS_BETTER, better, gain, ranked
+from techniques.job import METRICS
+
+METRIC = st.sampled_from(METRICS)
+VALUE = st.floats(-1e6, 1e6)
+ANYTHING = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def test_every_metric_of_a_job_has_a_direction():
+    assert set(HIGHER_IS_BETTER) == set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("metric", "challenger", "champion", "won"),
+    [("accuracy", 0.9, 0.7, 0.2), ("loss", 2.0, 2.5, 0.5), ("perplexity", 30.0, 20.0, -10.0)],
+)
+def test_gain_is_positive_where_the_challenger_is_better(metric, challenger, champion, won):
+    assert gain(challenger, champion, metric=metric) == pytest.approx(won)
+    assert better(challenger, champion, metric=metric) is (won > 0)
+
+
+@pytest.mark.parametrize(("min_gain", "expected"), [(0.0, True), (0.25, True), (0.5, True), (0.75, False)])
+def test_a_gain_must_reach_the_least_one(min_gain, expected):
+    assert better(2.0, 2.5, metric="loss", min_gain=min_gain) is expected
+
+
+def test_equal_is_not_better():
+    assert not better(0.5, 0.5, metric="accuracy", min_gain=0.0)
+
+
+@given(METRIC, ANYTHING, ANYTHING)
+def test_of_two_models_at_most_one_is_better(metric, one, other):
+    assert not (better(one, other, metric=metric) and better(other, one, metric=metric))
+
+
+@given(METRIC, VALUE, st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_nothing_is_better_or_worse_than_what_is_not_finite(metric, value, broken):
+    assert not better(broken, value, metric=metric)
+    assert not better(value, broken, metric=metric)
+
+
+def test_an_unknown_metric_is_told_with_those_there_are():
+    with pytest.raises(ValueError, match="use one of accuracy, loss, perplexity"):
+        gain(1.0, 2.0, metric="f1")
+
+
+@given(METRIC, st.dictionaries(st.text(min_size=1), ANYTHING))
+def test_ranks_hold_every_name_once_the_best_first_and_the_broken_last(metric, values):
+    names = ranked(values, metric=metric)
+    assert sorted(names) == sorted(values)
+    finite = [math.isfinite(values[name]) for name in names]
+    assert finite == sorted(finite, reverse=True)
+    ordered = [values[name] for name, is_finite in zip(names, finite, strict=True) if is_finite]
+    assert ordered == sorted(ordered, reverse=HIGHER_IS_BETTER[metric])
+
+
+def test_equals_keep_their_order():
+    assert ranked({"b": 1.0, "a": 1.0, "c": 0.5}, metric="accuracy") == ["b", "a", "c"]

@@ -1,0 +1,45 @@
+"""A registry in memory that may die after some moves of an alias."""
+
+from collections.abc import Sequence
+
+from model_lineage import DatasetInput, ModelRecord
+
+
+class Died(Exception):
+    """The process ended here."""
+
+
+def version(number: int, *, digest: str = "d0", name: str = "shop.prices") -> ModelRecord:
+    """Version `number`, trained on data of `digest`."""
+    return ModelRecord(
+        model_id=f"m-{name}-{number}",
+        registered_name=name,
+        version=number,
+        uri=f"models:/{name}/{number}",
+        datasets=(
+            DatasetInput(name="data", digest=f"held out of {digest}", source="x", context="evaluation"),
+            DatasetInput(name="data", digest=digest, source="x"),
+        ),
+    )
+
+
+class FakeLedger:
+    """The methods of a ledger that promotion needs. moves_left: alias moves before it dies."""
+
+    def __init__(self, models: Sequence[ModelRecord], *, moves_left: int = 1000, **aliases: int) -> None:
+        self.records = list(models)
+        self.aliases = dict(aliases)
+        self.moves_left = moves_left
+
+    def models(self) -> list[ModelRecord]:
+        return self.records
+
+    def get_alias(self, name: str, alias: str) -> ModelRecord | None:
+        of_name = {model.version: model for model in self.records if model.registered_name == name}
+        return of_name.get(self.aliases.get(alias))
+
+    def set_alias(self, name: str, alias: str, number: int) -> None:
+        if self.moves_left == 0:
+            raise Died
+        self.moves_left -= 1
+        self.aliases[alias] = number
