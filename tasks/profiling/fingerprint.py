@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from importlib.machinery import PathFinder
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +16,11 @@ LIBRARIES = ("torch", "transformers")
 TRIALS_VERSION = 1  # of the way trials measure: raised when new profiles would not be comparable with old ones
 
 
-def speed_key(job: Job, data: Mapping[str, Any]) -> str:
+def speed_key(job: Job, data: Mapping[str, Any], *, import_paths: tuple[str, ...] = ()) -> str:
     """A key that is equal for jobs that cannot differ in speed: same model shape, batch shape, precision and optimizer.
 
-    data: the JSON form of the prepared data (its kind and shapes; for a user's own data set also its content).
+    data: the JSON form of the prepared data (its kind and shapes). import_paths: folders where users' factories
+    are, whose source counts too.
     """
     spec = job.data
     data_shape = {key: data[key] for key in ("kind", "vocab_size", "num_labels", "image_size", "num_channels")}
@@ -34,8 +35,9 @@ def speed_key(job: Job, data: Mapping[str, Any]) -> str:
             "optimizer": [job.optimizer.name, sorted(job.optimizer.options)],
             "clips": job.clip_grad_norm is not None,
             "global_batch_size": job.global_batch_size,
+            "exact": job.exact,  # which decides what configs there are
             "evaluation": [list(job.evaluation.metrics), job.evaluation.max_batches, data["num_held_out"]],
-            "sources": {name: _source_digest(name) for name in factories},
+            "sources": {name: _source_digest(name, import_paths) for name in factories},
         }
     )
 
@@ -46,10 +48,14 @@ def fingerprint(key: str, *, technique: str, config: Mapping[str, Any], num_devi
     return digest([key, technique, dict(config), num_devices, device_kind, versions, TRIALS_VERSION], length=32)
 
 
-@cache
-def _source_digest(dotted: str) -> str:
-    """The text of the module that a user's factory stands in: changed code is another speed."""
-    found = find_spec(dotted.partition(":")[0])
-    if found is None or found.origin is None:
+def _source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
+    """The text of the module that a user's factory stands in: changed code is another speed. Imports nothing."""
+    top, *rest = dotted.partition(":")[0].split(".")
+    spec = find_spec(top) or PathFinder.find_spec(top, import_paths)
+    for part in rest:
+        # By its last name alone: a dotted one would ask for parents that are not imported.
+        folders = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(part, list(folders)) if folders else None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return ""
-    return digest(Path(found.origin).read_text(errors="replace"))
+    return digest(Path(spec.origin).read_text(errors="replace"))

@@ -50,7 +50,7 @@ def profile_jobs(
     known = known or Known()
     surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice)
     jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
-    searches, searches_of = _searches(jobs, surveys, cluster)
+    searches, searches_of = _searches(jobs, surveys, cluster, import_paths=site.import_paths)
     every = sorted({f for search in searches.values() for f in search.fingerprints})
     found = {name: _result(data) for name, data in known.find(every).items()}
     by_name = {job.name: (job, surveys[job.name]) for job in jobs}
@@ -105,7 +105,7 @@ def resolve_steps(job: Job, survey: Survey) -> Job:
 
 
 def _searches(
-    jobs: Sequence[Job], surveys: Mapping[str, Survey], cluster: Cluster
+    jobs: Sequence[Job], surveys: Mapping[str, Survey], cluster: Cluster, *, import_paths: tuple[str, ...]
 ) -> tuple[dict[str, Search], dict[str, list[Search]]]:
     """One search for each (speed class, technique, gang size), and which of them answer for which job."""
     searches: dict[str, Search] = {}
@@ -113,7 +113,7 @@ def _searches(
     kind = cluster.device_kind()
     for job in jobs:
         survey = surveys[job.name]
-        key = speed_key(job, survey.data)
+        key = speed_key(job, survey.data, import_paths=import_paths)
         groups: dict[tuple[str, int], list[Any]] = {}
         for candidate in survey.candidates:
             groups.setdefault((candidate.technique, candidate.num_devices), []).append(candidate)
@@ -143,6 +143,8 @@ def _run(
     """Runs trials in waves until no search wants one; returns how many ran."""
     num_trials = 0
     while True:
+        for search in searches.values():
+            search.next_trial(found)  # takes what is known of all, before any is compared with the others
         trials = []
         for search in worthwhile(searches.values()):
             if (wanted := search.next_trial(found)) is not None:

@@ -17,6 +17,10 @@ def loss_of_some_tokens(output, batch):
     return (losses * counts).sum(), counts.sum()
 
 
+def loss_that_fails(output, batch):
+    raise RuntimeError("no such luck")
+
+
 def loss_that_is_not_a_number(output, batch):
     """As a model that diverges gives it from its third batch on."""
     global _num_losses
@@ -72,3 +76,14 @@ class NoRoom(Single):
 class NoRoomAtTheEnd(NoRoom):
     name = "no-room-at-the-end"
     full_steps = range(3, 1000)
+
+
+class Picky(Single):
+    """Runs out of memory with more than two rows at a time."""
+
+    name = "picky"
+
+    def parallelize(self, model, mesh, config):
+        if config["micro_batch"] > 2:
+            raise MemoryError("more than two rows")
+        return super().parallelize(model, mesh, config)

@@ -155,17 +155,17 @@ class Workbench:
     def shape(self, num_devices: int) -> GangShape:
         return GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
 
+    def slot(self, index: int) -> Slot:
+        core = self._cores[index % len(self._cores)]
+        return Slot(kind="cpu", index=index, cores=(core,), memory_bytes=1 << 33)
+
     def order(self, job: Job, layout: Layout, folder: Path, **changes: Any) -> GangOrder:
-        slots = [
-            Slot(kind="cpu", index=i, cores=(self._cores[i % len(self._cores)],), memory_bytes=1 << 33)
-            for i in range(layout.num_devices)
-        ]
         order = GangOrder(
             purpose=TRAIN,
             job=job,
             technique=layout.path,
             config={"micro_batch": job.global_batch_size // layout.num_devices, "recompute": "none", **layout.config},
-            slots=tuple(slots),
+            slots=tuple(self.slot(i) for i in range(layout.num_devices)),
             folder=str(folder / "gang"),
             cache_dir=str(self.cache_dir),
             checkpoint_dir=str(folder / "checkpoints"),

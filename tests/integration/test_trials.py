@@ -1,0 +1,104 @@
+"""Profiles are measured on the real devices, once."""
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.cluster import Cluster, Device, Node
+from tasks.profiling.stage import Known, profile_jobs
+from tasks.profiling.trials import Site
+from techniques import OptimizerSpec, registry
+from tests.integration.stubs import Picky
+from tests.integration.workbench import RESNET, VIT
+
+
+@pytest.fixture
+def here(bench):
+    def make(*, memory_bytes=1 << 33):
+        devices = tuple(
+            Device(kind="cpu", index=i, name="test", memory_bytes=memory_bytes, cores=bench.slot(i).cores)
+            for i in range(2)
+        )
+        site = Site(server=bench.server, devices=devices, cache_dir=bench.cache_dir)
+        return {"site": site, "cluster": Cluster(nodes=(Node(name="here", devices=devices),))}
+
+    return make
+
+
+@pytest.fixture
+def known():
+    kept = {}
+    memory = Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
+    return memory, kept
+
+
+def test_a_second_run_tries_nothing(bench, here, known):
+    memory, kept = known
+    job = bench.job(num_steps=None, num_epochs=2.0)
+    jobs = [
+        job,
+        replace(job, name="other-lr", optimizer=OptimizerSpec(name="sgd", lr=1.0)),
+        bench.job(RESNET, name="r"),
+    ]
+    first = profile_jobs(jobs, **here(), known=memory)
+    assert first.faults == {}
+    assert first.num_trials == len(kept) >= 5
+    assert first.profiles["tiny"] == first.profiles["other-lr"]
+    assert {(p.technique, p.num_devices, p.num_ranks) for p in first.profiles["tiny"]} == {
+        ("single", 1, 1),
+        ("single", 2, 1),
+        ("ddp", 2, 2),
+        ("fsdp", 2, 2),
+    }
+    assert {p.technique for p in first.profiles["r"]} == {"single"}
+    for profile in first.profiles["tiny"]:
+        assert profile.source == "measured"
+        assert min(profile.step_s, profile.save_s, profile.export_s, profile.evaluate_s) > 0
+        assert profile.startup_s >= 0
+        assert 50e6 < profile.peak_bytes < 4e9  # a process with torch
+    reasons = {(r.technique, r.num_devices): r.reason for r in first.surveys["r"].refusals}
+    assert "batch statistics" in reasons["ddp", 2]
+    samples = first.surveys["tiny"].data["num_samples"]
+    assert first.jobs[0].total_steps == round(2 * samples / 8)
+
+    second = profile_jobs(jobs, **here(), known=memory)
+    assert second.num_trials == 0
+    assert second.profiles == first.profiles
+
+
+def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, known):
+    memory, kept = known
+    registry.register(Picky)
+    try:
+        jobs = [bench.job(techniques=("picky",), num_devices=(1,))]
+        first = profile_jobs(jobs, **here(), known=memory)
+        second = profile_jobs(jobs, **here(), known=memory)
+    finally:
+        del registry._registered["picky"]
+    assert [p.config["micro_batch"] for p in first.profiles["tiny"]][:1] == [2]
+    failures = {row["message"] for row in kept.values() if "kind" in row}
+    assert failures == {"rank 0: MemoryError: more than two rows"}
+    assert (first.num_trials, second.num_trials) == (len(kept), 0)
+
+
+def test_a_job_that_fits_nowhere_says_why_and_the_others_are_profiled(bench, here):
+    jobs = [
+        bench.job(),
+        bench.job(VIT, name="alone", techniques=("single",), num_devices=(1,)),
+        bench.job(name="wrong", model=replace(VIT, config={"no_such_key": 1, "patch_size": 3})),
+    ]
+    profiled = profile_jobs(jobs, **here(memory_bytes=1 << 16))
+    assert profiled.num_trials == 0
+    assert (
+        "no technique can train it here. single on 1: needs 0.0 GiB of 0.0 a device at the least"
+        in profiled.faults["tiny"]
+    )
+    assert "patch_size" in profiled.faults["wrong"] or "no_such_key" in profiled.faults["wrong"]
+    assert set(profiled.faults) == {"tiny", "alone", "wrong"}
+
+
+def test_a_trial_that_fails_says_so(bench, here):
+    job = bench.job(loss="tests.integration.stubs:loss_that_fails", techniques=("single",), num_devices=(1,))
+    profiled = profile_jobs([job], **here())
+    assert profiled.profiles["tiny"] == ()
+    assert "trial: rank 0: RuntimeError: no such luck" in profiled.faults["tiny"]

@@ -1,0 +1,132 @@
+"""A search tries few configs, and the same ones whether it measured them now or knew them before."""
+
+import random
+
+import pytest
+
+from tasks.profiling.search import FAR_BEHIND, MOST_TRIALS, Failure, Search, worthwhile
+from techniques import Profile
+from techniques.surveys import Candidate
+
+
+def candidates(number, technique="single", num_devices=1):
+    return [
+        Candidate(
+            technique=technique,
+            config={"micro_batch": i},
+            num_devices=num_devices,
+            num_ranks=num_devices,
+            least_bytes=1,
+        )
+        for i in range(number)
+    ]
+
+
+def profile(step_s, technique="single", num_devices=1):
+    return Profile(technique=technique, num_devices=num_devices, num_ranks=num_devices, step_s=step_s, peak_bytes=1)
+
+
+NO_ROOM = Failure(kind="out_of_memory", message="no room")
+BROKEN = Failure(kind="failed", message="broken")
+
+
+def tried(*outcomes, **options):
+    """How many trials a search makes that meet with these outcomes, and the search."""
+    every = candidates(8, **options)
+    search = Search(key="k", job="j", candidates=every, fingerprints=[f"{options}{i}" for i in range(8)])
+    known, left = {}, list(outcomes)
+    while (wanted := search.next_trial(known)) is not None:
+        known[wanted[0]] = left.pop(0)
+    assert not left
+    return search
+
+
+def test_it_ends_with_the_first_config_that_is_no_faster():
+    assert len(tried(profile(2.0), profile(1.0), profile(1.0)).profiles) == 3
+    assert len(tried(profile(1.0), profile(1.1)).profiles) == 2
+
+
+def test_it_ends_after_some_trials_even_where_each_is_faster():
+    assert MOST_TRIALS == 3
+    assert len(tried(profile(3.0), profile(2.0), profile(1.0)).profiles) == 3
+
+
+def test_what_runs_out_of_memory_is_passed_over():
+    search = tried(NO_ROOM, NO_ROOM, profile(1.0), profile(2.0))
+    assert [p.step_s for p in search.profiles] == [1.0, 2.0]
+    assert search.failures == (NO_ROOM, NO_ROOM)
+
+
+def test_memory_that_never_suffices_gives_no_profile():
+    assert tried(*[NO_ROOM] * 8).profiles == ()
+
+
+def test_what_is_broken_ends_it():
+    assert tried(BROKEN).failures == (BROKEN,)
+
+
+def test_what_is_known_is_not_tried_again():
+    search = Search(key="k", job="j", candidates=candidates(3), fingerprints=["a", "b", "c"])
+    known = {"a": profile(2.0), "b": profile(1.0)}
+    assert search.next_trial(known)[0] == "c"
+    assert search.next_trial({**known, "c": profile(3.0)}) is None
+
+
+def test_techniques_far_behind_on_as_many_devices_are_not_refined():
+    def search(technique, num_devices, step_s):
+        found = Search(
+            key="k",
+            job="j",
+            candidates=candidates(1, technique, num_devices),
+            fingerprints=[technique + str(num_devices)],
+        )
+        if step_s is not None:
+            found.results["x"] = profile(step_s, technique, num_devices)
+        return found
+
+    alone = search("single", 1, 9.0)
+    best, near = search("ddp", 2, 1.0), search("fsdp", 2, FAR_BEHIND * 0.99)
+    behind, untried = search("single", 2, FAR_BEHIND * 1.01), search("zero2", 2, None)
+    assert worthwhile([alone, best, near, behind, untried]) == [alone, best, near, untried]
+    behind.key = "another job's"
+    assert behind in worthwhile([alone, best, near, behind, untried])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
+    """Else a second run of a batch would go on searching where the first one had stopped."""
+    from tasks.profiling import stage
+    from tasks.profiling.trials import Site
+    from techniques.surveys import Survey
+    from tests.unit.execution.fakes import cluster, job
+
+    draw, measured, kept = random.Random(seed), [], {}
+    data = dict.fromkeys(("kind", "vocab_size", "num_labels", "image_size", "num_channels", "num_held_out"))
+    every = [c for t, n in [("single", 1), ("single", 2), ("ddp", 2), ("fsdp", 2)] for c in candidates(6, t, n)]
+    jobs = [job(name, global_batch_size=size) for name, size in (("a", 8), ("b", 8), ("c", 16))]
+
+    def look(jobs, **_):
+        surveys = {j.name: Survey(job=j.name, data=data, facts={}, candidates=tuple(every), refusals=()) for j in jobs}
+        return surveys, {}
+
+    def wave(site, trials):
+        assert len({trial.fingerprint for trial in trials}) == len(trials)
+        measured.extend(trial.fingerprint for trial in trials)
+        return {t.fingerprint: outcome(t.candidate) for t in trials}
+
+    def outcome(candidate):
+        if draw.random() < 0.2:
+            return NO_ROOM
+        return profile(draw.uniform(1, 2), candidate.technique, candidate.num_devices)
+
+    monkeypatch.setattr(stage, "survey_jobs", look)
+    monkeypatch.setattr(stage, "run_wave", wave)
+    known = stage.Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
+    node = cluster(2)
+    site = Site(server=None, devices=node.devices, cache_dir=tmp_path)
+    first = stage.profile_jobs(jobs, site=site, cluster=node, known=known)
+    assert first.num_trials == len(measured) == len(set(measured)) > 8
+    assert first.profiles["a"] == first.profiles["b"] != first.profiles["c"]
+    second = stage.profile_jobs(jobs, site=site, cluster=node, known=known)
+    assert second.num_trials == 0
+    assert second.profiles == first.profiles
