@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from flows import settings
+from techniques.dotted import resolve
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Seed = Annotated[int, typer.Option(help="Of the planner.", min=0)]
@@ -25,7 +26,7 @@ def sweep(
     from flows.sweep_form import load_sweep
 
     form = load_sweep(sweep_file)
-    result = _run("flows.sweep", "sweep", **form.parameters())
+    result = _run("flows.sweep:sweep", form.parameters())
     console = Console(stderr=True)
     console.print(_table(result["leaderboard"]))
     if as_json:
@@ -42,26 +43,24 @@ def retrain(
     from tasks.promotion.production import load_production
 
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    result = _run("flows.retrain_daily", "retrain_daily", file=str(models_file), seed=seed)
+    result = _run("flows.retrain_daily:retrain_daily", {"file": str(models_file), "seed": seed})
     Console(stderr=True).print(Markdown(result["report"]))
     if as_json:
         _print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
 
 
-def _run(module: str, name: str, **parameters: Any) -> dict[str, Any]:
+def _run(flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
-    from importlib import import_module
-
     settings.embed(settings.home())
-    flow = getattr(import_module(module), name)
+    run = resolve(flow)
     from flows.views import LinesView, LiveView, current_view
 
     console = Console(stderr=True)
     view = LiveView(console) if console.is_terminal else LinesView(console)
     current_view.set(view)
     with view:
-        result: dict[str, Any] = flow(**parameters)
+        result: dict[str, Any] = run(**parameters)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +34,7 @@ from tasks.promotion.production import Production, ProductionModel, load_product
 from tasks.promotion.report import FAILED, KEPT, PROMOTED, Verdict, markdown
 from tasks.promotion.stage import CHAMPION, Standing, standings
 from tasks.promotion.task import promote_task
+from techniques import Job
 from techniques.engine.processes import ForkServer
 from techniques.surveys import Survey
 
@@ -71,15 +72,14 @@ def retrain_daily(file: str = "examples/retraining.yaml", seed: Annotated[int, F
 class Checked:
     """What was found of a model before anything was trained.
 
-    model: with the tokenizer of its champion. champion_dir: the champion's files. data, compare_on: the JSON forms of
-    the prepared data. due: None where the data could not be read, which `fault` tells.
+    model: with the tokenizer of its champion. champion_dir: the champion's files. data: the JSON form of the prepared
+    data. due: None where the data could not be read, which `fault` tells.
     """
 
     model: ProductionModel
     standing: Standing
     champion_dir: Path | None
     data: Mapping[str, Any] | None = None
-    compare_on: Mapping[str, Any] | None = None
     due: Due | None = None
     fault: str = ""
 
@@ -101,18 +101,12 @@ class Night:
         standing = self.standings[model.registered_name]
         folder = None if standing.champion is None else self.download(standing.champion)
         model = with_tokenizer_of(folder, model)
-        jobs = [job for job in (model.job, model.compare_on) if job is not None]
-        surveys, faults = survey_jobs(jobs, site=self.site, cluster=self.cluster, notice=current_view.get().notice)
-        found = Checked(model=model, standing=standing, champion_dir=folder, fault="; ".join(faults.values()))
+        surveys, faults = self._survey([model.job])
+        found = Checked(model=model, standing=standing, champion_dir=folder)
         if faults:
-            return found
+            return replace(found, fault=faults[model.name])
         data = surveys[model.name].data
-        return replace(
-            found,
-            data=data,
-            compare_on=_compared_on(model, surveys),
-            due=due(standing, digest=data["digest"]),
-        )
+        return replace(found, data=data, due=due(standing, digest=data["digest"]))
 
     def judge(self, checked: Mapping[str, Checked], result: BatchResult | None) -> list[Verdict]:
         """Compares every version that was not compared yet with its champion, and promotes the better ones."""
@@ -126,28 +120,38 @@ class Night:
             and (not check.due.is_due or _status_of(name, result) == DONE)
             and (candidate := now[check.model.registered_name].candidate) is not None
         }
-        evaluations = [e for name, candidate in candidates.items() for e in self._evaluations(checked[name], candidate)]
-        evaluated = Evaluated()
-        if evaluations:
-            with self._device() as device:
-                evaluated = evaluate_task(evaluations, site=self.site, device=device)
+        evaluated = self._evaluate(checked, candidates) if candidates else Evaluated()
         return [self._verdict(check, candidates.get(name), evaluated, result) for name, check in checked.items()]
 
     def download(self, model: ModelRecord) -> Path:
         """The folder of a model's files."""
         return self.ledger.download_model(f"models:/{model.model_id}", self.models_dir / model.model_id)
 
-    def _evaluations(self, check: Checked, candidate: ModelRecord) -> list[Evaluation]:
-        """The candidate and the champion, on the same held-out data."""
-        data = check.compare_on or check.data
-        assert data is not None
-        job = check.model.compare_on or check.model.job
-        folders = {"candidate": self.download(candidate), "champion": check.champion_dir}
-        return [
-            Evaluation(name=f"{check.model.name} {role}", job=job, model_dir=folder, data=data)
-            for role, folder in folders.items()
-            if folder is not None
-        ]
+    def _survey(self, jobs: Sequence[Job]) -> tuple[dict[str, Survey], dict[str, str]]:
+        return survey_jobs(jobs, site=self.site, cluster=self.cluster, notice=current_view.get().notice)
+
+    def _evaluate(self, checked: Mapping[str, Checked], candidates: Mapping[str, ModelRecord]) -> Evaluated:
+        """Each candidate and its champion on the same held-out data, as "MODEL candidate" and "MODEL champion"."""
+        folders = {name: self.download(candidate) for name, candidate in candidates.items()}
+        # Only now is there a tokenizer by which a first candidate reads what it is compared on.
+        compared = {name: with_tokenizer_of(folders[name], checked[name].model).compare_on for name in candidates}
+        surveys, faults = self._survey([job for job in compared.values() if job is not None])
+        evaluations: list[Evaluation] = []
+        for name, candidate_dir in folders.items():
+            job, data = checked[name].model.job, checked[name].data
+            if (other := compared[name]) is not None:
+                job, data = other, surveys[other.name].data if other.name in surveys else None
+            if data is not None:
+                dirs = {"candidate": candidate_dir, "champion": checked[name].champion_dir}
+                evaluations += [
+                    Evaluation(name=f"{name} {role}", job=job, model_dir=folder, data=data)
+                    for role, folder in dirs.items()
+                    if folder is not None
+                ]
+        with self._device() as device:
+            found = evaluate_task(evaluations, site=self.site, device=device)
+        untold = {f"{name} candidate": faults[job.name] for name, job in compared.items() if job and job.name in faults}
+        return replace(found, faults={**found.faults, **untold})
 
     def _verdict(
         self, check: Checked, candidate: ModelRecord | None, evaluated: Evaluated, result: BatchResult | None
@@ -236,10 +240,6 @@ def _batch(production: Production, tonight: list[Checked]) -> Batch:
         for check in tonight
     ]
     return Batch.of(name=production.name, jobs=jobs, devices=production.devices, folder=production.folder)
-
-
-def _compared_on(model: ProductionModel, surveys: Mapping[str, Survey]) -> Mapping[str, Any] | None:
-    return None if model.compare_on is None else surveys[model.compare_on.name].data
 
 
 def _untrained(verdict: Verdict, result: BatchResult | None) -> Verdict:
