@@ -10,15 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from techniques.job import Job
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from techniques.engine.models import ModelFacts
+    from techniques.engine.state import Reader
 
 Config = Mapping[str, Any]
 
@@ -38,6 +40,32 @@ class GangShape:
     num_devices: int
     memory_bytes: int
     num_nodes: int = 1
+
+
+class StepWork(Protocol):
+    """One rank's share of a global step, as the harness hands it to `Technique.forward_backward`."""
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Forward passes that the share is divided into; at least one."""
+
+    def batch(self, index: int) -> dict[str, Tensor]:
+        """The micro-batch on this rank's device; seeds the random numbers that are its own."""
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of a batch the model's `forward` is given."""
+
+    def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        """The job's loss as (sum, count)."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The job's precision."""
+
+    def zero(self) -> Tensor:
+        """A scalar zero on this rank's device."""
+
+    def beat(self) -> None:
+        """Says that this rank is alive."""
 
 
 class Technique(ABC):
@@ -75,6 +103,57 @@ class Technique(ABC):
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Bytes per device that this config needs at the least: an option above the device's memory is dropped."""
         return training_state_bytes(job, facts)
+
+    def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
+        """Gradients of the loss *sum* over this rank's share of a global step; returns that sum and its count.
+
+        Micro-batches one after another; a technique with a schedule of its own (pipelines) replaces this.
+        """
+        loss_sum, count = work.zero(), 0.0
+        for i in range(work.num_micro_batches):
+            batch = work.batch(i)
+            with self.accumulate(model, is_last=i == work.num_micro_batches - 1):
+                part, part_count = work.loss(self.forward(model, batch, work), batch)
+                part.backward()  # type: ignore[no-untyped-call]
+            loss_sum += part.detach()
+            count += float(part_count)
+            work.beat()
+        return loss_sum, count
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
+        """The model's output for one micro-batch, while training and while evaluating."""
+        with work.autocast():
+            return model(**work.inputs(batch))
+
+    def loss_replicas(self, mesh: DeviceMesh | None) -> int:
+        """How many ranks report the same loss for the same rows; 1 where each reports a part of its own."""
+        return 1 if mesh is None else mesh.size() // data_parallel_size(mesh)
+
+    def optimizer_parameters(self, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters that this rank's optimizer updates."""
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def after_step(self, model: nn.Module) -> None:
+        """After the optimizer's step: where ranks that updated different parameters exchange them."""
+        return None
+
+    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """The optimizer's tensors under their canonical names `optimizer/<parameter>/<state>`."""
+        from techniques.engine.state import named_optimizer_state
+
+        return named_optimizer_state(model, optimizer)
+
+    def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Fills the optimizer from a checkpoint written under any technique."""
+        from techniques.engine.state import restore_optimizer
+
+        restore_optimizer(reader, model, optimizer)
+
+    def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
+        """Whether this rank writes its part of a tensor into a checkpoint; of replicas exactly one must."""
+        from techniques.engine.state import is_first_replica
+
+        return is_first_replica(tensor, rank=rank)
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Around one micro-batch's forward and backward: where gradients are not exchanged until `is_last`."""

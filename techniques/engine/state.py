@@ -33,71 +33,100 @@ Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a part of a tensor."""
 
 
-def named_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    """Every tensor of the training state under its canonical name; tied parameters once.
+def named_state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's tensors under their canonical names; tied parameters once.
 
     Buffers that the model does not save (rotary frequencies) are left out: they follow from its config.
     """
     named = {f"model/{name}": tensor.detach() for name, tensor in model.named_parameters()}
-    named |= {f"model/{name}": tensor for name, tensor in _saved_buffers(model)}
-    if optimizer is not None:
-        for name, parameter in model.named_parameters():
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    named[f"optimizer/{name}/{key}"] = value
-    return named
+    return named | {f"model/{name}": tensor for name, tensor in _saved_buffers(model)}
 
 
-def piece_writer(named: Mapping[str, Tensor], *, rank: int) -> Callable[[Path], Mapping[str, StoredTensor]]:
-    """What `CheckpointStore.save` calls on this rank to write its pieces of `named`."""
+def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's tensors under their canonical names `optimizer/<parameter>/<state>`."""
+    return {
+        f"optimizer/{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def is_first_replica(tensor: Tensor, *, rank: int) -> bool:
+    """Whether this rank is the one to write: rank 0 what is whole everywhere, of sharded ones the first replica."""
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
+
+
+def piece_writer(mine: Mapping[str, Tensor]) -> Callable[[Path], Mapping[str, StoredTensor]]:
+    """What `CheckpointStore.save` calls on a rank that is to write its parts of the tensors `mine`."""
 
     def write(file: Path) -> Mapping[str, StoredTensor]:
-        mine = {name: tensor for name, tensor in named.items() if _writes(tensor, rank) and local(tensor).numel()}
-        if not mine:
+        held = {name: tensor for name, tensor in mine.items() if local(tensor).numel()}
+        if not held:
             return {}
         try:
-            save_file({name: local(tensor).cpu().contiguous() for name, tensor in mine.items()}, file)
+            save_file({name: local(tensor).cpu().contiguous() for name, tensor in held.items()}, file)
         except SafetensorError as error:  # how the library reports a full disk
             raise CheckpointError(str(error)) from error
-        return {name: _stored(name, tensor, file.name) for name, tensor in mine.items()}
+        return {name: _stored(name, tensor, file.name) for name, tensor in held.items()}
 
     return write
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Fills model and optimizer, in their own layout, from a checkpoint written under any other.
+def restore_model(reader: Reader, model: nn.Module) -> None:
+    """Fills a model, in its own layout, from a checkpoint written under any other.
 
     Raises CheckpointError where the checkpoint lacks a tensor or holds it in another shape.
     """
-    with _Reader(checkpoint) as reader:
-        for name, tensor in named_state(model, None).items():
-            reader.fill(name, tensor)
-        for name, parameter in model.named_parameters():
-            prefix = f"optimizer/{name}/"
-            keys = [full.removeprefix(prefix) for full in checkpoint.manifest.tensors if full.startswith(prefix)]
-            for key in keys:
-                optimizer.state[parameter][key] = reader.state(prefix + key, parameter, optimizer)
+    for name, tensor in named_state(model).items():
+        reader.fill(name, tensor)
 
 
-def whole_tensors(named: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor gathered whole, one at a time; all ranks must iterate together."""
-    for name, tensor in named.items():
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def restore_optimizer(reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Fills the state of those parameters that the optimizer updates."""
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in updated:
+            for key in reader.states_of(name):
+                optimizer.state[parameter][key] = reader.state(f"optimizer/{name}/{key}", parameter, optimizer)
 
 
-class _Reader:
+def read_whole(checkpoint: Checkpoint, *, prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, whole, on the CPU, by the rest of their names."""
+    with Reader(checkpoint) as reader:
+        names = [name for name in checkpoint.manifest.tensors if name.startswith(prefix)]
+        return {name.removeprefix(prefix): reader.whole(name) for name in names}
+
+
+class Reader:
     """Reads regions of stored tensors; files are memory-mapped and opened once."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._files: dict[str, Any] = {}
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.__exit__(None, None, None)
+
+    def states_of(self, parameter: str) -> list[str]:
+        """The names of the optimizer's tensors that are stored for a parameter, e.g. exp_avg, exp_avg_sq, step."""
+        prefix = f"optimizer/{parameter}/"
+        return [name.removeprefix(prefix) for name in self._checkpoint.manifest.tensors if name.startswith(prefix)]
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor as it was stored, on the CPU."""
+        stored = self._stored(name)
+        value = torch.zeros(stored.shape, dtype=DTYPES[stored.dtype])
+        self._read(stored, ((0,) * len(stored.shape), stored.shape), value)
+        return value
 
     def fill(self, name: str, target: Tensor) -> None:
         """Copies the part of `name` that `target` holds on this rank into it."""
@@ -119,10 +148,7 @@ class _Reader:
             self.fill(name, target)
             return target
         # A step counter: on the device only where a fused kernel reads it there.
-        device = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
-        value = torch.zeros(stored.shape, dtype=dtype, device=device)
-        self._read(stored, ((0,) * len(stored.shape), stored.shape), value)
-        return value
+        return self.whole(name).to(parameter.device) if optimizer.defaults.get("fused") else self.whole(name)
 
     def _stored(self, name: str) -> StoredTensor:
         try:
@@ -154,15 +180,6 @@ def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
                 yield f"{prefix}.{name}" if prefix else name, buffer
-
-
-def _writes(tensor: Tensor, rank: int) -> bool:
-    """Whether this rank writes its part: rank 0 what is whole everywhere, the first of the replicas what is sharded."""
-    if not isinstance(tensor, DTensor):
-        return rank == 0
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None
-    return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
 
 
 def _region(tensor: Tensor) -> Region:

@@ -20,7 +20,7 @@ from techniques.engine.models import build_model, export_model
 from techniques.engine.optimizers import build_optimizer, learning_rate
 from techniques.engine.order import GangOrder
 from techniques.engine.ranks import Ranks
-from techniques.engine.state import named_state, piece_writer, restore, whole_tensors
+from techniques.engine.state import Reader, named_state, piece_writer, read_whole, restore_model
 from techniques.job import Job
 from techniques.technique import Technique, data_parallel_rank, data_parallel_size
 from techniques.values import digest, from_json, to_json
@@ -58,7 +58,7 @@ class Trainer:
         if not technique.moves_model:
             model.to(ranks.device)
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
-        self.optimizer = build_optimizer(self.job, self.model.parameters())
+        self.optimizer = build_optimizer(self.job, technique.optimizer_parameters(self.model))
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
@@ -69,9 +69,9 @@ class Trainer:
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
         """Trains the next global step; `asks` are summed over the ranks on the way, so that they act as one."""
         started_s = time.perf_counter()
-        loss_sum, count = self._forward_backward()
-        loss_sum, count, *asked = self.ranks.sum([loss_sum, count, *asks])
-        self._update(count)
+        local_sum, local_count = self._technique.forward_backward(self.model, _Work(self, self._rows()))
+        loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
+        self._update(count / self._technique.loss_replicas(self.ranks.mesh))
         report = StepReport(
             step=self.next_step,
             loss=loss_sum / count,
@@ -82,35 +82,15 @@ class Trainer:
         self._beat()
         return report
 
-    def _forward_backward(self) -> tuple[float, float]:
-        """Gradients of the loss *sum* of this rank's rows; returns that sum and the count to divide it by."""
-        loss_sum, count = torch.zeros((), device=self.ranks.device), 0.0
-        micro_batches = list(self._micro_batches())
-        for i, rows in enumerate(micro_batches):
-            torch.manual_seed(_draw_seed(self.job.seed, self.next_step, self._dp_rank, i))
-            batch = self._to_device(fetch(self._training, rows))
-            with self._technique.accumulate(self.model, is_last=i == len(micro_batches) - 1):
-                part, part_count = self._forward(batch)
-                part.backward()  # type: ignore[no-untyped-call]
-            loss_sum += part.detach()
-            count += float(part_count)
-            self._beat()
-        return float(loss_sum), count
-
-    def _micro_batches(self) -> Iterator[list[int]]:
+    def _rows(self) -> list[int]:
+        """The rank's slice of the global batch of the next step."""
         size = self.job.global_batch_size
         indices = batch_indices(
             num_samples=len(self._training), global_batch_size=size, seed=self.job.seed, step=self.next_step
         )
-        rows = size // self._dp_size
-        mine = indices[self._dp_rank * rows : (self._dp_rank + 1) * rows].tolist()
-        for first in range(0, rows, self._micro_batch):
-            yield mine[first : first + self._micro_batch]
-
-    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        with self._autocast():
-            output = self.model(**self._loss.forward_inputs(batch))
-        return self._loss(output, batch)
+        num_rows = size // self._dp_size
+        rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
+        return rows
 
     def _update(self, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and steps.
@@ -127,17 +107,18 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.job, self.next_step)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._technique.after_step(self.model)
+        for parameter in self._parameters:  # not the optimizer's: it may hold a share of them
+            parameter.grad = None
 
     @torch.no_grad()
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """The job's metrics over its held-out data, `max_batches` global batches at most; equal on every rank."""
-        metrics = metrics_of(self.job.evaluation.metrics, loss=self._loss)
+        metrics, work = metrics_of(self.job.evaluation.metrics, loss=self._loss), _Work(self, [])
         self.model.eval()
         for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
             batch = self._to_device(fetch(self._held_out, rows))
-            with self._autocast():
-                output = self.model(**self._loss.forward_inputs(batch))
+            output = self._technique.forward(self.model, batch, work)
             if counted:
                 metrics.add(output, batch, loss=self._loss(output, batch))
             self._beat()
@@ -173,9 +154,11 @@ class Trainer:
     def save(self, root: Path) -> float:
         """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
         started_s = time.perf_counter()
-        named = named_state(self._technique.unwrap(self.model), self.optimizer)
+        model = self._technique.unwrap(self.model)
+        named = {**named_state(model), **self._technique.optimizer_state(model, self.optimizer)}
+        mine = {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
         meta = {"job": self.job.name, "weights_digest": self._weights_digest()}
-        self.store(root).save(self.next_step, piece_writer(named, rank=self.ranks.rank), meta)
+        self.store(root).save(self.next_step, piece_writer(mine), meta)
         self._beat()
         return time.perf_counter() - started_s
 
@@ -193,23 +176,27 @@ class Trainer:
                 f"{checkpoint.folder} is of another version of job {self.job.name}: its model, data, optimizer or seed "
                 "changed since. To fix: give the job another name, or remove the folder to start it afresh"
             )
-        restore(checkpoint, self._technique.unwrap(self.model), self.optimizer)
+        model = self._technique.unwrap(self.model)
+        with Reader(checkpoint) as reader:
+            restore_model(reader, model)
+            self._technique.restore_optimizer(reader, model, self.optimizer)
         self.next_step = checkpoint.manifest.step
         return self.next_step
 
     def _weights_digest(self) -> str:
         return weights_digest(self.job, data_digest=self.prepared.digest)
 
-    def export(self, folder: Path) -> None:
-        """Writes the model as `from_pretrained` loads it; gathered tensor by tensor, written by rank 0."""
-        named = named_state(self._technique.unwrap(self.model), None)
-        state: dict[str, Tensor] = {}
-        for name, tensor in whole_tensors(named):
-            if self.ranks.rank == 0:
-                state[name.removeprefix("model/")] = tensor.cpu()
-            self._beat()
+    def export(self, folder: Path, root: Path) -> None:
+        """Writes the model of the newest checkpoint under `root` as `from_pretrained` loads it.
+
+        Read back from the checkpoint by rank 0, so that it does not matter how the ranks hold it.
+        """
         if self.ranks.rank == 0:
+            checkpoint = CheckpointStore(root).newest()
+            assert checkpoint is not None and checkpoint.manifest.step == self.next_step
+            state = read_whole(checkpoint, prefix="model/")
             export_model(folder, spec=self.job.model, model=self._plain, state=state, prepared=self.prepared)
+        self._beat()
         self.ranks.agree(True)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -218,6 +205,39 @@ class Trainer:
 
     def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
+
+
+class _Work:
+    """A rank's share of one step; what `techniques.technique.StepWork` promises."""
+
+    def __init__(self, trainer: Trainer, rows: list[int]) -> None:
+        self._trainer, self._step = trainer, trainer.next_step
+        size = trainer._micro_batch
+        self._micro_batches = [rows[first : first + size] for first in range(0, len(rows), size)]
+
+    @property
+    def num_micro_batches(self) -> int:
+        return len(self._micro_batches)
+
+    def batch(self, index: int) -> dict[str, Tensor]:
+        trainer = self._trainer
+        torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
+        return trainer._to_device(fetch(trainer._training, self._micro_batches[index]))
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._trainer._loss.forward_inputs(batch)
+
+    def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
+        return self._trainer._loss(output, batch)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self._trainer._autocast()
+
+    def zero(self) -> Tensor:
+        return torch.zeros((), device=self._trainer.ranks.device)
+
+    def beat(self) -> None:
+        self._trainer._beat()
 
 
 def weights_digest(job: Job, *, data_digest: str) -> str:

@@ -38,7 +38,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
         result["metrics"] = trainer.evaluate()
-        trainer.export(Path(order.model_dir))
+        trainer.export(Path(order.model_dir), root)
         result["evaluate_s"] = time.perf_counter() - started_s
     return {"status": "preempted" if stopped else "done", **result}
 

@@ -72,7 +72,7 @@ def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
     scratch = Path(order.folder) / "scratch"
     save_s = trainer.save(scratch / "checkpoints")
     started_s = time.perf_counter()
-    trainer.export(scratch / "model")
+    trainer.export(scratch / "model", scratch / "checkpoints")
     export_s = time.perf_counter() - started_s
     started_s = time.perf_counter()
     trainer.evaluate(max_batches=EVALUATED_BATCHES)
