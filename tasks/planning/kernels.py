@@ -434,101 +434,120 @@ def in_order(configs, rate, prices, release, due):
 
 
 @njit(cache=True, nogil=True)
+def neighbour(now, trial, num, move, members, first, last, need, slot, spread, layout, most):
+    """The sequence that one move makes of `now`, into `trial`; returns its length, or -1 where the move is
+    none.
+
+    Moves are numbered by kind, configuration k and a second index x: drop member x's run that begins at k,
+    drop k, put k at place x, let member x go on in k as before or as behind it, give a member any other
+    option in k.
+    """
+    n = now.shape[1]
+    wide = max(n, num)
+    if move < 5 * num * wide:
+        kind, k, x = move // (num * wide), (move // wide) % num, move % wide
+    else:
+        kind, k, x = 5, (move - 5 * num * wide) // (n * most), (move - 5 * num * wide) % (n * most)
+    trial[:num] = now[:num]
+    if kind == 0:
+        if x >= n or now[k, x] < 0 or (k > 0 and now[k - 1, x] == now[k, x]):
+            return -1
+        at = k
+        while at < num and now[at, x] == now[k, x]:
+            trial[at, x] = -1
+            at += 1
+    elif kind == 1:
+        if x > 0 or num == 1:
+            return -1
+        trial[k : num - 1] = now[k + 1 : num]
+        return num - 1
+    elif kind == 2:
+        if x >= num or x == k:
+            return -1
+        if x > k:
+            trial[k:x] = now[k + 1 : x + 1]
+        else:
+            trial[x + 1 : k + 1] = now[x:k]
+        trial[x] = now[k]
+    else:
+        if kind == 5:
+            i = x // most
+            o = first[members[i]] + x % most
+            if o >= last[members[i]]:
+                return -1
+        else:
+            i, beside = x, k - 1 if kind == 3 else k + 1
+            if i >= n or beside < 0 or beside >= num or now[beside, i] < 0:
+                return -1
+            o = now[beside, i]
+        if now[k, i] == o:
+            return -1
+        trial[k, i] = o
+        if not fits(trial[k], need, slot, spread, layout):
+            return -1
+    return num
+
+
+@njit(cache=True, nogil=True)
 def polish(
     configs, prices, members, share, release, due, moved, first, last, need, rate, slot, spread, layout,
-    switch, least_run, per_switch, budget,
+    switch, least_run, per_switch, budget, shakes,
 ):  # fmt: skip
     """Configurations as a sequence that switches little, by local search; each trial solves for its exact
     times.
 
-    Moves: drop a run, drop a configuration, move one elsewhere, let a member go on as in the configuration
-    beside, give a member any other option in one configuration.
-    Returns (score, time, sequence, times).
+    At most `budget` trials; `shakes` is how many local optima are left by random moves. Returns (score,
+    time, sequence, times).
     """
+    if shakes > 0:
+        np.random.seed(shakes)
     n, rows = configs.shape[1], configs.shape[0]
-    now, trial = in_order(configs, rate, prices, release, due), np.zeros((rows, n), np.int32)
-    starts, times = np.zeros((rows, n), np.bool_), np.zeros(rows)
+    now = in_order(configs, rate, prices, release, due)
+    trial, starts, times = np.zeros((rows, n), np.int32), np.zeros((rows, n), np.bool_), np.zeros(rows)
     score, total, num = settle(
         now, rows, share, release, due, moved, rate, slot, spread, layout, switch, least_run, per_switch, starts, times
     )
-    best_times = times.copy()
-    spent, stale, move = 0, 0, 0
+    best, best_score, best_total, best_num, best_times = now.copy(), score, total, num, times.copy()
     most = 1
     for i in range(n):
         most = max(most, last[members[i]] - first[members[i]])
-    # Moves are numbered: kind of move, configuration, and a second index; the search goes round them.
+    spent, stale, move, shaken = 0, 0, 0, 0
     while spent < budget:
         per_kind = num * max(n, num)
         num_moves = 5 * per_kind + num * n * most
         if stale >= num_moves:
-            break
-        move = (move + 1) % num_moves
+            if shakes == 0:
+                break
+            # A local optimum: go on from the best one, after a few random moves that are taken as they come.
+            shakes -= 1
+            shaken = 2 + np.random.randint(3)
+            now[:], score, num, stale = best, best_score, best_num, 0
+            continue
         stale += 1
-        if move < 5 * per_kind:
-            kind, k, x = move // per_kind, (move % per_kind) // max(n, num), (move % per_kind) % max(n, num)
-        else:
-            kind, k, x = 5, (move - 5 * per_kind) // (n * most), (move - 5 * per_kind) % (n * most)
-        length = num
-        if kind == 0:  # drop the run of member x that begins at k
-            if x >= n or now[k, x] < 0 or (k > 0 and now[k - 1, x] == now[k, x]):
-                continue
-            trial[:num] = now[:num]
-            o, at = now[k, x], k
-            while at < num and now[at, x] == o:
-                trial[at, x] = -1
-                at += 1
-        elif kind == 1:  # drop configuration k
-            if x > 0 or num == 1:
-                continue
-            length = num - 1
-            trial[:k] = now[:k]
-            trial[k:length] = now[k + 1 : num]
-        elif kind == 2:  # move configuration k to place x
-            if x >= num or x == k:
-                continue
-            if x > k:
-                trial[:k] = now[:k]
-                trial[k:x] = now[k + 1 : x + 1]
-            else:
-                trial[:x] = now[:x]
-                trial[x + 1 : k + 1] = now[x:k]
-            low, high = min(k, x), max(k, x)
-            trial[:low] = now[:low]
-            trial[high + 1 : num] = now[high + 1 : num]
-            trial[x] = now[k]
-        elif kind == 5:  # member x // most takes its option number x % most in k
-            i = x // most
-            o = first[members[i]] + x % most
-            if o >= last[members[i]] or now[k, i] == o:
-                continue
-            trial[:num] = now[:num]
-            trial[k, i] = o
-            if not fits(trial[k], need, slot, spread, layout):
-                continue
-        else:  # member x goes on in k as in the configuration before (3) or behind (4)
-            other = k - 1 if kind == 3 else k + 1
-            if x >= n or other < 0 or other >= num or now[other, x] < 0 or now[other, x] == now[k, x]:
-                continue
-            trial[:num] = now[:num]
-            trial[k, x] = now[other, x]
-            if not fits(trial[k], need, slot, spread, layout):
-                continue
+        move = np.random.randint(num_moves) if shaken else (move + 1) % num_moves
+        length = neighbour(now, trial, num, move, members, first, last, need, slot, spread, layout, most)
+        if length < 0:
+            continue
         spent += 1
         found, took, length = settle(
             trial, length, share, release, due, moved, rate, slot, spread, layout,
             switch, least_run, per_switch, starts, times,
         )  # fmt: skip
-        if found < score - 1e-9:
-            score, total, num, stale = found, took, length, 0
+        if found < score - 1e-9 or (shaken > 0 and found < INFEASIBLE):
+            shaken = max(0, shaken - 1)
+            score, num, stale = found, length, 0
             now[:num] = trial[:num]
-            best_times[:num] = times[:num]
-    return score, total, now[:num].copy(), best_times[:num].copy()
+            if score < best_score - 1e-9:
+                best_score, best_total, best_num = score, took, num
+                best[:num] = now[:num]
+                best_times[:num] = times[:num]
+    return best_score, best_total, best[:best_num].copy(), best_times[:best_num].copy()
 
 
 @njit(cache=True, nogil=True)
 def plan_group(
     parts, job, share, release, due, moved, first, last, need, rate, slot, spread, layout,
-    switch, least_run, per_switch, budget, enough,
+    switch, least_run, per_switch, budget, shakes, enough,
 ):  # fmt: skip
     """The configuration LP of a group and its polished sequence: (score, time, sequence, times, LP's time).
 
@@ -543,7 +562,7 @@ def plan_group(
         return lp, lp, configs, times, lp
     score, total, sequence, took = polish(
         configs, prices, members, share[parts], release[parts], due[parts], moved[parts],
-        first, last, need, rate, slot, spread, layout, switch, least_run, per_switch, budget,
+        first, last, need, rate, slot, spread, layout, switch, least_run, per_switch, budget, shakes,
     )  # fmt: skip
     return score, total, sequence, took, lp
 
@@ -592,7 +611,7 @@ def assign(
         score[g] = plan_group(
             members[g, : counts[g]].copy(), job, share, release, due, moved, first[kinds[g]], last[kinds[g]],
             need, rate, slot, spread, layouts[g][layouts[g] > 0], switch, least_run, per_switch,
-            effort(counts[g] + 1), INFEASIBLE,
+            effort(counts[g] + 1), 0, INFEASIBLE,
         )[0]  # fmt: skip
     if num_groups == 1:
         return score
@@ -600,7 +619,7 @@ def assign(
     for g in range(num_groups):
         total += energy(score[g], sharpness)
     best_total, best_members, best_counts, best_score = total, members.copy(), counts.copy(), score.copy()
-    spent, worst = 0, np.argmax(score)
+    spent, worst = 0, int(np.argmax(score))
     for _ in range(num_draws):
         if spent >= budget or score[worst] <= 1.0 + 1e-6:
             break
@@ -645,14 +664,14 @@ def assign(
         score_g = plan_group(
             of_g, job, share, release, due, moved, first[kinds[g]], last[kinds[g]],
             need, rate, slot, spread, layouts[g][layouts[g] > 0], switch, least_run, per_switch,
-            effort(of_g.size + 1), highest(allowed - least_h, sharpness),
+            effort(of_g.size + 1), 0, highest(allowed - least_h, sharpness),
         )[0]  # fmt: skip
         if energy(score_g, sharpness) + least_h >= allowed:
             continue
         score_h = plan_group(
             of_h, job, share, release, due, moved, first[kinds[h]], last[kinds[h]],
             need, rate, slot, spread, layouts[h][layouts[h] > 0], switch, least_run, per_switch,
-            effort(of_h.size + 1), highest(allowed - energy(score_g, sharpness), sharpness),
+            effort(of_h.size + 1), 0, highest(allowed - energy(score_g, sharpness), sharpness),
         )[0]  # fmt: skip
         after = energy(score_g, sharpness) + energy(score_h, sharpness)
         if after >= allowed:
@@ -663,7 +682,7 @@ def assign(
         counts[g], counts[h] = of_g.size, of_h.size
         members[g, : counts[g]] = of_g
         members[h, : counts[h]] = of_h
-        worst = np.argmax(score)
+        worst = int(np.argmax(score))
         if total < best_total * (1 - 1e-9):
             best_total = total
             best_members[:], best_counts[:], best_score[:] = members, counts, score

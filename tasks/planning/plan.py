@@ -31,26 +31,31 @@ class Segment:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Dual prices that prove a lower bound with nothing but arithmetic; the formula is
-    `verify.certified_bound`.
+    """Dual prices that prove a lower bound with nothing but arithmetic; the formulas are in `verify`.
 
     slot_prices: worth of a slot by its size in devices, per second. job_prices: worth of a job's own time,
         by job id.
+    work_prices: worth of a job's whole work, by job id; where there are any, they are the proof, and the
+        others are empty.
     """
 
-    slot_prices: Mapping[int, float]
-    job_prices: Mapping[str, float]
+    slot_prices: Mapping[int, float] = field(default_factory=dict)
+    job_prices: Mapping[str, float] = field(default_factory=dict)
+    work_prices: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
         """The certificate that a JSON object holds."""
         return cls(
-            {int(slot): float(price) for slot, price in data["slot_prices"].items()},
-            {str(job): float(price) for job, price in data["job_prices"].items()},
+            {int(slot): float(price) for slot, price in data.get("slot_prices", {}).items()},
+            {str(job): float(price) for job, price in data.get("job_prices", {}).items()},
+            {str(job): float(price) for job, price in data.get("work_prices", {}).items()},
         )
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
+        if self.work_prices:
+            return {"work_prices": dict(self.work_prices)}
         return {
             "slot_prices": {str(slot): price for slot, price in self.slot_prices.items()},
             "job_prices": dict(self.job_prices),
@@ -121,7 +126,8 @@ class Plan:
                 )
                 for row in data["segments"]
             )
-            bound, certificate = data.get("lower_bound"), data.get("certificate")
+            bound = data.get("lower_bound")
+            certificate = data.get("certificate") or data.get("work_certificate")
             return cls(
                 problem_name=data["instance"],
                 segments=segments,
@@ -136,11 +142,16 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
+        by_work = self.certificate is not None and bool(self.certificate.work_prices)
+        proved = self.certificate.to_json() if self.certificate else None
         return {
             "instance": self.problem_name,
             "makespan": self.makespan_s,
             "lower_bound": self.lower_bound_s,
-            "certificate": self.certificate.to_json() if self.certificate else None,
+            # The file's "certificate" is one of slot and job prices; what proves the bound otherwise has its
+            # own key.
+            "certificate": None if by_work else proved,
+            **({"work_certificate": proved} if by_work else {}),
             "proof": self.proof,
             "method": self.method,
             "seconds": dict(self.seconds),

@@ -15,14 +15,18 @@ from typing import Any
 import numpy as np
 
 from tasks.planning.bounds import Bound
-from tasks.planning.plan import Segment
+from tasks.planning.plan import Certificate, Segment
 from tasks.planning.problem import Problem
 from tasks.planning.tables import NEVER, Floats, Groups, Ints, Tables
+from tasks.planning.verify import MAX_STATES, num_states
 
 LEAST_RUN_SWITCHES = 5.0  # a shorter run of a job that has others is not planned
 PER_SWITCH = 2e-4  # of the makespan: what a switch must gain, besides its own seconds
 SHARPNESS, HEAT = 1000.0, 2e-3
-POLISH = 4000
+TRIALS = 40_000  # of the last local search of each group, for ten members or fewer
+
+MAX_JOBS_AS_ONE, MAX_NODES_AS_ONE = 20, 8
+MAX_PRICING = 12_000  # states times jobs of the check of work prices: half a second
 
 
 @dataclass(frozen=True)
@@ -50,21 +54,56 @@ class Parts:
 def plan_preemptive(
     problem: Problem, bound: Bound, *, seed: int = 0, is_over: Callable[[], bool] = lambda: False
 ) -> tuple[Segment, ...] | None:
-    """The segments of a preemptive plan; None where some job fits no group. Ignores `after`."""
+    """The segments of a preemptive plan; None where some job fits no group. Ignores `after`.
+
+    Nodes are planned in groups that are as small as the widest gang allows; a small cluster also as one
+    group.
+    """
     tables = Tables.of(problem, bound)
-    groups = Groups.of(tables, _grouped(problem))
     parts = Parts.whole(len(problem.jobs))
-    switch = problem.switch_cost_s / tables.unit_s
-    first_guess = _longest_first(tables, groups)
-    if first_guess is None:
+    found: list[tuple[Segment, ...] | None] = []
+    for nodes in _groupings(problem):
+        groups = Groups.of(tables, nodes)
+        guess = _longest_first(tables, groups)
+        if guess is not None and not (found and is_over()):
+            members = _annealed(tables, groups, parts, guess, seed)
+            found.append(_planned(tables, groups, parts, members))
+    plans = [plan for plan in found if plan is not None]
+    return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
+
+
+def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
+    """Prices of the jobs' work from the configuration LP of all nodes, which may prove more than the pattern
+    LP."""
+    from tasks.planning.kernels import config_lp
+
+    if num_states(problem) > MAX_STATES or num_states(problem) * len(problem.jobs) > MAX_PRICING:
         return None
-    members = _annealed(tables, groups, parts, first_guess, switch, seed)
+    tables = Tables.of(problem, bound)
+    everything = np.arange(len(problem.jobs), dtype=np.int32)
+    layout = np.array(sorted((node.num_devices for node in problem.nodes), reverse=True), np.int32)
+    *_, prices = config_lp(everything, np.ones(everything.size), *tables.options_of(0), layout)
+    return Certificate(work_prices={job.id: max(0.0, float(p)) for job, p in zip(problem.jobs, prices, strict=True)})
+
+
+def _groupings(problem: Problem) -> list[list[list[int]]]:
+    """Ways to divide the nodes: into groups just wide enough for any gang, and one group where that is
+    affordable."""
+    narrow = _grouped(problem)
+    if len(narrow) > 1 and len(problem.nodes) <= MAX_NODES_AS_ONE and len(problem.jobs) <= MAX_JOBS_AS_ONE:
+        return [narrow, [list(range(len(problem.nodes)))]]
+    return [narrow]
+
+
+def _planned(tables: Tables, groups: Groups, parts: Parts, members: Sequence[Ints]) -> tuple[Segment, ...] | None:
+    """The plans of all groups together; groups are planned side by side on both cores."""
     segments: list[Segment] = []
-    for g in range(len(groups.nodes)):
-        found = _group_segments(tables, groups, parts, g, members[g], switch)
-        if found is None:
-            return None
-        segments += found
+    with ThreadPoolExecutor(2) as pool:
+        every = range(len(groups.nodes))
+        for plan in pool.map(lambda g: _group_segments(tables, groups, parts, g, members[g]), every):
+            if plan is None:
+                return None
+            segments += plan
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
 
 
@@ -106,14 +145,15 @@ def _fits(tables: Tables, groups: Groups, group: int, job: int) -> bool:
     )
 
 
-def _annealed(
-    tables: Tables, groups: Groups, parts: Parts, members: Sequence[Sequence[int]], switch: float, seed: int
-) -> list[Ints]:
+def _annealed(tables: Tables, groups: Groups, parts: Parts, members: Sequence[Sequence[int]], seed: int) -> list[Ints]:
     """Jobs by group after annealing; two searches with seeds of their own run side by side, the better one
     is taken."""
     from tasks.planning.kernels import assign
 
     num_groups, num_jobs = len(members), tables.own.size
+    if num_groups == 1:
+        return [np.array(members[0], np.int32)]
+    switch = tables.problem.switch_cost_s / tables.unit_s
     width = min(num_jobs, max(map(len, members)) + 8)
     per_group = num_jobs / num_groups
     budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000))
@@ -129,24 +169,23 @@ def _annealed(
         )  # fmt: skip
         return float(score.max()), rows, counts
 
-    seeds = [seed] if num_groups == 1 else [2 * seed, 2 * seed + 1]
-    with ThreadPoolExecutor(len(seeds)) as pool:
-        _, rows, counts = min(pool.map(search, seeds), key=lambda found: found[0])
+    with ThreadPoolExecutor(2) as pool:
+        _, rows, counts = min(pool.map(search, [2 * seed, 2 * seed + 1]), key=lambda found: found[0])
     return [rows[g, : counts[g]].copy() for g in range(num_groups)]
 
 
-def _group_segments(
-    tables: Tables, groups: Groups, parts: Parts, group: int, members: Ints, switch: float
-) -> list[Segment] | None:
+def _group_segments(tables: Tables, groups: Groups, parts: Parts, group: int, members: Ints) -> list[Segment] | None:
     """The segments of one group; None where a job fits none of its nodes."""
     from tasks.planning.kernels import INFEASIBLE, plan_group, runs
 
     if members.size == 0:
         return []
-    layout = groups.layout(group)
+    layout, switch = groups.layout(group), tables.problem.switch_cost_s / tables.unit_s
+    per_group = min(1.0, 8.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
+    trials = int(np.clip(TRIALS * per_group, 500, TRIALS))
     score, _, sequence, times, _ = plan_group(
         members, *parts.arrays, *tables.options_of(int(groups.kinds[group])), layout,
-        switch, LEAST_RUN_SWITCHES * switch, PER_SWITCH, POLISH, INFEASIBLE,
+        switch, LEAST_RUN_SWITCHES * switch, PER_SWITCH, trials, 1_000, INFEASIBLE,
     )  # fmt: skip
     if score >= INFEASIBLE:
         return None

@@ -137,9 +137,23 @@ class _Search:
 
         if any(job.after for job in self.problem.jobs):
             return
-        segments = plan_preemptive(self.problem, self.bound, seed=self.seed, is_over=self._is_over)
+        pattern_bound = self.bound
+        with self._stage("work prices"):
+            self._sharpen_bound()
+        segments = plan_preemptive(self.problem, pattern_bound, seed=self.seed, is_over=self._is_over)
         if segments:
             self._take(Plan(self.problem.name, segments, method="configuration LP"))
+
+    def _sharpen_bound(self) -> None:
+        """Takes the bound by work prices where it proves more than the pattern LP's."""
+        from tasks.planning.bounds import Bound
+        from tasks.planning.preemptive import work_prices
+        from tasks.planning.verify import certified_bound
+
+        certificate = work_prices(self.problem, self.bound)
+        if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
+            self.bound = Bound(proved_s, certificate, "work prices")
+            self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
         from tasks.planning.rigid import plan_rigid

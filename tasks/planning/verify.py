@@ -4,11 +4,14 @@ It shares no code with what makes plans, so that a mistake there is found here.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from tasks.planning.plan import Certificate, Plan, Segment
 from tasks.planning.problem import Option, PlanningJob, Problem
+
+MAX_STATES = 600  # of the dynamic program that checks work prices
 
 
 def verify(plan: Plan, problem: Problem) -> list[str]:
@@ -57,11 +60,15 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
 
     where pack(G) is the most that slots which together fit G devices are worth: whatever runs on a node at
     one moment is worth at most pack(G), a job runs once at a time, and doing job j costs at least its
-    cheapest option. Raises ValueError where a price is negative or not finite.
+    cheapest option. With work prices, the formula is `bound_by_work`.
+    Raises ValueError where a price is negative or not finite.
     """
     prices, job_prices = certificate.slot_prices, certificate.job_prices
-    if any(not math.isfinite(price) or price < 0 for price in [*prices.values(), *job_prices.values()]):
+    every = [*prices.values(), *job_prices.values(), *certificate.work_prices.values()]
+    if any(not math.isfinite(price) or price < 0 for price in every):
         raise ValueError("a price is negative or not finite")
+    if certificate.work_prices:
+        return bound_by_work(certificate.work_prices, problem)
     pack = [0.0]
     for size in range(1, max(node.num_devices for node in problem.nodes) + 1):
         fits = (pack[size - slot] + price for slot, price in prices.items() if 0 < slot <= size)
@@ -69,6 +76,48 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     cost = sum(_cheapest(job, prices, job_prices.get(job.id, 0.0)) for job in problem.jobs)
     worth = sum(pack[node.num_devices] for node in problem.nodes) + sum(job_prices.values())
     return cost / worth if worth else 0.0
+
+
+def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
+    """Seconds that the prices p_j of the jobs' whole work prove.
+
+        T >= sum_j p_j / max_c sum_{(j, o) in c} p_j / runtime_o
+
+    where c is any set of (job, option), each job at most once, that the nodes hold together: no moment of
+    any plan earns more than that, and all work must be earned. The maximum is a dynamic program over the
+    devices left free on each node, like nodes taken as one. Raises ValueError where that has more than
+    MAX_STATES states.
+    """
+    if num_states(problem) > MAX_STATES:
+        raise ValueError("work prices cannot be checked on so many nodes")
+    best = {tuple(sorted(node.num_devices for node in problem.nodes)): 0.0}
+    for job in problem.jobs:
+        price = work_prices.get(job.id, 0.0)
+        if price <= 0:
+            continue
+        fastest: dict[tuple[int, int], float] = {}
+        for option in job.options:
+            key = (option.num_nodes, option.slot)
+            fastest[key] = min(option.runtime_s, fastest.get(key, math.inf))
+        after = dict(best)
+        for free, worth in best.items():
+            for (num_nodes, slot), runtime_s in fastest.items():
+                for chosen in set(combinations(free, num_nodes)):
+                    if min(chosen) >= slot:
+                        left = list(free)
+                        for size in chosen:
+                            left.remove(size)
+                        state = tuple(sorted([*left, *(size - slot for size in chosen)]))
+                        after[state] = max(after.get(state, 0.0), worth + price / runtime_s)
+        best = after
+    most = max(best.values())
+    return sum(work_prices.get(job.id, 0.0) for job in problem.jobs) / most if most else 0.0
+
+
+def num_states(problem: Problem) -> int:
+    """How many ways there are to have devices free on the nodes, like nodes taken as one."""
+    sizes = Counter(node.num_devices for node in problem.nodes)
+    return math.prod(math.comb(size + count, count) for size, count in sizes.items())
 
 
 def _cheapest(job: PlanningJob, prices: Mapping[int, float], job_price: float) -> float:

@@ -1,0 +1,130 @@
+"""Problems drawn at random, family by family, as the field's papers describe their workloads: for benchmarks
+and tests.
+
+A family is a kind of jobs and a cluster: `paper-txt`, `paper-img` and `paper-mixed` follow the batches of
+the Saturn paper (fine-tunes of a few large models under several techniques), `gavel` the many small
+data-parallel jobs of the Gavel traces, `scale` mixes of all models in numbers, `multi` those with gangs over
+several nodes. Runtimes come from a model of each technique (below), with a few per cent of noise an option.
+"""
+
+import re
+from dataclasses import dataclass
+from random import Random
+
+from tasks.planning.problem import Node, Option, PlanningJob, Problem
+
+
+@dataclass(frozen=True)
+class _Model:
+    """hours: on one device if it fitted; fits: devices that a sharded state needs; scales: how well more
+    devices help."""
+
+    name: str
+    hours: float
+    fits: int
+    scales: float
+
+
+_TEXT = (_Model("gpt2-1.5b", 9.0, 1, 0.62), _Model("gptj-6b", 38.0, 3, 0.80))
+_IMAGE = (_Model("vitg-1.8b", 22.0, 2, 0.75), _Model("resnet-200m", 5.0, 1, 0.45))
+_FAMILIES = {
+    "tiny": (_TEXT + _IMAGE, False),
+    "paper-txt": (_TEXT, False),
+    "paper-img": (_IMAGE, False),
+    "paper-mixed": (_TEXT + _IMAGE, False),
+    "gavel": ((_Model("gavel", 7.0, 1, 0.5),), True),
+    "scale": (_TEXT + _IMAGE, False),
+    "multi": (_TEXT + _IMAGE, False),
+}
+_DEFAULT_SHAPE = {
+    "tiny": "6x4",
+    "paper-txt": "12x8",
+    "paper-img": "12x16",
+    "paper-mixed": "24x32",
+    "gavel": "24x8",
+    "scale": "30x32",
+    "multi": "16x64",
+}
+_HET_NODES = (2, 2, 4, 8)
+
+
+def families() -> list[str]:
+    """The names that `draw` knows, each of which may be followed by a shape, such as "-100x128" or
+    "-12xhet"."""
+    return sorted(_FAMILIES)
+
+
+def draw(family: str, *, seed: int = 0, switch_cost_s: float | None = 60.0) -> Problem:
+    """A problem of a family, such as "scale" or "scale-100x128" (jobs x devices); equal arguments, equal
+    problems.
+
+    "x het" instead of a number of devices gives nodes of 2, 2, 4 and 8. switch_cost_s None: 5 % of the
+    median runtime under each job's fastest option. Raises ValueError for an unknown family or shape.
+    """
+    found = re.fullmatch(r"(?P<family>[a-z-]+?)(-(?P<jobs>\d+)x(?P<devices>\d+|het))?", family)
+    if not found or found["family"] not in _FAMILIES:
+        raise ValueError(f"unknown family {family!r}; there are {families()}, each with a shape such as -30x32")
+    name = found["family"]
+    num_jobs, devices = (found["jobs"] and (found["jobs"], found["devices"])) or _DEFAULT_SHAPE[name].split("x")
+    random = Random(f"{family}/{seed}")
+    sizes = _HET_NODES if devices == "het" else _node_sizes(int(devices))
+    nodes = tuple(Node(f"n{i}", size) for i, size in enumerate(sizes))
+    span = 4 if name == "multi" else 1
+    jobs = tuple(_draw_job(name, i, nodes, span, random) for i in range(max(1, int(num_jobs))))
+    if switch_cost_s is None:
+        fastest = sorted(min(option.runtime_s for option in job.options) for job in jobs)
+        switch_cost_s = round(0.05 * fastest[len(fastest) // 2], 1)
+    return Problem(f"{family}-{seed}", nodes, jobs, switch_cost_s)
+
+
+def _node_sizes(num_devices: int) -> list[int]:
+    if num_devices < 1:
+        raise ValueError("a problem needs at least one device")
+    full, rest = divmod(num_devices, 8)
+    return [8] * full + ([rest] if rest else [])
+
+
+def _draw_job(family: str, index: int, nodes: tuple[Node, ...], span: int, random: Random) -> PlanningJob:
+    models, is_gavel = _FAMILIES[family]
+    model = random.choice(models)
+    largest = max(node.num_devices for node in nodes)
+    if is_gavel:
+        hours = model.hours * random.lognormvariate(-0.6, 1.1)
+        sizes = [size for size in (1, 2, 4, 8) if size <= largest]
+        scales = random.uniform(0.15, 0.75)
+        options = [_option("ddp", size, hours / size**scales, random) for size in sizes]
+        return PlanningJob(f"j{index}", tuple(options))
+    batch = random.choice((16, 32, 64, 128))
+    hours = model.hours * random.uniform(0.35, 1.3) * (batch / 64) ** 0.25
+    scales = min(0.95, model.scales * random.uniform(0.9, 1.15) * (batch / 64) ** 0.08)
+    sizes = list(range(1, largest + 1)) if span == 1 and largest > 4 else [1, 2, 4, 8]
+    options = []
+    for size in sizes:
+        if size <= largest:
+            options += _techniques(model, size, hours / size**scales, random)
+    for num_nodes in (2, 4):
+        if 1 < num_nodes <= min(span, len(nodes)):
+            slow = 1.12 * 1.05**num_nodes
+            wide = _techniques(model, largest * num_nodes, slow * hours / (largest * num_nodes) ** scales, random)
+            options += [
+                Option(o.technique, o.num_devices, o.runtime_s, num_nodes) for o in wide if o.technique != "spilling"
+            ]
+    return PlanningJob(f"j{index}-{model.name}-b{batch}", tuple(options))
+
+
+def _techniques(model: _Model, size: int, hours: float, random: Random) -> list[Option]:
+    """What can train the model on `size` devices: spilling always, sharding and pipelines where its state
+    fits."""
+    found = []
+    if model.fits == 1:
+        found.append(_option("ddp", size, hours, random))
+    if size >= model.fits:
+        found.append(_option("fsdp", size, hours * 1.12, random))
+        if size >= 2:
+            found.append(_option("pipeline", size, hours * (0.85 + 0.035 * size), random))
+    found.append(_option("spilling", size, hours * (2.2 if size >= model.fits else 3.8), random))
+    return found
+
+
+def _option(technique: str, size: int, hours: float, random: Random) -> Option:
+    return Option(technique, size, round(3600 * hours * random.uniform(0.96, 1.04), 1))
