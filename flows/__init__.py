@@ -7,7 +7,9 @@ jobs = [Job(name=f"llama-{lr}", model=..., data=..., optimizer=OptimizerSpec(lr=
 result = train_batch(Batch.of(name="sweep", jobs=jobs).to_json())
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +24,17 @@ _HOMES = {
     "BatchResult": "flows.result",
     "train_batch": "flows.train_batch",
 }
+
+
+class _Package(ModuleType):
+    """Keeps `flows.train_batch` the flow: importing its module would bind the module to the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

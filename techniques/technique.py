@@ -135,7 +135,7 @@ class Technique(ABC):
 
     def after_step(self, model: nn.Module) -> None:
         """After the optimizer's step: where ranks that updated different parameters exchange them."""
-        return None
+        return
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """The optimizer's tensors under their canonical names `optimizer/<parameter>/<state>`."""
