@@ -30,6 +30,8 @@ def embed(folder: Path) -> None:
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        # Prefect's server starts in the working folder too, and must not import what happens to lie there.
+        "PYTHONSAFEPATH": "1",
         **QUIET_ENVIRONMENT,
         "DO_NOT_TRACK": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",

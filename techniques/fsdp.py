@@ -27,6 +27,7 @@ class Fsdp(DataParallel):
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
 
+    saves_memory_of = "ddp"
     moves_model = True
     # Layers kept gathered between forward and backward cost memory and save a gather: tried first.
     knobs = {"reshard": (False, True)}  # noqa: RUF012

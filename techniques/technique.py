@@ -77,6 +77,9 @@ class Technique(ABC):
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     needs: ClassVar[str] = ""
+    # The technique that does the same work with more memory and no more communication: where that fits with room to
+    # spare, this one needs no trial.
+    saves_memory_of: ClassVar[str | None] = None
     # Whether `parallelize` brings the model to the device itself, layer by layer; else it is there whole before.
     moves_model: ClassVar[bool] = False
 

@@ -83,7 +83,8 @@ class ForkServer:
         self.close()
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "techniques.engine.forkserver", str(self._socket_path), *self._preload]
+        # -P: a file in the working folder that is called like a library must not be imported in its place.
+        command = [sys.executable, "-P", "-m", "techniques.engine.forkserver", str(self._socket_path), *self._preload]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 command,

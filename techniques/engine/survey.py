@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
 from techniques.technique import GangShape, Technique
 from techniques.values import from_json, to_json
 
+ROOM_TO_SPARE = 4  # times the weights, gradients and optimizer state: what activations may take beside them
 MOST_CONFIGS = 12  # of one technique and gang size that are listed; trials end sooner
 
 
@@ -45,18 +46,18 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
     facts = model_facts(job.model, data=data)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
-    for name in job.techniques or order.techniques:
-        technique = registry.load(order.techniques[name])
-        for shape in order.shapes:
-            if job.num_devices is not None and shape.num_devices not in job.num_devices:
-                continue
-            reason = technique.supports(job, shape, facts)
-            found = [] if reason else list(_fitting(technique, job, shape, facts))
-            if found:
-                candidates += found
-            else:
+    techniques = {name: registry.load(order.techniques[name]) for name in job.techniques or order.techniques}
+    for shape in order.shapes:
+        if job.num_devices is not None and shape.num_devices not in job.num_devices:
+            continue
+        found: dict[str, list[Candidate]] = {}
+        for name, technique in techniques.items():
+            reason = technique.supports(job, shape, facts) or _needless(technique, found, shape)
+            found[name] = [] if reason else list(_fitting(technique, job, shape, facts))
+            if not found[name]:
                 reason = reason or _too_large(technique, job, shape, facts)
                 refusals.append(Refusal(technique=name, num_devices=shape.num_devices, reason=reason))
+        candidates += [candidate for group in found.values() for candidate in group]
     return Survey(
         job=job.name,
         data=to_json(data),
@@ -64,6 +65,14 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
         candidates=tuple(candidates),
         refusals=tuple(refusals),
     )
+
+
+def _needless(technique: Technique, found: Mapping[str, list[Candidate]], shape: GangShape) -> str | None:
+    """Why a technique whose merit is memory needs no trial, or None."""
+    plainer = found.get(technique.saves_memory_of or "")
+    if plainer and ROOM_TO_SPARE * plainer[0].least_bytes <= shape.memory_bytes:
+        return f"{technique.saves_memory_of} fits with room to spare, and this one communicates no less"
+    return None
 
 
 def _fitting(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts) -> Iterator[Candidate]:
