@@ -1,0 +1,163 @@
+"""Commands that plan a problem file and say what a plan is worth; nothing is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from flows.faults import InputError
+from flows.output import AsJson, print_json
+
+if TYPE_CHECKING:
+    from tasks.planning import Plan, Problem
+
+Preemption = Literal["auto", "never", "always"]
+Objective = Literal["makespan"]
+
+
+def plan(
+    problem_file: Annotated[
+        Path | None, typer.Argument(metavar="[PROBLEM.json]", help="A problem; `ringmaster profile -o` writes one.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file, as JSON.")] = None,
+    draw: Annotated[
+        str | None, typer.Option(help="Draw a problem of this family instead, such as scale-30x32; see --help.")
+    ] = None,
+    save_problem: Annotated[Path | None, typer.Option(help="Write the problem to this file.")] = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds after which the best plan so far is taken.", min=0.1)
+    ] = 30.0,
+    preemption: Annotated[Preemption, typer.Option(help="Whether jobs may switch between options.")] = "auto",
+    objective: Annotated[Objective, typer.Option(help="What to minimise.")] = "makespan",
+    seed: Annotated[int, typer.Option(help="Of the search, and of --draw.", min=0)] = 0,
+    svg: Annotated[Path | None, typer.Option(help="Draw the plan's Gantt chart into this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a problem: a Gantt chart, its makespan, what no plan can beat, and what simple rules would give.
+
+    Families of --draw: tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi; each with a shape, JOBSxDEVICES.
+    """
+    from tasks.planning import solve
+
+    problem = _problem(problem_file, draw, seed)
+    found = solve(problem, time_limit_s=time_limit, preemption=preemption, objective=objective, seed=seed)
+    if save_problem:
+        _write(save_problem, json.dumps(problem.to_json(), indent=1))
+    if output:
+        _write(output, json.dumps(found.to_json(), indent=1))
+    if svg:
+        from tasks.planning.gantt import render_svg
+
+        _write(svg, render_svg(found, problem))
+    simple = _simple(problem)
+    if as_json:
+        print_json(found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple})
+    else:
+        sys.stdout.write(_report(found, problem, simple))
+
+
+def simulate(
+    problem_file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="The problem that was planned.")],
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="What `ringmaster plan -o` wrote.")],
+    noise: Annotated[
+        float, typer.Option(help="Standard deviation of a job's true runtime, as a share.", min=0.0)
+    ] = 0.1,
+    failures_per_day: Annotated[float, typer.Option(help="How often one device fails.", min=0.0)] = 0.0,
+    replan_every: Annotated[
+        float, typer.Option(help="Plan anew after this share of the makespan; 0: never.", min=0.0, max=1.0)
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of the errors and failures.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """What a plan is worth when predictions are wrong, with re-planning and without."""
+    from tasks.planning import Plan, verify
+    from tasks.planning.simulate import clairvoyant
+    from tasks.planning.simulate import simulate as run
+
+    problem = _problem(problem_file, None, seed)
+    try:
+        planned = Plan.from_json(_read(plan_file))
+    except ValueError as error:
+        raise InputError([f"{plan_file}: {error}"]) from None
+    if faults := verify(planned, problem):
+        raise InputError([f"{plan_file}: {fault}" for fault in faults])
+    errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
+    kept = run(problem, planned, **errors)
+    ideal_s = clairvoyant(problem, noise=noise, seed=seed).makespan_s
+    rows = [("plan kept", kept)]
+    if replan_every:
+        rows.append(("planned anew", run(problem, planned, replan_every=replan_every, **errors)))
+    if as_json:
+        result = {name.replace(" ", "_"): vars(row) for name, row in rows}
+        print_json(result | {"predicted_s": planned.makespan_s, "clairvoyant_s": ideal_s})
+        return
+    lines = [f"predicted {planned.makespan_s:.1f} s; who knew the true runtimes would plan {ideal_s:.1f} s"]
+    lines += [
+        f"{name:>13}: {row.makespan_s:.1f} s ({row.makespan_s / ideal_s - 1:+.1%}), {row.num_switches} switches, "
+        f"{row.num_plans} plans, {row.num_failures} failures"
+        for name, row in rows
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
+    from tasks.planning import Problem, ProblemError
+    from tasks.planning.families import draw
+
+    if (path is None) == (family is None):
+        raise InputError(["give either a problem file or --draw FAMILY"])
+    if family is not None:
+        try:
+            return draw(family, seed=seed)
+        except ValueError as error:
+            raise InputError([f"--draw: {error}"]) from None
+    assert path is not None
+    try:
+        return Problem.from_json(_read(path))
+    except ProblemError as error:
+        raise InputError([f"{path}: {fault}" for fault in error.faults]) from None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError([f"{path}: {error.strerror}"]) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError([f"{path}: not JSON: {error}"]) from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError([f"{path}: {error.strerror}"]) from None
+
+
+def _simple(problem: Problem) -> dict[str, float]:
+    """Makespans of what people do without a planner, by name."""
+    from tasks.planning.baselines import current_practice, even_split, optimus_greedy
+
+    plans = [rule(problem) for rule in (current_practice, even_split, optimus_greedy)]
+    return {plan.method: plan.makespan_s for plan in plans}
+
+
+def _report(found: Plan, problem: Problem, simple: dict[str, float]) -> str:
+    from tasks.planning.gantt import render_text
+
+    bound = found.lower_bound_s or 0.0
+    lines = [
+        *([render_text(found, problem, 110), ""] if problem.num_devices <= 64 else []),
+        f"{'makespan':>22}  {found.makespan_s:.1f} s, {found.num_switches} switches ({found.method})",
+        f"{'no plan beats':>22}  {bound:.1f} s (gap {found.gap or 0.0:.2%}, proved by {found.proof})",
+        *(
+            f"{name:>22}  {seconds:.1f} s ({seconds / found.makespan_s:.2f} times as long)"
+            for name, seconds in simple.items()
+        ),
+        f"{'seconds by stage':>22}  " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in found.seconds.items()),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows import planning_commands
+from flows.faults import InputError
+from tasks.planning import Plan, Problem, verify
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(planning_commands.plan)
+app.command()(planning_commands.simulate)
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_plan_and_simulate(tmp_path):
+    problem, plan, picture = tmp_path / "problem.json", tmp_path / "plan.json", tmp_path / "plan.svg"
+    done = run("plan", "--draw", "tiny", "-o", plan, "--save-problem", problem, "--svg", picture)
+    assert done.exit_code == 0, done.output
+    for word in ("makespan", "no plan beats", "current practice", "even split", "optimus", "seconds by stage"):
+        assert word in done.output
+    assert picture.read_text().startswith("<svg")
+    read = Problem.from_json(json.loads(problem.read_text()))
+    assert verify(Plan.from_json(json.loads(plan.read_text())), read) == []
+    told = json.loads(run("simulate", problem, plan, "--noise", "0.2", "--replan-every", "0.5", "--json").output)
+    assert told["plan_kept"]["makespan_s"] > 0
+    assert told["planned_anew"]["num_plans"] > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must be an object"),
+        ('{"name": "p", "nodes": [], "jobs": []}', "has no jobs"),
+        ('{"name": "p", "nodes": [{"id": "n", "gpus": NaN}], "jobs": []}', "gpus must be a whole number"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_wrong_files_are_told(tmp_path, text, says):
+    path = tmp_path / "problem.json"
+    path.write_text(text)
+    error = run("plan", path).exception
+    assert isinstance(error, InputError)
+    assert says in "\n".join(error.faults)
+    assert str(path) in error.faults[0]
+
+
+def test_a_plan_of_another_problem_is_refused(tmp_path):
+    plan, problem = tmp_path / "plan.json", tmp_path / "problem.json"
+    run("plan", "--draw", "tiny", "--seed", "1", "-o", plan)
+    run("plan", "--draw", "tiny", "--seed", "2", "--save-problem", problem)
+    assert isinstance(run("simulate", problem, plan).exception, InputError)
+
+
+def test_a_file_or_a_family_is_needed(tmp_path):
+    assert isinstance(run("plan").exception, InputError)
+    assert isinstance(run("plan", "--draw", "ghost").exception, InputError)
+    assert isinstance(run("plan", tmp_path / "missing.json").exception, InputError)
