@@ -30,6 +30,7 @@ BROKEN = """\
 JOB = """\
 model: {architecture: LlamaForCausalLM, config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, \
 num_attention_heads: 2}}, global_batch_size: 4, num_steps: 40, techniques: [single]"""
+ALIASES = ("champion", "previous", "challenger")
 SUBJECTS, VERBS, PLACES = ["the cat", "a dog", "my friend"], ["sat on", "ran to", "saw"], ["the mat", "a house"]
 
 
@@ -71,26 +72,37 @@ class Nights:
 
     def run(self, night: str) -> None:
         """One night's retraining."""
-        from flows import settings
         from flows.retrain_daily import retrain_daily
-        from model_lineage import Ledger
 
         answer = retrain_daily(file=str(self.folder / "retraining.yaml"))
-        ledger = Ledger(settings.tracking_uri(settings.home()), artifact_root=settings.home() / "mlartifacts")
-        aliases = {
+        plain = json.loads(json.dumps(answer, allow_nan=False))
+        records = self.ledger.models()
+        versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in records}
+        self.answers[night] = {**plain, "aliases": self.aliases(), "versions": versions}
+
+    def aliases(self) -> dict[str, dict[str, int]]:
+        """The versions that the aliases of each model name."""
+        return {
             model: {
                 alias: record.version
-                for alias in ("champion", "previous", "challenger")
-                if (record := ledger.get_alias(f"shop.{model}", alias)) is not None
+                for alias in ALIASES
+                if (record := self.ledger.get_alias(f"shop.{model}", alias)) is not None and record.version
             }
             for model in ("writer", "guarded")
         }
-        versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in ledger.models()}
-        self.answers[night] = {
-            **json.loads(json.dumps(answer, allow_nan=False)),
-            "aliases": aliases,
-            "versions": versions,
-        }
+
+    def forget(self, model: str) -> None:
+        """Takes all aliases of a model away, as if the night had ended before it was compared."""
+        for alias in self.aliases()[model]:
+            self.ledger.client.delete_registered_model_alias(f"shop.{model}", alias)
+
+    @property
+    def ledger(self) -> Any:
+        """The ledger that the flows write."""
+        from flows import settings
+        from model_lineage import Ledger
+
+        return Ledger(settings.tracking_uri(settings.home()), artifact_root=settings.home() / "mlartifacts")
 
 
 def main(folder: Path) -> None:
@@ -102,6 +114,7 @@ def main(folder: Path) -> None:
     for name in ("writer", "guarded", "trusted"):
         nights.put(f"{name}/day1.jsonl", rows(len(name)))
     nights.run("first")
+    nights.forget("guarded")
     nights.run("again")
     nights.put("writer/day2.jsonl", rows(2))
     nights.put("guarded/day1.jsonl", garbage(3))

@@ -37,10 +37,22 @@ def test_the_first_night_trains_and_promotes_every_model(nights):
 def test_the_same_data_again_trains_nothing(nights):
     answer = nights["again"]
     assert (answer["status"], answer["batch"]) == ("done", None)
-    assert {m["outcome"] for m in answer["models"]} == {"unchanged"}
-    assert {m["why_due"] for m in answer["models"]} == {"no new data since the champion was trained"}
-    assert answer["aliases"] == nights["first"]["aliases"]
     assert answer["versions"] == nights["first"]["versions"]
+    writer = models(answer)["writer"]
+    assert (writer["outcome"], writer["why_due"]) == ("unchanged", "no new data since the champion was trained")
+
+
+def test_what_a_night_trained_before_it_was_cut_short_is_compared_in_the_next_one(nights):
+    guarded = models(nights["again"])["guarded"]
+    assert guarded["why_due"] == "version 1 was trained on this data, and is to be compared yet"
+    assert (guarded["is_due"], guarded["outcome"]) == (False, "promoted")
+    assert nights["again"]["aliases"] == nights["first"]["aliases"]
+
+
+def test_an_evaluation_measures_what_training_measured_at_its_end(nights):
+    answer = nights["first"]
+    (trained,) = [job["metrics"]["loss"] for job in answer["batch"]["jobs"] if job["name"] == "writer"]
+    assert models(answer)["writer"]["candidate_value"] == pytest.approx(trained, rel=1e-5)
 
 
 def test_new_data_trains_from_the_champion_and_promotes_what_is_better(nights):
@@ -83,6 +95,6 @@ def test_data_that_brought_nothing_is_not_trained_on_twice(nights):
 
 def test_each_night_writes_a_report(nights):
     assert "**2 of 2 models were due; 2 promoted.**" in nights["first"]["report"]
-    assert "**0 of 2 models were due; nothing changed.**" in nights["again"]["report"]
+    assert "**0 of 2 models were due; 1 promoted.**" in nights["again"]["report"]
     assert "**2 of 2 models were due; 1 promoted, 1 kept.**" in nights["new data, and poisoned data"]["report"]
     assert "**1 of 3 models were due; 2 failed.**" in nights["a failing job, and broken data"]["report"]
