@@ -1,10 +1,13 @@
 """What a person or a schedule starts: one readable flow a file, and the command line.
 
-from flows import Batch, train_batch
-from techniques import DataSpec, Job, ModelSpec
+from flows import Batch, profile_batch, train_batch
+from techniques import DataSpec, Job, ModelSpec, OptimizerSpec, register
 
 jobs = [Job(name=f"llama-{lr}", model=..., data=..., optimizer=OptimizerSpec(lr=lr), num_steps=100) for lr in rates]
-result = train_batch(Batch.of(name="sweep", jobs=jobs).to_json())
+register(MyTechnique)
+batch = Batch.of(name="sweep", jobs=jobs).to_json()
+print(profile_batch(batch).profiled.profiles)
+print(train_batch(batch).jobs)
 """
 
 import sys
@@ -13,15 +16,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flows.profile_batch import profile_batch
     from flows.result import BatchResult
     from flows.train_batch import train_batch
     from tasks.batch import Batch
 
-__all__ = ["Batch", "BatchResult", "train_batch"]
+__all__ = ["Batch", "BatchResult", "profile_batch", "train_batch"]
 
 _HOMES = {
     "Batch": "tasks.batch",
     "BatchResult": "flows.result",
+    "profile_batch": "flows.profile_batch",
     "train_batch": "flows.train_batch",
 }
 

@@ -68,21 +68,21 @@ def profile(
 
     batch = load_batch(batch_file)
     settings.embed(settings.home())
-    from flows.workshop import open_workshop
-    from tasks.profiling.options import planning_problem
-    from tasks.profiling.stage import profile_jobs
+    from flows.profile_batch import profile_batch
+    from flows.views import current_view
 
     console = Console(stderr=True)
-    with _view(console) as view, open_workshop(batch, resume=False) as shop, shop.all_devices(view.notice):
-        profiled = profile_jobs(batch.jobs, site=shop.site, cluster=shop.cluster, known=shop.known, notice=view.notice)
-    jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
-    for name, fault in profiled.faults.items():
+    view = _view(console)
+    current_view.set(view)
+    with view:
+        measured = profile_batch(batch.to_json())
+    for name, fault in measured.profiled.faults.items():
         console.print(f"[red]{name}:[/] {fault}", highlight=False)
-    if jobs:
-        problem = planning_problem(jobs, profiled.profiles, shop.cluster, name=batch.name)
-        output.write_text(json.dumps(problem.to_json(), indent=1) + "\n")
-        console.print(f"{profiled.num_trials} trials; {len(jobs)} jobs to plan in {output}", highlight=False)
-    raise typer.Exit(1 if profiled.faults else 0)
+    if measured.problem is not None:
+        output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
+        num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
+        console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}", highlight=False)
+    raise typer.Exit(1 if measured.profiled.faults else 0)
 
 
 def _view(console: Console) -> View:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -19,8 +17,7 @@ from rich.text import Text
 
 from flows.result import BatchResult, collect
 from flows.views import current_view, describe
-from flows.workshop import Workshop, open_workshop
-from tasks.batch import Batch, load_batch, parse_batch
+from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
 from tasks.execution.events import ExecutionEvent
 from tasks.execution.executor import Executor, begin
 from tasks.execution.task import ProgressArtifact, submit_with
@@ -31,8 +28,6 @@ from tasks.recording import Recorded
 from techniques.values import to_json
 
 PLANNING_TIME_LIMIT_S = 10.0
-
-BatchInput = str | dict[str, Any]
 
 
 @flow(name="train-batch", flow_run_name="train {name}", validate_parameters=False, persist_result=False)
@@ -55,9 +50,10 @@ def train_batch(
     view = current_view.get()
     with open_workshop(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         started_s = time.monotonic()
-        with shop.all_devices(view.notice):
+        bench = shop.bench
+        with bench.all_devices(view.notice):
             profiled = profile_task(
-                shop.batch.jobs, site=shop.site, cluster=shop.cluster, known=shop.known, notice=view.notice
+                bench.batch.jobs, site=bench.site, cluster=bench.cluster, known=bench.known, notice=view.notice
             )
         profiling_s = time.monotonic() - started_s
         try:
@@ -65,8 +61,8 @@ def train_batch(
         finally:
             summary = partial(
                 collect,
-                shop.batch,
-                shop.batch.jobs,
+                bench.batch,
+                bench.batch.jobs,
                 shop.journal,
                 num_trials=profiled.num_trials,
                 profiling_s=profiling_s,
@@ -78,17 +74,6 @@ def train_batch(
         result = summary(faults=faults)  # the models have their addresses now
         create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
         return result
-
-
-def as_batch(batch: BatchInput) -> Batch:
-    """The batch that a path, a text, a mapping or a Batch's JSON form says. Raises BatchFileError with every fault."""
-    if isinstance(batch, dict):
-        if "text" in batch:
-            return Batch.from_json(batch)
-        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
-    if "\n" in batch:
-        return parse_batch(batch, folder=Path.cwd(), name="batch")
-    return load_batch(Path(batch))
 
 
 def job_rows(result: BatchResult) -> list[dict[str, Any]]:
@@ -109,19 +94,19 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
 
 def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
     """Runs the batch to its end, or until it is interrupted."""
-    view = current_view.get()
+    view, batch = current_view.get(), shop.bench.batch
     jobs = {job.name: job for job in profiled.jobs}
     shop.recorder.begin(
         Recorded(jobs=jobs, surveys=profiled.surveys, profiles=profiled.profiles),
-        devices=shop.device_names,
+        devices=shop.bench.device_names,
         num_trials=profiled.num_trials,
     )
-    begin(shop.journal, shop.batch.jobs, faults=profiled.faults)
+    begin(shop.journal, batch.jobs, faults=profiled.faults)
     total_steps = sum(job.total_steps for job in profiled.jobs)
     done_steps = sum(record.step for record in shop.journal.jobs().values())
     executor = Executor(
-        name=shop.batch.name,
-        jobs=[jobs.get(job.name, job) for job in shop.batch.jobs],
+        name=batch.name,
+        jobs=[jobs.get(job.name, job) for job in batch.jobs],
         profiles=profiled.profiles,
         workplace=replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()}),
         journal=shop.journal,

@@ -15,7 +15,7 @@ from flows import settings
 from flows.faults import InputError
 from model_lineage import LedgerError
 from model_lineage.ledger import Ledger
-from tasks.batch import Batch
+from tasks.batch import Batch, load_batch, parse_batch
 from tasks.cluster import Cluster, detect
 from tasks.execution.journal import Journal
 from tasks.execution.leases import Leases
@@ -31,20 +31,16 @@ LEASE_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workshop:
-    """The open resources of one batch."""
+class Bench:
+    """What measuring a batch's jobs needs: this machine's devices, the fork server, and what was measured before."""
 
     batch: Batch
     cluster: Cluster
-    folder: Path
-    journal: Journal
     ledger: Ledger
-    recorder: Recorder
     server: ForkServer
-    runner: LocalRunner
     site: Site
-    workplace: Workplace
     known: Known
+    leases: Leases
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -54,17 +50,43 @@ class Workshop:
     @contextmanager
     def all_devices(self, notice: Callable[[str], None]) -> Iterator[None]:
         """Holds every device, for trials; waits for other processes of this machine to give them back."""
-        leases, names = self.workplace.leases, self.device_names
+        names = self.device_names
         told = False
-        while not leases.take(names, holder=self.workplace.holder):
+        while not self.leases.take(names, holder=_holder(self.batch)):
             if not told:
-                notice("waiting for devices held by " + ", ".join(sorted(set(leases.held().values()))))
+                notice("waiting for devices held by " + ", ".join(sorted(set(self.leases.held().values()))))
                 told = True
             threading.Event().wait(LEASE_RETRY_S)
         try:
             yield
         finally:
-            leases.give_back(names)
+            self.leases.give_back(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """What running a batch needs beside its bench: the run's folder with its journal, and who records it."""
+
+    bench: Bench
+    journal: Journal
+    recorder: Recorder
+    runner: LocalRunner
+    workplace: Workplace
+
+
+BatchInput = str | dict[str, Any]
+"""A path, a text, a mapping or a Batch's JSON form: what a form in Prefect's UI, and a caller in Python, can give."""
+
+
+def as_batch(batch: BatchInput) -> Batch:
+    """The batch that a path, a text, a mapping or a Batch's JSON form says. Raises BatchFileError with every fault."""
+    if isinstance(batch, dict):
+        if "text" in batch:
+            return Batch.from_json(batch)
+        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
+    if "\n" in batch:
+        return parse_batch(batch, folder=Path.cwd(), name="batch")
+    return load_batch(Path(batch))
 
 
 # Fork servers that were started ahead of the flow that will use them, by batch name.
@@ -78,50 +100,67 @@ def warm_up(batch: Batch) -> None:
 
 
 @contextmanager
-def open_workshop(
-    batch: Batch, *, resume: bool, checkpoint_every_s: float | None = None, home: Path | None = None
-) -> Iterator[Workshop]:
-    """Opens what a batch needs, the slow things at the same time; closes all of it, whatever happens inside.
+def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
+    """Opens what profiling needs, the slow things at the same time; ends every worker when it is left.
 
-    Raises InputError where devices, base models or a batch to resume are not there.
+    Raises InputError where the devices are not there.
     """
-    home = home or settings.home()
     cluster = _cluster(batch)
-    folder = _resumed(batch, home) if resume else _fresh(batch, home)
+    cache = home / "cache"
     with ExitStack() as stack:
         server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
         stack.callback(server.close)
         ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
         _together(server.start, ledger.warm_up)
-        weights = _weights(batch, ledger, home)
+        paths = (str(batch.folder),)
+        yield Bench(
+            batch=batch,
+            cluster=cluster,
+            ledger=ledger,
+            server=server,
+            site=Site(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
+            known=_known(ledger),
+            leases=Leases(home / "leases.db"),
+        )
+
+
+@contextmanager
+def open_workshop(
+    batch: Batch, *, resume: bool, checkpoint_every_s: float | None = None, home: Path | None = None
+) -> Iterator[Workshop]:
+    """Opens what running a batch needs; closes all of it, whatever happens inside.
+
+    Raises InputError where devices, base models or a batch to resume are not there.
+    """
+    home = home or settings.home()
+    resumed = _resumed(batch, home) if resume else None
+    with open_bench(batch, home=home) as bench, ExitStack() as stack:
+        weights = _weights(batch, bench.ledger, home)
+        folder = resumed or _fresh(batch, home)
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
         journal.put("batch", batch.to_json())
         journal.put("digest", digest(batch.to_json()))
-        paths = (str(batch.folder),)
-        cache = home / "cache"
         yield Workshop(
-            batch=batch,
-            cluster=cluster,
-            folder=folder,
+            bench=bench,
             journal=journal,
-            ledger=ledger,
-            recorder=Recorder(ledger, journal, batch=batch),
-            server=server,
-            runner=LocalRunner(server),
-            site=Site(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
+            recorder=Recorder(bench.ledger, journal, batch=batch),
+            runner=LocalRunner(bench.server),
             workplace=Workplace(
-                cluster=cluster,
+                cluster=bench.cluster,
                 folder=folder,
-                cache_dir=cache,
-                leases=Leases(home / "leases.db"),
-                holder=f"batch {batch.name}",
-                import_paths=paths,
+                cache_dir=bench.site.cache_dir,
+                leases=bench.leases,
+                holder=_holder(batch),
+                import_paths=bench.site.import_paths,
                 weights=weights,
                 checkpoint_every_s=checkpoint_every_s,
             ),
-            known=_known(ledger),
         )
+
+
+def _holder(batch: Batch) -> str:
+    return f"batch {batch.name}"
 
 
 def _cluster(batch: Batch) -> Cluster:

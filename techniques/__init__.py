@@ -2,5 +2,18 @@
 
 from techniques.job import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from techniques.profiles import Profile
+from techniques.registry import register
+from techniques.technique import GangShape, Technique
 
-__all__ = ["DataSpec", "EvaluationSpec", "Job", "ModelSpec", "OptimizerSpec", "Profile", "ScheduleSpec"]
+__all__ = [
+    "DataSpec",
+    "EvaluationSpec",
+    "GangShape",
+    "Job",
+    "ModelSpec",
+    "OptimizerSpec",
+    "Profile",
+    "ScheduleSpec",
+    "Technique",
+    "register",
+]

@@ -1,0 +1,38 @@
+"""Measures the jobs of a batch and stops there: what `train_batch` would plan with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flows import settings
+from flows.views import current_view
+from flows.workshop import as_batch, open_bench
+from tasks.planning import Problem
+from tasks.profiling.options import planning_problem
+from tasks.profiling.stage import Profiled, profile_jobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of a batch, and the planning problem that it makes; None where nothing can be trained."""
+
+    profiled: Profiled
+    problem: Problem | None
+
+
+def profile_batch(batch: str | dict[str, Any]) -> Measured:
+    """Profiles what is not known yet of a batch, given as for `train_batch`; the profiles are kept for it.
+
+    Raises BatchFileError and InputError with every fault of the input.
+    """
+    view = current_view.get()
+    with open_bench(as_batch(batch), home=settings.home()) as bench, bench.all_devices(view.notice):
+        profiled = profile_jobs(
+            bench.batch.jobs, site=bench.site, cluster=bench.cluster, known=bench.known, notice=view.notice
+        )
+        jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
+        if not jobs:
+            return Measured(profiled=profiled, problem=None)
+        problem = planning_problem(jobs, profiled.profiles, bench.cluster, name=bench.batch.name)
+        return Measured(profiled=profiled, problem=problem)
