@@ -14,6 +14,7 @@ ENTRY_POINT_GROUP = "ringmaster.techniques"
 BUILTIN: dict[str, str] = {
     "single": "techniques.single:Single",
     "ddp": "techniques.ddp:Ddp",
+    "zero1": "techniques.zero1:Zero1",
     "fsdp": "techniques.fsdp:Fsdp",
 }
 

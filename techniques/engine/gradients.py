@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+Layout = tuple[DeviceMesh, tuple[object, ...]]
 
 
 def global_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The L2 norm of all gradients together: a scalar, equal on every rank of the mesh that holds them."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    """The L2 norm of all gradients together: a scalar, equal on every rank of the meshes that hold them.
+
+    Gradients of one mesh and placement are summed together, g_l being this rank's part of them:
+    |g|^2 = sum over layouts l of (sum over the ranks that share l of |g_l|^2). Replicas count once.
+    """
+    groups: dict[Layout | None, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            groups[_layout(parameter.grad)].append(local(parameter.grad))
+    squares = [_square_over_ranks(layout, gradients) for layout, gradients in groups.items()]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+
+def sum_partial_(parameters: Iterable[nn.Parameter]) -> None:
+    """Adds up over the ranks those gradients of sharded tensors of which each holds a summand."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
+            whole = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
+            parameter.grad = gradient.redistribute(placements=whole)
 
 
 def scale_(parameters: list[nn.Parameter], factor: float | Tensor) -> None:
@@ -23,3 +46,23 @@ def scale_(parameters: list[nn.Parameter], factor: float | Tensor) -> None:
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank that holds a part of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _layout(gradient: Tensor) -> Layout | None:
+    return (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
+
+
+def _square_over_ranks(layout: Layout | None, gradients: list[Tensor]) -> Tensor:
+    square: Tensor = torch.nn.utils.get_total_norm(gradients) ** 2
+    if layout is not None:
+        mesh, placements = layout
+        for axis, placement in enumerate(placements):
+            assert not placement.is_partial(), "partial gradients are summed before their norm is taken"  # type: ignore[attr-defined]
+            if not placement.is_replicate():  # type: ignore[attr-defined]
+                dist.all_reduce(square, group=mesh.get_group(axis))
+    return square

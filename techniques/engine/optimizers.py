@@ -20,9 +20,9 @@ def build_optimizer(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim
     """The job's optimizer over `parameters`, with its quickest kernels. Raises ValueError on an option it has not."""
     cls = CLASSES[job.optimizer.name]
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in job.optimizer.options.items()}
-    trainable = [p for p in parameters if p.requires_grad]
+    group = {"params": [p for p in parameters if p.requires_grad]}  # as a group, it may be empty: a share may be
     try:
-        return cls(trainable, lr=job.optimizer.lr, **KERNELS[job.optimizer.name], **options)  # type: ignore[call-arg]
+        return cls([group], lr=job.optimizer.lr, **KERNELS[job.optimizer.name], **options)  # type: ignore[call-arg]
     except TypeError as error:
         raise ValueError(f"optimizer {job.optimizer.name}: {error}") from error
 

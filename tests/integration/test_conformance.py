@@ -33,13 +33,15 @@ LAYOUTS = [
     Layout("ddp", 2, {"micro_batch": 2}),
     Layout("ddp", 2, {"micro_batch": 3, "recompute": "full"}),
     Layout("ddp", 4),
+    Layout("zero1", 2, {"micro_batch": 2}),
+    Layout("zero1", 4),
     Layout("fsdp", 2, {"reshard": False}),
     Layout("fsdp", 2, {"reshard": True}),
     Layout("fsdp", 2, {"reshard": False, "micro_batch": 2}),
     Layout("fsdp", 2, {"reshard": True, "micro_batch": 3, "recompute": "full"}),
     Layout("fsdp", 4, {"reshard": True}),
 ]
-SWITCHED = [SINGLE, Layout("ddp", 2), Layout("fsdp", 2, {"reshard": True})]
+SWITCHED = [SINGLE, Layout("ddp", 2), Layout("zero1", 2), Layout("fsdp", 2, {"reshard": True})]
 PARALLEL = SWITCHED[1:]
 
 # Floating-point sums in another order: AdamW divides by the gradient's size, so that it makes small errors large.
