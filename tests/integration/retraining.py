@@ -29,7 +29,7 @@ BROKEN = """\
 """
 JOB = """\
 model: {architecture: LlamaForCausalLM, config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, \
-num_attention_heads: 2}}, global_batch_size: 4, num_steps: 40, techniques: [single]"""
+num_attention_heads: 2}}, global_batch_size: 2, num_steps: 60, techniques: [single]"""
 ALIASES = ("champion", "previous", "challenger")
 SUBJECTS, VERBS, PLACES = ["the cat", "a dog", "my friend"], ["sat on", "ran to", "saw"], ["the mat", "a house"]
 
@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
     settings.embed(settings.home())
     nights = Nights(folder)
     for name in ("writer", "guarded", "trusted"):
-        nights.put(f"{name}/day1.jsonl", rows(len(name)))
+        nights.put(f"{name}/day1.jsonl", rows(1))
     nights.run("first")
     nights.forget("guarded")
     nights.run("again")
