@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +14,13 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows import settings
-from flows.faults import InputError
 from flows.result import BatchResult
 from flows.train_batch import train_batch
 from flows.views import current_view
+from flows.workshop import lent_server, open_bench
 from model_lineage import Ledger, ModelRecord
 from tasks.batch import Batch
-from tasks.cluster import Cluster, Device, detect
+from tasks.cluster import Cluster, Device
 from tasks.evaluation.stage import Evaluated, Evaluation
 from tasks.evaluation.task import evaluate_task
 from tasks.execution.journal import DONE
@@ -204,31 +203,33 @@ class Night:
 def _open_night(production: Production) -> Iterator[Night]:
     """Opens what a night needs beside the training, the slow things at the same time. Raises InputError."""
     home = settings.home()
-    try:
-        cluster = detect(production.devices)
-    except ValueError as error:
-        raise InputError([str(error)]) from error
-    architectures = [job.model.architecture for job in production.jobs if job.model.architecture]
-    with ExitStack() as stack:
-        server = ForkServer(preload=[f"transformers:{name}" for name in architectures])
-        stack.callback(server.close)
-        ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda action: action(), (server.start, ledger.warm_up)))
+    every_job = Batch(
+        name=production.name,
+        jobs=tuple(production.jobs),
+        devices=production.devices,
+        folder=production.folder,
+        text="",
+    )
+    with open_bench(every_job, home=home) as bench, _lent(bench.server):
         yield Night(
             production=production,
-            cluster=cluster,
-            site=Site(
-                server=server,
-                devices=cluster.nodes[0].devices,
-                cache_dir=home / "cache",
-                import_paths=(str(production.folder),),
-            ),
-            ledger=ledger,
-            leases=Leases(home / "leases.db"),
+            cluster=bench.cluster,
+            site=bench.site,
+            ledger=bench.ledger,
+            leases=bench.leases,
             models_dir=home / "cache" / "models",
-            standings=standings(ledger, [model.registered_name for model in production.models]),
+            standings=standings(bench.ledger, [model.registered_name for model in production.models]),
         )
+
+
+@contextmanager
+def _lent(server: ForkServer) -> Iterator[None]:
+    """The night's batch uses the night's fork server."""
+    token = lent_server.set(server)
+    try:
+        yield
+    finally:
+        lent_server.reset(token)
 
 
 def _batch(production: Production, tonight: list[Checked]) -> Batch:

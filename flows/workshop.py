@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,9 @@ def as_batch(batch: BatchInput) -> Batch:
     return load_batch(Path(batch))
 
 
+# An open fork server of a flow that runs a batch within its own work; the batch uses it and leaves it open.
+lent_server: ContextVar[ForkServer | None] = ContextVar("lent_server", default=None)
+
 # Fork servers that were started ahead of the flow that will use them, by batch name.
 _warm: dict[str, ForkServer] = {}
 
@@ -108,8 +112,10 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
     cluster = _cluster(batch)
     cache = home / "cache"
     with ExitStack() as stack:
-        server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
-        stack.callback(server.close)
+        server = lent_server.get()
+        if server is None:
+            server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
+            stack.callback(server.close)
         ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
         _together(server.start, ledger.warm_up)
         paths = (str(batch.folder),)

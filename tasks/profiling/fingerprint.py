@@ -25,6 +25,8 @@ def speed_key(job: Job, data: Mapping[str, Any], *, import_paths: tuple[str, ...
     spec = job.data
     data_shape = {key: data[key] for key in ("kind", "vocab_size", "num_labels", "image_size", "num_channels")}
     factories = [name for name in (job.model.factory, job.loss, spec.factory) if name]
+    # More data than one evaluation reads is no other speed: tomorrow's data must not be profiled anew.
+    num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
     return digest(
         {
             "model": to_json(job.model),
@@ -36,7 +38,7 @@ def speed_key(job: Job, data: Mapping[str, Any], *, import_paths: tuple[str, ...
             "clips": job.clip_grad_norm is not None,
             "global_batch_size": job.global_batch_size,
             "exact": job.exact,  # which decides what configs there are
-            "evaluation": [list(job.evaluation.metrics), job.evaluation.max_batches, data["num_held_out"]],
+            "evaluation": [list(job.evaluation.metrics), num_evaluated],
             "sources": {name: _source_digest(name, import_paths) for name in factories},
         }
     )

@@ -20,7 +20,7 @@ DATA = {
     "num_labels": None,
     "image_size": None,
     "num_channels": None,
-    "num_held_out": 9,
+    "num_held_out": 9_000,
     "num_samples": 90,
     "digest": "x",
     "folder": "/somewhere",
