@@ -44,6 +44,7 @@ class Fsdp(DataParallel):
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
 
+    saves_memory_of = "ddp"
     moves_model = True
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:

@@ -88,7 +88,7 @@ def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(
     job = bench.job(optimizer=ADAMW)
     full = Layout("tests.integration.stubs:NoRoomAtTheEnd")
     outcome = bench.train(job, full, tmp_path, checkpoint_every_s=0.0).outcome
-    assert outcome.status == "crashed"
+    assert outcome.status == "invalid"  # another try would find the disk as full
     assert "CheckpointError: checkpoint step-00000005 could not be written under" in outcome.message
     assert steps_in(tmp_path) == [1, 2]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0] == "latest"
