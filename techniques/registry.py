@@ -16,6 +16,7 @@ BUILTIN: dict[str, str] = {
     "ddp": "techniques.ddp:Ddp",
     "zero1": "techniques.zero1:Zero1",
     "fsdp": "techniques.fsdp:Fsdp",
+    "tensor": "techniques.tensor:TensorParallel",
 }
 
 _registered: dict[str, str] = {}

@@ -118,7 +118,7 @@ class Technique(ABC):
             with self.accumulate(model, is_last=i == work.num_micro_batches - 1):
                 part, part_count = work.loss(self.forward(model, batch, work), batch)
                 part.backward()  # type: ignore[no-untyped-call]
-            loss_sum += part.detach()
+            loss_sum = loss_sum + part.detach()  # not in place: it may become a sharded tensor
             count += float(part_count)
             work.beat()
         return loss_sum, count

@@ -40,7 +40,8 @@ def sum_partial_(parameters: Iterable[nn.Parameter]) -> None:
 def scale_(parameters: list[nn.Parameter], factor: float | Tensor) -> None:
     """Multiplies every gradient by `factor` in place."""
     gradients = [local(p.grad) for p in parameters if p.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    if gradients:  # a rank's share may have none
+        torch._foreach_mul_(gradients, factor)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from techniques.engine.data.prepared import PreparedData
 from techniques.engine.models.build import skeleton
+from techniques.engine.models.decoder import Decoder, decoder_of
 from techniques.job import ModelSpec
 from techniques.values import from_json, to_json
 
@@ -27,7 +28,7 @@ class ModelFacts:
     `layer_names`.
     largest_layer_bytes: of the largest part that is gathered at once: a repeated layer, or all outside of them.
     has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training
-        draws random numbers.
+        draws random numbers. decoder: how a causal language model is built, None for any other model.
     """
 
     num_parameters: int
@@ -36,6 +37,7 @@ class ModelFacts:
     num_layers: int
     has_batch_statistics: bool
     has_dropout: bool
+    decoder: Decoder | None = None
 
 
 def model_facts(spec: ModelSpec, *, data: PreparedData) -> ModelFacts:
@@ -70,6 +72,7 @@ def _facts(key: str) -> ModelFacts:
         num_layers=len(layers),
         has_batch_statistics=any(isinstance(module, _BatchNorm) for module in model.modules()),
         has_dropout=any(_drops_out(module) for module in model.modules()),
+        decoder=decoder_of(model, layers, from_json(PreparedData, data)),
     )
 
 

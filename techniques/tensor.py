@@ -1,0 +1,135 @@
+"""Tensor parallelism with sequence parallelism: every layer's matrices divided over the devices.
+
+Sources: Shoeybi et al., Megatron-LM (arXiv:1909.08053); Korthikanti et al., Reducing Activation Recomputation in Large
+Transformer Models (arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from techniques.job import Job
+from techniques.technique import (
+    Config,
+    GangShape,
+    StepWork,
+    Technique,
+    micro_batches,
+    training_state_bytes,
+    undivided_batch_only,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+    from techniques.engine.models.decoder import Decoder, LayerModule
+
+# The linear modules that a layer of Llama's kind consists of, beside its norms.
+NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"})
+KNOWN = NEEDED | {"gate_proj"}
+
+
+class TensorParallel(Technique):
+    """Attention by heads, feed-forward by features, embedding and head by the vocabulary; the batch is not divided."""
+
+    name = "tensor"
+    summary = "every layer's matrices divided; activations exchanged twice a layer"
+    needs = "two devices or more, closely linked; a model of Llama's kind whose heads can be divided; 1/n of its state"
+
+    moves_model = True
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs devices, no random draws, and a model whose layers it knows how to divide."""
+        if gang.num_devices < 2:
+            return "needs two devices or more"
+        if facts.has_dropout:
+            return "the model drops out, and ranks that hold different heads would draw the same mask"
+        return undivided_batch_only(job, facts) or why_not_divisible(facts.decoder, gang.num_devices)
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Activations between the matrices divided too (sequence parallelism) where the tokens can be, first."""
+        assert facts.decoder is not None
+        sequence = (True, False) if facts.decoder.seq_len % gang.num_devices == 0 else (False,)
+        for recompute, by_sequence, micro_batch in product(
+            ("none", "full"), sequence, micro_batches(job.global_batch_size)
+        ):
+            yield {
+                "micro_batch": micro_batch,
+                "recompute": recompute,
+                "sequence_parallel": by_sequence,
+                # A loss of the user's own may do with logits what is not known for divided ones.
+                "loss_parallel": job.loss is None,
+            }
+
+    def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
+        """One axis, over which every matrix is divided."""
+        return {"tp": gang.num_devices}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """A share of the state; norms, which are not divided, are too small to count."""
+        return training_state_bytes(job, facts) // gang.num_devices
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Cuts the model in place; each rank takes its part of the weights that all have built alike."""
+        from techniques.engine.recomputation import recompute_layers
+        from techniques.engine.tensor_plan import cut
+
+        assert mesh is not None
+        recompute_layers(model, config["recompute"])
+        self._loss_parallel: bool = config["loss_parallel"]
+        cut(model, mesh["tp"], sequence_parallel=config["sequence_parallel"], loss_parallel=self._loss_parallel)
+        return model.to(mesh.device_type)
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
+        """Divided logits are put together where they are looked at; the loss in training takes them as they are."""
+        from techniques.engine.gradients import whole
+
+        output = super().forward(model, batch, work)
+        if not model.training:
+            output.logits = whole(output.logits)
+        return output
+
+    def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Around the loss and its backward: a cross entropy of logits that are divided over the vocabulary."""
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        return loss_parallel() if self._loss_parallel else nullcontext()
+
+    def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
+        """As ever; what ranks hold summands of (norms, shared heads) is added up once a step."""
+        from techniques.engine.gradients import sum_partial_, whole
+
+        loss_sum, count = super().forward_backward(model, work)
+        sum_partial_(model.parameters())
+        return whole(loss_sum), count
+
+
+def why_not_divisible(decoder: Decoder | None, size: int) -> str | None:
+    """Why a model's layers cannot be divided over `size` devices, or None."""
+    if decoder is None:
+        return "is for causal language models of transformers that read tokens"
+    modules = {module.name.rpartition(".")[2] for module in decoder.modules}
+    if foreign := [module for module in decoder.modules if not _is_known(module, decoder)]:
+        return f"does not know how to divide {foreign[0].name} ({foreign[0].kind}) of {decoder.architecture}"
+    if missing := sorted(NEEDED - modules):
+        return f"finds no {missing[0]} in the layers of {decoder.architecture}"
+    if decoder.num_heads % size:
+        return f"{decoder.num_heads} attention heads cannot be divided by {size} devices"
+    if decoder.num_kv_heads % size and size % decoder.num_kv_heads:
+        return f"{decoder.num_kv_heads} heads of keys and values cannot be divided by {size} devices"
+    features = next(module.shape[0] for module in decoder.modules if module.name.endswith("up_proj"))
+    if features % size:
+        return f"{features} features of the feed-forward layers cannot be divided by {size} devices"
+    return None
+
+
+def _is_known(module: LayerModule, decoder: Decoder) -> bool:
+    last = module.name.rpartition(".")[2]
+    if last in ("q_norm", "k_norm"):  # of each head by itself
+        return module.shape == (decoder.head_dim,)
+    return (last in KNOWN and module.kind == "Linear") or module.kind.endswith("Norm")
