@@ -15,6 +15,7 @@ BUILTIN: dict[str, str] = {
     "single": "techniques.single:Single",
     "ddp": "techniques.ddp:Ddp",
     "zero1": "techniques.zero1:Zero1",
+    "zero2": "techniques.zero2:Zero2",
     "fsdp": "techniques.fsdp:Fsdp",
     "tensor": "techniques.tensor:TensorParallel",
 }

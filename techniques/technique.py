@@ -124,7 +124,7 @@ class Technique(ABC):
         return loss_sum, count
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
-        """The model's output for one micro-batch, while training and while evaluating."""
+        """The model's output for one micro-batch, while training and while evaluating; None on ranks without any."""
         with work.autocast():
             return model(**work.inputs(batch))
 
@@ -144,13 +144,13 @@ class Technique(ABC):
         """The optimizer's tensors under their canonical names `optimizer/<parameter>/<state>`."""
         from techniques.engine.state import named_optimizer_state
 
-        return named_optimizer_state(model, optimizer)
+        return named_optimizer_state(self.unwrap(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Fills the optimizer from a checkpoint written under any technique."""
         from techniques.engine.state import restore_optimizer
 
-        restore_optimizer(reader, model, optimizer)
+        restore_optimizer(reader, self.unwrap(model), optimizer)
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
         """Whether this rank writes its part of a tensor into a checkpoint; of replicas exactly one must."""

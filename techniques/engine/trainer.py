@@ -119,7 +119,7 @@ class Trainer:
         for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
             batch = self._to_device(fetch(self._held_out, rows))
             output = self._technique.forward(self.model, batch, work)
-            if counted:
+            if counted and output is not None:  # in a pipeline only the last stage has one
                 metrics.add(output, batch, loss=self._loss(output, batch))
             self._beat()
         self.model.train()
@@ -155,7 +155,7 @@ class Trainer:
         """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
         started_s = time.perf_counter()
         model = self._technique.unwrap(self.model)
-        named = {**named_state(model), **self._technique.optimizer_state(model, self.optimizer)}
+        named = {**named_state(model), **self._technique.optimizer_state(self.model, self.optimizer)}
         mine = {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
         meta = {"job": self.job.name, "weights_digest": self._weights_digest()}
         self.store(root).save(self.next_step, piece_writer(mine), meta)
@@ -179,7 +179,7 @@ class Trainer:
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
             restore_model(reader, model)
-            self._technique.restore_optimizer(reader, model, self.optimizer)
+            self._technique.restore_optimizer(reader, self.model, self.optimizer)
         self.next_step = checkpoint.manifest.step
         return self.next_step
 

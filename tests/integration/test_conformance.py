@@ -34,13 +34,23 @@ LAYOUTS = [
     Layout("ddp", 4),
     Layout("zero1", 2, {"micro_batch": 2}),
     Layout("zero1", 4),
+    Layout("zero2", 2, {"bucket_bytes": 1 << 14}),
+    Layout("zero2", 2, {"bucket_bytes": 1 << 20, "micro_batch": 3}),
+    Layout("zero2", 2, {"bucket_bytes": 1 << 14, "micro_batch": 2, "every_micro_batch": True, "recompute": "full"}),
+    Layout("zero2", 4, {"bucket_bytes": 1 << 12}),
     Layout("fsdp", 2, {"reshard": False}),
     Layout("fsdp", 2, {"reshard": True}),
     Layout("fsdp", 2, {"reshard": False, "micro_batch": 2}),
     Layout("fsdp", 2, {"reshard": True, "micro_batch": 3, "recompute": "full"}),
     Layout("fsdp", 4, {"reshard": True}),
 ]
-SWITCHED = [SINGLE, Layout("ddp", 2), Layout("zero1", 2), Layout("fsdp", 2, {"reshard": True})]
+SWITCHED = [
+    SINGLE,
+    Layout("ddp", 2),
+    Layout("zero1", 2),
+    Layout("zero2", 2, {"bucket_bytes": 1 << 14}),
+    Layout("fsdp", 2, {"reshard": True}),
+]
 PARALLEL = SWITCHED[1:]
 # Those that cut the model itself are for transformers of some kinds; their own tests tell which, and why not others.
 MODEL_PARALLEL = [

@@ -1,0 +1,138 @@
+"""ZeRO stage 2, overlapped: whole weights on each device, gradients and optimizer state divided.
+
+Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2; Megatron-LLaMA's OverlappedDistributedOptimizer.
+The exchanges themselves are in `techniques.engine.sharded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from techniques.data_parallel import DataParallel
+from techniques.job import Job
+from techniques.technique import (
+    GRADIENT_BYTES,
+    OPTIMIZER_STATE_BYTES,
+    WEIGHT_BYTES,
+    Config,
+    GangShape,
+    micro_batches,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+    from techniques.engine.sharded import ShardedModel
+    from techniques.engine.state import Reader
+
+MIB = 1 << 20
+# Smaller ones are under way earlier, larger ones use the link better: which is quicker, only a trial tells.
+BUCKET_BYTES = (32 * MIB, 4 * MIB)
+MOST_LIVE_BUCKETS = 3
+
+
+class Zero2(DataParallel):
+    """Gradients are reduced to the ranks that update them during backward, updated weights gathered during forward.
+
+    Config, besides `micro_batch` and `recompute`:
+    bucket_bytes: of the flat buffers that are exchanged at once.
+    every_micro_batch [False]: gradients are exchanged after each micro-batch rather than after the last: as often as
+        there are micro-batches, but no rank ever has more than its share of them and a few buckets.
+    overlap [True]: False leaves nothing to run beside computation; to measure what overlap gains.
+    """
+
+    name = "zero2"
+    summary = "a replica a device, gradients and optimizer state divided, exchanged while computing"
+    needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Where memory asks for recomputation, gradients are kept in shares too. No buckets larger than the model."""
+        rows = job.global_batch_size // gang.num_devices
+        smaller = [size for size in BUCKET_BYTES if size < facts.parameter_bytes]
+        for recompute in ("none", "full"):
+            for bucket_bytes in smaller or BUCKET_BYTES[-1:]:
+                for micro_batch in micro_batches(rows):
+                    config = {"micro_batch": micro_batch, "recompute": recompute, "bucket_bytes": bucket_bytes}
+                    yield {**config, "every_micro_batch": recompute == "full" and micro_batch < rows}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Weights whole, a share of the rest, and the buckets under way; gradients whole where they wait for the last
+        micro-batch.
+        """
+        share: float = 1 / gang.num_devices
+        waits = config["micro_batch"] < job.global_batch_size // gang.num_devices
+        whole = waits and not config.get("every_micro_batch", False)
+        gradient_bytes = GRADIENT_BYTES * (1 + share if whole else share)
+        per_weight = WEIGHT_BYTES + gradient_bytes + OPTIMIZER_STATE_BYTES[job.optimizer.name] * share
+        live_bytes: int = min(MOST_LIVE_BUCKETS * config["bucket_bytes"], facts.parameter_bytes)
+        return int(facts.num_parameters * per_weight) + live_bytes
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Moves the weights into buckets and hooks the exchanges into forward and backward."""
+        from techniques.engine.recomputation import recompute_layers
+        from techniques.engine.sharded import ShardedModel
+
+        assert mesh is not None
+        recompute_layers(model, config["recompute"])
+        return ShardedModel(
+            model,
+            mesh.get_group("dp_replicate"),
+            bucket_bytes=config["bucket_bytes"],
+            most_live_buckets=MOST_LIVE_BUCKETS,
+            every_micro_batch=config.get("every_micro_batch", False),
+            overlap=config.get("overlap", True),
+        )
+
+    def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """The model exchanges gradients by itself."""
+        return _sharded(model).micro_batch(is_last=is_last)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Starts to gather the updated weights."""
+        _sharded(model).share_updates()
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model within."""
+        return _sharded(model).inner
+
+    def gradient_divisor(self, mesh: DeviceMesh | None) -> int:
+        """Gradients are summed, not averaged."""
+        return 1
+
+    def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """|g| = sqrt(sum over ranks r of |g[r]|^2), each rank having the gradients of its shares."""
+        import torch
+        import torch.distributed as dist
+
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        square = torch.nn.utils.get_total_norm(gradients).square().to(parameters[0].device)
+        dist.all_reduce(square)
+        return square.sqrt()
+
+    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Whole parameters' state, each on one rank: the buckets are gathered one after another by ranks in turn."""
+        from techniques.engine.sharded_state import gathered_state
+
+        return gathered_state(_sharded(model), optimizer)
+
+    def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Each rank takes its shares."""
+        from techniques.engine.sharded_state import restore_shares
+
+        restore_shares(reader, _sharded(model), optimizer)
+
+    def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
+        """Of the optimizer's state a rank has only what it is to write."""
+        return name.startswith("optimizer/") or super().writes(name, tensor, rank=rank)
+
+
+def _sharded(model: nn.Module) -> ShardedModel:
+    from techniques.engine.sharded import ShardedModel
+
+    assert isinstance(model, ShardedModel)
+    return model
