@@ -15,6 +15,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from rich.text import Text
 
+from flows.guard import guard_embedded_server
 from flows.result import BatchResult, collect
 from flows.views import current_view, describe
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
@@ -47,6 +48,7 @@ def train_batch(
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
         seed: Of the planner.
     """
+    guard_embedded_server()
     view = current_view.get()
     with open_workshop(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         started_s = time.monotonic()

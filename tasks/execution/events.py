@@ -61,7 +61,7 @@ class JobEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Nothing can start because other processes of this machine hold the devices."""
+    """Segments that could start wait for devices that other processes of this machine hold; told when it changes."""
 
     holders: tuple[str, ...]
 

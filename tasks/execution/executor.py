@@ -87,6 +87,7 @@ class Executor:
         self._running: dict[int, _Running] = {}
         self._attempts: dict[str, int] = {}
         self._inbox: queue.SimpleQueue[tuple[int, Event | Future[Outcome] | None]] = queue.SimpleQueue()
+        self._waited_for: set[str] = set()
         self._stopping = False
         self._bases = {job.name: job.base for job in jobs if job.base in self._jobs and job.base is not None}
 
@@ -125,17 +126,23 @@ class Executor:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> bool:
-        """Starts every segment that may; returns whether nothing runs because others hold the devices."""
+        """Starts every segment that may; returns whether any must wait for devices that other processes hold."""
         done = {name for name, record in self._journal.jobs().items() if record.status == DONE}
         running = [r.segment for r in self._running.values()]
+        holders: set[str] = set()
+        waits = False
         for segment in startable(self._planned, running=running, done_jobs=done, bases=self._bases):
             names = tuple(f"{node}:{self._workplace.device((node, i)).kind}:{i}" for node, i in segment.devices)
             if self._workplace.leases.take(names, holder=self._workplace.holder):
                 self._start(segment, names)
-        if self._running or not self._planned:
-            return False
-        self._tell(Waiting(holders=tuple(sorted(set(self._workplace.leases.held().values())))))
-        return True
+            else:
+                held = self._workplace.leases.held()
+                holders |= {held[name] for name in names if name in held}
+                waits = True
+        if holders and holders != self._waited_for:
+            self._tell(Waiting(holders=tuple(sorted(holders))))
+        self._waited_for = holders
+        return waits
 
     def _start(self, segment: PlannedSegment, names: tuple[str, ...]) -> None:
         profile = self._profiles[segment.job][segment.option]
