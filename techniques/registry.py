@@ -18,6 +18,7 @@ BUILTIN: dict[str, str] = {
     "zero2": "techniques.zero2:Zero2",
     "fsdp": "techniques.fsdp:Fsdp",
     "tensor": "techniques.tensor:TensorParallel",
+    "pipeline": "techniques.pipeline:Pipeline",
 }
 
 _registered: dict[str, str] = {}

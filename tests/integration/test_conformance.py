@@ -55,12 +55,14 @@ PARALLEL = SWITCHED[1:]
 # Those that cut the model itself are for transformers of some kinds; their own tests tell which, and why not others.
 MODEL_PARALLEL = [
     Layout("tensor", 2, {"micro_batch": 8, "sequence_parallel": True, "loss_parallel": False}),
+    Layout("pipeline", 2, {"micro_batch": 2, "schedule": "1f1b"}),
 ]
 SWITCHED += MODEL_PARALLEL
 LAYOUTS += [
     *MODEL_PARALLEL,
     Layout("tensor", 2, {"micro_batch": 4, "recompute": "full", "sequence_parallel": False, "loss_parallel": True}),
     Layout("tensor", 2, {"micro_batch": 3, "sequence_parallel": True, "loss_parallel": True}),
+    Layout("pipeline", 2, {"micro_batch": 4, "schedule": "gpipe", "recompute": "full"}),
 ]
 # A checkpoint does not know who reads it: each technique writes for two others, and reads from two.
 PAIRS = [*zip(SWITCHED, [*SWITCHED[1:], SWITCHED[0]], strict=True)]

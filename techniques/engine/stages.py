@@ -1,0 +1,150 @@
+"""A model cut into the stages of a pipeline: the model itself, with the parts of the other stages taken out.
+
+What is left keeps its names, masks and positions are made by the model's own forward, and hidden states enter where
+embeddings would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from techniques.engine.models import layer_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What of a model is kept: layers [first, last), what precedes the first layer, and what follows the last."""
+
+    first: int
+    last: int
+    has_entry: bool
+    has_exit: bool
+
+    @property
+    def layers(self) -> range:
+        """The layers by their number in the whole model."""
+        return range(self.first, self.last)
+
+
+def partition(costs: Sequence[int], num_stages: int) -> list[tuple[int, int]]:
+    """Divides layers of these costs into contiguous [first, last), the dearest as cheap as can be, none empty.
+
+    The head's cost belongs to the last layer. By trying limits: the smallest under which filling stages in order, as
+    full as the limit allows, needs no more than `num_stages`.
+    """
+    assert 1 <= num_stages <= len(costs)
+    sums = sorted({sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)})
+    return next(found for limit in sums if limit >= max(costs) and (found := _filled(costs, num_stages, limit)))
+
+
+def _filled(costs: Sequence[int], num_stages: int, limit: int) -> list[tuple[int, int]] | None:
+    """Stages of at most `limit`; None where so many do not suffice. Filled from the end, so that early ones are light:
+    they keep the activations of more micro-batches.
+    """
+    stages: list[tuple[int, int]] = []
+    last = len(costs)
+    for left in range(num_stages, 0, -1):
+        first, total = last - 1, costs[last - 1]
+        while first > left - 1 and total + costs[first - 1] <= limit:
+            first -= 1
+            total += costs[first]
+        stages.insert(0, (first, last))
+        last = first
+    return stages if last == 0 else None
+
+
+def parts_of(model: nn.Module, num_stages: int) -> list[Part]:
+    """The stages of a decoder, balanced by the parameters that are multiplied with (a look-up costs nothing)."""
+    costs = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in layer_names(model)]
+    costs[-1] += model.get_output_embeddings().weight.numel()  # type: ignore[operator]
+    stages = partition(costs, num_stages)
+    return [Part(first=first, last=last, has_entry=first == 0, has_exit=last == len(costs)) for first, last in stages]
+
+
+class Stage(nn.Module):
+    """One stage: token ids in the first, hidden states [rows, tokens, hidden] in others; logits out of the last.
+
+    precision: what each forward runs under, set by whoever calls.
+    """
+
+    def __init__(self, model: nn.Module, part: Part) -> None:
+        super().__init__()
+        # Shells of its own around the same parameters.
+        self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        self.part = part
+        keep(self.model, [part], embedding=part.has_entry)
+        self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def forward(self, received: Tensor) -> Tensor:
+        """Hidden states, or in the last stage logits."""
+        with self.precision():
+            given = {"input_ids": received} if self.part.has_entry else {"inputs_embeds": received}
+            if self.part.has_exit:
+                logits: Tensor = self.model(**given, use_cache=False).logits
+                return logits
+            hidden: Tensor = self.model.base_model(**given, use_cache=False).last_hidden_state  # type: ignore[operator]
+            return hidden.clone() if hidden._is_view() else hidden  # schedules detach what they have sent, in place
+
+
+def keep(model: nn.Module, parts: Sequence[Part], *, embedding: bool) -> None:
+    """Takes out of a decoder, in place, all but `parts`; `embedding`: whether the token embedding stays."""
+    names = layer_names(model)
+    body: nn.Module = model.base_model  # type: ignore[assignment]
+    kept = {i for part in parts for i in part.layers}
+    has_entry, has_exit = any(p.has_entry for p in parts), any(p.has_exit for p in parts)
+    token_embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    before, after = _around_layers(body)
+    for name in before:
+        module = getattr(body, name)
+        if not has_entry and not (module is token_embedding and embedding):
+            setattr(body, name, _Nothing() if isinstance(module, nn.Embedding) else nn.Identity())
+    if not has_exit:
+        for name in after:
+            setattr(body, name, nn.Identity())
+        model.set_output_embeddings(nn.Identity())  # type: ignore[operator]
+    for i, name in enumerate(names):
+        if i not in kept:
+            model.set_submodule(name, _Passing(model.get_submodule(name)))
+
+
+def _around_layers(body: nn.Module) -> tuple[list[str], list[str]]:
+    """Modules that hidden states pass before and after the layers; neither are those without any (rotary positions)."""
+    children = list(body.named_children())
+    at = next(i for i, (_, child) in enumerate(children) if isinstance(child, nn.ModuleList))
+    before = [name for name, _ in children[:at]]
+    after = [name for name, child in children[at + 1 :] if any(True for _ in child.parameters())]
+    return before, after
+
+
+class _Passing(nn.Module):
+    """In the place of another stage's layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        if hasattr(layer, "attention_type"):  # by which models choose the mask that they hand to a layer
+            self.attention_type = layer.attention_type
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden
+
+
+class _Nothing(nn.Module):
+    """In the place of an embedding that was added in the first stage."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.zeros((), device=ids.device)
+
+
+def owners(num_ranks: int, num_stages: int, *, style: str) -> list[int]:
+    """The rank of each stage: round and round ("loop"), or to and fro ("v": rank 0 has the first and the last)."""
+    loop = [stage % num_ranks for stage in range(num_stages)]
+    if style == "loop":
+        return loop
+    return [rank if (stage // num_ranks) % 2 == 0 else num_ranks - 1 - rank for stage, rank in enumerate(loop)]

@@ -1,0 +1,136 @@
+"""Pipeline parallelism: consecutive layers on consecutive devices, micro-batches streaming through them.
+
+Sources: Huang et al., GPipe (arXiv:1811.06965); Narayanan et al., 1F1B and its interleaved form (arXiv:2104.04473); Qi
+et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from techniques.job import Job
+from techniques.technique import (
+    Config,
+    GangShape,
+    StepWork,
+    Technique,
+    training_state_bytes,
+    undivided_batch_only,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+    from techniques.engine.pipe import Pipe
+
+# Models whose forward takes hidden states where embeddings enter, and does nothing to them but what it does elsewhere.
+ARCHITECTURES = (
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+# The quickest-looking first, and how many stages a device has under each.
+STAGES_A_DEVICE = {"1f1b": 1, "zero_bubble": 2, "interleaved": 2, "gpipe": 1}
+
+
+class Pipeline(Technique):
+    """Each device holds some of the layers; hidden states go forward from one to the next, gradients back."""
+
+    name = "pipeline"
+    summary = "consecutive layers on consecutive devices, micro-batches streaming through"
+    moves_model = True
+    needs = "two devices or more, a layer for each; 1/n of the training state in each device's memory; loosely linked"
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs a known model, a layer for each device, and a micro-batch for each."""
+        if gang.num_devices < 2:
+            return "needs two devices or more"
+        if facts.decoder is None:
+            return "is for causal language models of transformers that read tokens"
+        if facts.decoder.architecture not in ARCHITECTURES:
+            return f"does not know how to cut {facts.decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
+        if facts.num_layers < gang.num_devices:
+            return f"{facts.num_layers} layers are too few for {gang.num_devices} devices"
+        if job.global_batch_size < gang.num_devices:
+            return (
+                f"global_batch_size {job.global_batch_size} makes no micro-batch for each of {gang.num_devices} devices"
+            )
+        return undivided_batch_only(job, facts)
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """With n devices and m micro-batches a share of (n - 1) / (m + n - 1) of the time is idle (GPipe, section 2):
+        so first four micro-batches a device, then two, then one, which are larger.
+        """
+        rows, num = job.global_batch_size, gang.num_devices
+        divisors = [m for m in range(num, rows + 1) if rows % m == 0]
+        counts = [next((m for m in divisors if m >= times * num), divisors[-1]) for times in (4, 2, 1)]
+        for recompute in ("none", "full"):
+            for schedule, stages_a_device in STAGES_A_DEVICE.items():
+                if facts.num_layers < stages_a_device * num:
+                    continue
+                for count in dict.fromkeys(counts):
+                    if schedule != "interleaved" or count % (count // num) == 0:
+                        yield {"micro_batch": rows // count, "recompute": recompute, "schedule": schedule}
+
+    def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
+        """One axis, along which the layers are divided."""
+        return {"pp": gang.num_devices}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """The state of the largest stage: its layers, and the embedding, which is at the first or the last."""
+        assert facts.decoder is not None
+        embedding = facts.decoder.vocab_size * facts.decoder.hidden_size
+        outside = embedding if facts.decoder.is_tied else 2 * embedding
+        of_layers = (facts.num_parameters - outside) / facts.num_parameters / gang.num_devices
+        return int(training_state_bytes(job, facts) * max(of_layers, embedding / facts.num_parameters))
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """The stages of this rank; what belongs to others is let go."""
+        from techniques.engine.pipe import Pipe
+
+        assert mesh is not None
+        self._group = mesh.get_group("pp")
+        pipe = Pipe(model, self._group, mesh.device_type, schedule=config["schedule"], recompute=config["recompute"])
+        self._tied_replica = pipe.tied_replica
+        replicas = [name for name, p in pipe.whole.named_parameters() if p is self._tied_replica]
+        self._tied_name = replicas[0] if replicas else None
+        return pipe
+
+    def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
+        """By the schedule; the loss is the last stage's."""
+        pipe: Pipe = model  # type: ignore[assignment]
+        return pipe.forward_backward(work)
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
+        """The output on the rank of the last stage, None on others."""
+        from transformers.modeling_outputs import CausalLMOutput
+
+        logits = model(batch["input_ids"], precision=work.autocast)
+        return None if logits is None else CausalLMOutput(logits=logits)
+
+    def loss_replicas(self, mesh: DeviceMesh | None) -> int:
+        """Only the last stage reports a loss."""
+        return 1
+
+    def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Over all stages; a weight that two of them hold counts once."""
+        import torch.distributed as dist
+
+        from techniques.engine.gradients import global_norm
+
+        square = global_norm([p for p in parameters if p is not self._tied_replica]) ** 2
+        dist.all_reduce(square, group=self._group)
+        return square.sqrt()
+
+    def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
+        """Each rank what it holds; a weight that two of them hold, the first stage."""
+        return self._tied_name is None or name.split("/")[1] != self._tied_name
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model with all that this rank holds."""
+        return model.whole  # type: ignore[return-value]
