@@ -88,7 +88,14 @@ class Fsdp(DataParallel):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Shards each layer, then what is left (embedding, norm, head) with the root."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+        import torch
+        from torch.distributed.fsdp import (
+            CPUOffloadPolicy,
+            FSDPModule,
+            MixedPrecisionPolicy,
+            OffloadPolicy,
+            fully_shard,
+        )
 
         from techniques.engine.models import layer_names
         from techniques.engine.recomputation import recompute_layers
@@ -97,14 +104,19 @@ class Fsdp(DataParallel):
         recompute_layers(model, config["recompute"])
         # Pinned memory needs an accelerator to pin it for.
         pinned = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-        policy = pinned if config.get("offload", False) else OffloadPolicy()
+        policies: dict[str, Any] = {
+            "offload_policy": pinned if config.get("offload", False) else OffloadPolicy(),
+            "mp_policy": MixedPrecisionPolicy(
+                reduce_dtype=torch.float32
+            ),  # gradients add up in fp32, whatever they are
+        }
         layers: list[FSDPModule] = []
         for name in layer_names(model):
             layer = model.get_submodule(name)
-            fully_shard(layer, mesh=mesh, reshard_after_forward=config["reshard"], offload_policy=policy)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=config["reshard"], **policies)
             assert isinstance(layer, FSDPModule)  # in place: a module changes its class
             layers.append(layer)
-        fully_shard(model, mesh=mesh, reshard_after_forward=False, offload_policy=policy)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False, **policies)
         if (depth := config.get("prefetch", 1)) > 1:
             _gather_ahead(layers, depth)
         return model

@@ -17,6 +17,7 @@ BUILTIN: dict[str, str] = {
     "zero1": "techniques.zero1:Zero1",
     "zero2": "techniques.zero2:Zero2",
     "fsdp": "techniques.fsdp:Fsdp",
+    "fsdp_static": "techniques.fsdp_static:FsdpStatic",
     "tensor": "techniques.tensor:TensorParallel",
     "pipeline": "techniques.pipeline:Pipeline",
 }

@@ -25,6 +25,7 @@ class Zero1(Ddp):
     name = "zero1"
     summary = "a replica a device, gradients averaged by all-reduce, optimizer state divided"
     needs = "two devices or more; weights, gradients and 1/n of the optimizer state in each device's memory"
+    saves_memory_of = "ddp"
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Weights and gradients whole, a share of the optimizer state."""

@@ -49,6 +49,7 @@ class Zero2(DataParallel):
     name = "zero2"
     summary = "a replica a device, gradients and optimizer state divided, exchanged while computing"
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
+    saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Where memory asks for recomputation, gradients are kept in shares too. No buckets larger than the model."""

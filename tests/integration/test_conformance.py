@@ -43,6 +43,8 @@ LAYOUTS = [
     Layout("fsdp", 2, {"reshard": False, "micro_batch": 2}),
     Layout("fsdp", 2, {"reshard": True, "micro_batch": 3, "recompute": "full"}),
     Layout("fsdp", 4, {"reshard": True}),
+    Layout("fsdp_static", 2, {"reshard": False, "micro_batch": 3}),
+    Layout("fsdp_static", 4, {"reshard": True, "recompute": "full"}),
 ]
 SWITCHED = [
     SINGLE,
@@ -50,6 +52,7 @@ SWITCHED = [
     Layout("zero1", 2),
     Layout("zero2", 2, {"bucket_bytes": 1 << 14}),
     Layout("fsdp", 2, {"reshard": True}),
+    Layout("fsdp_static", 2, {"reshard": True}),
 ]
 PARALLEL = SWITCHED[1:]
 # Those that cut the model itself are for transformers of some kinds; their own tests tell which, and why not others.

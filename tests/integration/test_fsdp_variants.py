@@ -52,6 +52,22 @@ def test_a_checkpoint_goes_from_one_to_the_next(bench, tmp_path):
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5
 
 
+@pytest.mark.parametrize("layout", [Layout("fsdp", 2, {"reshard": True}), HYBRID], ids=str)
+def test_static_buffers_change_no_bit(bench, tmp_path, layout):
+    job = bench.job(optimizer=ADAMW, **CLIPPED)
+    plain, static = (
+        bench.train(job, replace(layout, technique=name), tmp_path / name) for name in ("fsdp", "fsdp_static")
+    )
+    assert is_bit_equal(plain.weights, static.weights)
+
+
+@pytest.mark.parametrize("reshard", [False, True])
+def test_after_the_first_step_no_buffer_is_allocated(bench, tmp_path, reshard):
+    config = {"reshard": reshard, "micro_batch": 2, "recompute": "full"}
+    layout = Layout("tests.integration.zero_models:SteadyFsdpStatic", 2, config)
+    assert bench.train(bench.job(), layout, tmp_path).outcome.status == "done"
+
+
 def test_which_knobs_are_tried_where(bench):
     job = bench.job()
     technique, facts = (

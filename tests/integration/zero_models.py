@@ -1,8 +1,11 @@
-"""Models that are hard to shard, and points to fit, named by the jobs of the tests of sharded optimizers."""
+"""What the tests of sharded training name: models that are hard to shard, points to fit, and a watchful technique."""
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+
+from techniques.engine import static_buffers
+from techniques.fsdp_static import FsdpStatic
 
 WIDTH = 64
 
@@ -68,3 +71,26 @@ def linear():
 
 def uneven():
     return Uneven()
+
+
+class SteadyFsdpStatic(FsdpStatic):
+    """Fails where a step after the first needs another buffer."""
+
+    name = "steady-fsdp-static"
+
+    def parallelize(self, model, mesh, config):
+        pools = []
+
+        class Known(static_buffers.BufferPool):
+            def __init__(self):
+                super().__init__()
+                pools.append(self)
+
+        static_buffers.BufferPool = Known
+        self.pools, self.sizes = pools, set()
+        return super().parallelize(model, mesh, config)
+
+    def after_step(self, model):
+        self.sizes.add(tuple(pool.num_bytes for pool in self.pools))
+        if len(self.sizes) > 1 or 0 in min(self.sizes):
+            raise AssertionError(f"bytes of the two pools: {self.sizes}")

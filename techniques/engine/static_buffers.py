@@ -1,0 +1,98 @@
+"""Buffers for FSDP2's collectives that are allocated once and used again, each by one owner at a time.
+
+Source: YaFSDP (github.com/yandex/YaFSDP), whose buffers for gathered weights and for gradients are static, so that
+layers of varying sizes do not fragment a GPU's memory from step to step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+# torch 2.13 calls them anew; 2.11 knows the old names only.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class BufferPool:
+    """Buffers by size, dtype, device and stream; one is idle when nothing refers to its memory any more.
+
+    FSDP2 lets go of a buffer once all that reads it comes before whatever the stream that asked for it does next:
+    PyTorch's own allocator relies on that, and so may the pool.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Any, list[Tensor]] = defaultdict(list)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all buffers, idle or not."""
+        return sum(buffer.nbytes for buffers in self._buffers.values() for buffer in buffers)
+
+    def take(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An idle buffer of shape `size`, allocated only where there is none."""
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+        buffers = self._buffers[math.prod(size), dtype, device, stream]
+        for buffer in buffers:
+            if _is_idle(buffer):
+                return buffer.view(tuple(size))
+        buffers.append(torch.empty(math.prod(size), dtype=dtype, device=device))
+        return buffers[-1].view(tuple(size))
+
+
+class StaticAllGather(AllGather):
+    """Gathers weights into buffers of a pool; of layers of one size as many exist as are gathered at once."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What the weights are gathered into."""
+        return self._pool.take(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
+    ) -> Work | None:
+        """As FSDP2 does it by itself."""
+        work: Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
+
+
+class StaticReduceScatter(ReduceScatter):
+    """Reduces gradients from buffers of a pool, into buffers that are each some layer's gradients until the step."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """First a layer's whole gradients, then its shard of their sum."""
+        return self._pool.take(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+    ) -> Work | None:
+        """As FSDP2 does it by itself."""
+        work: Work | None = _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        return work
+
+
+def _is_idle(buffer: Tensor) -> bool:
+    """Whether the memory is the buffer's alone: counted are the buffer itself and the handle made for counting."""
+    return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) <= IDLE_COUNT
+
+
+def _idle_count() -> int:
+    alone = torch.empty(1)
+    count: int = torch._C._storage_Use_Count(alone.untyped_storage()._cdata)
+    return count
+
+
+IDLE_COUNT = _idle_count()

@@ -1,0 +1,51 @@
+"""FSDP with static buffers: what is gathered and reduced lies in memory that is allocated once.
+
+Source: YaFSDP (github.com/yandex/YaFSDP), by the custom collectives of PyTorch's FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from techniques.fsdp import Fsdp
+from techniques.job import Job
+from techniques.technique import Config, GangShape
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+
+
+class FsdpStatic(Fsdp):
+    """As `fsdp`, with `reshard` and `num_replicas`; after the first step its collectives allocate nothing."""
+
+    name = "fsdp_static"
+    summary = "as fsdp, with gather and reduce buffers allocated once"
+    needs = "two devices or more; 1/n of the training state and five whole layers in each device's memory"
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Those of `fsdp` in which buffers are taken and given back in one order."""
+        for config in super().configs(job, gang, facts):
+            if not {"offload", "prefetch"} & set(config):
+                yield config
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Beside what `fsdp` needs: two buffers to gather layers in, and one to reduce one from."""
+        return super().estimate_memory(job, gang, config, facts) + 3 * facts.largest_layer_bytes
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """All layers share the buffers for gathering, and those for reducing."""
+        from torch.distributed.fsdp import FSDPModule
+
+        from techniques.engine.static_buffers import BufferPool, StaticAllGather, StaticReduceScatter
+
+        model = super().parallelize(model, mesh, config)
+        gather, reduce = StaticAllGather(BufferPool()), StaticReduceScatter(BufferPool())
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(reduce)
+        return model
