@@ -83,9 +83,7 @@ def detect(devices: Devices = "auto", *, nvml: Any = None, root: Path = Path("/"
         elif kind == "cpu" and isinstance(number, int):
             found = cpu_slots(number, root=root)
         else:
-            raise ValueError(
-                f"devices {dict(devices)!r} are unknown. To fix: write {{cpu: 2}} or {{gpu: all}}"
-            )
+            raise ValueError(f"devices {dict(devices)!r} are unknown. To fix: write {{cpu: 2}} or {{gpu: all}}")
     return Cluster(nodes=(Node(name=platform.node() or "localhost", devices=found),))
 
 
@@ -98,9 +96,7 @@ def _first_gpus(number: int | str, *, nvml: Any) -> tuple[Device, ...]:
     if number == "all":
         return found
     if not isinstance(number, int) or number < 1 or number > len(found):
-        raise ValueError(
-            f"{number} GPUs are asked of {len(found)}. To fix: ask for 1 to {len(found)}, or all"
-        )
+        raise ValueError(f"{number} GPUs are asked of {len(found)}. To fix: ask for 1 to {len(found)}, or all")
     return found[:number]
 
 

@@ -8,13 +8,15 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.planning import Plan, Problem, gantt, solve
+from tasks.planning import Plan, Problem, gantt, solve, verify
 
 
 @task(name="plan", retries=1, cache_policy=NO_CACHE, persist_result=False)
 def plan_task(problem: Problem, *, time_limit_s: float, seed: int) -> Plan:
-    """Solves the problem and shows the plan in Prefect's UI."""
+    """Solves the problem, has the plan checked by the independent verifier, and shows it in Prefect's UI."""
     plan = solve(problem, time_limit_s=time_limit_s, seed=seed)
+    faults = verify(plan, problem)
+    assert not faults, f"the planner made an invalid plan of {problem.name}: {'; '.join(faults)}"
     create_markdown_artifact(
         key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
     )
