@@ -43,7 +43,6 @@ def plan_markdown(plan: Plan, problem: Problem) -> str:
         option = problem.job(segment.job).options[segment.option]
         config = " ".join(f"{key}={value}" for key, value in option.config.items())
         devices = " ".join(f"{node}:{i}" for node, ids in segment.devices for i in ids)
-        lines.append(
-            f"| {segment.job} | {option.technique} | {config} | {devices} | {segment.start_s:.1f} s | {segment.end_s:.1f} s |"
-        )
+        times = f"{segment.start_s:.1f} s | {segment.end_s:.1f} s"
+        lines.append(f"| {segment.job} | {option.technique} | {config} | {devices} | {times} |")
     return "\n".join(lines)
