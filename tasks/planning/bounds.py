@@ -33,22 +33,28 @@ class Bound:
 def useful_options(job: PlanningJob) -> tuple[int, ...]:
     """Indices of the options that no other beats: none as fast with as few devices, spread in the same
     way."""
-    best: dict[tuple[int, int], int] = {}
+    best: dict[tuple[object, ...], int] = {}
     for k, option in enumerate(job.options):
-        key = (option.num_nodes, option.slot)
+        key = (option.num_nodes, option.slot, *_besides(option))
         if key not in best or option.runtime_s < job.options[best[key]].runtime_s:
             best[key] = k
     return tuple(k for k in sorted(best.values()) if not _is_beaten(job.options[k], job, best))
 
 
-def _is_beaten(option: Option, job: PlanningJob, best: dict[tuple[int, int], int]) -> bool:
+def _besides(option: Option) -> tuple[object, ...]:
+    """What must be equal for two options to differ in speed alone."""
+    return (option.device_type, option.startup_s, option.save_s, option.evaluate_s, option.host_memory_bytes)
+
+
+def _is_beaten(option: Option, job: PlanningJob, best: dict[tuple[object, ...], int]) -> bool:
     """Whether a smaller gang on as many nodes, or one of like slots on fewer nodes, is at least as fast."""
     return any(
-        (nodes, slot) != (option.num_nodes, option.slot)
-        and nodes <= option.num_nodes
-        and slot <= option.slot
-        and job.options[k].runtime_s <= option.runtime_s
-        for (nodes, slot), k in best.items()
+        (other.num_nodes, other.slot) != (option.num_nodes, option.slot)
+        and other.num_nodes <= option.num_nodes
+        and other.slot <= option.slot
+        and other.runtime_s <= option.runtime_s
+        and _besides(other) == _besides(option)
+        for other in (job.options[k] for k in best.values())
     )
 
 
@@ -78,8 +84,8 @@ def critical_path_s(problem: Problem) -> float:
     """The longest chain of jobs that wait for each other, each under its fastest option."""
     ends: dict[str, float] = {}
     for job in in_order(problem):
-        start_s = max((ends[other] for other in job.after), default=0.0)
-        ends[job.id] = start_s + min(option.runtime_s for option in job.options)
+        start_s = max([job.release_s, *(ends[other] for other in job.after)])
+        ends[job.id] = start_s + min(option.whole_s for option in job.options)
     return max(ends.values())
 
 
@@ -94,14 +100,17 @@ def in_order(problem: Problem) -> Iterator[PlanningJob]:
         left = [job for job in left if job.id not in done]
 
 
-def _simple_certificate(problem: Problem) -> Certificate:
-    """Prices that need no solver: a device is worth 1 a second, a job's own time nothing; or all on the
-    longest job."""
+def by_area(problem: Problem) -> Certificate:
+    """Prices that need no solver: a device is worth 1 a second, a job's own time nothing."""
     slots = {option.slot for job in problem.jobs for option in job.options}
-    by_area = Certificate({slot: float(slot) for slot in sorted(slots)}, {})
+    return Certificate({slot: float(slot) for slot in sorted(slots)})
+
+
+def _simple_certificate(problem: Problem) -> Certificate:
+    """Prices by area, or all on the longest job."""
     longest = max(problem.jobs, key=lambda job: min(option.runtime_s for option in job.options))
-    by_length = Certificate({}, {longest.id: 1.0})
-    return max(by_area, by_length, key=lambda certificate: certified_bound(certificate, problem))
+    by_length = Certificate(job_prices={longest.id: 1.0})
+    return max(by_area(problem), by_length, key=lambda certificate: certified_bound(certificate, problem))
 
 
 class _PatternModel:
@@ -126,34 +135,42 @@ class _PatternModel:
         import numpy as np
 
         self.problem = problem
-        self.options = [(j, k) for j, job in enumerate(problem.jobs) for k in useful_options(job)]
-        self.slots = tuple(sorted({problem.jobs[j].options[k].slot for j, k in self.options}))
-        sizes = Counter(node.num_devices for node in problem.nodes)
+        self.options = [
+            (j, k, kind)
+            for j, job in enumerate(problem.jobs)
+            for k in useful_options(job)
+            for kind in problem.device_types
+            if job.options[k].device_type in ("", kind)
+        ]
+        self.slots = tuple(sorted({(kind, problem.jobs[j].options[k].slot) for j, k, kind in self.options}))
+        sizes = Counter((node.device_type, node.num_devices) for node in problem.nodes)
         self.unit_s = certified_bound(_simple_certificate(problem), problem)
         num_jobs, row_of = len(problem.jobs), {slot: i for i, slot in enumerate(self.slots)}
         first_slot, first_walk = 2 * num_jobs, 2 * num_jobs + len(self.slots)
-        walk_of = dict(zip(sizes, accumulate(sizes, initial=first_walk), strict=False))
+        walk_of = dict(zip(sizes, accumulate((size for _, size in sizes), initial=first_walk), strict=False))
+        num_places = sum(size for _, size in sizes)
 
         columns: list[list[tuple[int, float]]] = [
             [(num_jobs + j, -1.0) for j in range(num_jobs)]
             + [(walk_of[size], -float(count)) for size, count in sizes.items()]
         ]
-        for j, k in self.options:
+        for j, k, kind in self.options:
             option = problem.jobs[j].options[k]
             runtime = option.runtime_s / self.unit_s
             scale = runtime if integral else 1.0
-            slot_row = first_slot + row_of[option.slot]
+            slot_row = first_slot + row_of[kind, option.slot]
             columns.append([(j, scale / runtime), (num_jobs + j, scale), (slot_row, scale * option.num_nodes)])
-        for size in sizes:
-            for place, slot in _steps(size, self.slots):
-                column = [(first_slot + row_of[slot], -1.0)] if slot else []
-                column.append((walk_of[size] + place, 1.0))
+        for kind, size in sizes:
+            slots = tuple(slot for own, slot in self.slots if own == kind)
+            for place, slot in _steps(size, slots):
+                column = [(first_slot + row_of[kind, slot], -1.0)] if slot else []
+                column.append((walk_of[kind, size] + place, 1.0))
                 if (reached := place + max(1, slot)) < size:
-                    column.append((walk_of[size] + reached, -1.0))
+                    column.append((walk_of[kind, size] + reached, -1.0))
                 columns.append(column)
 
         lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(columns), first_walk + sum(sizes)
+        lp.num_col_, lp.num_row_ = len(columns), first_walk + num_places
         lp.col_cost_ = np.array([1.0] + [0.0] * (len(columns) - 1))
         lp.col_lower_ = np.zeros(len(columns))
         upper = np.full(len(columns), highspy.kHighsInf)
@@ -164,7 +181,7 @@ class _PatternModel:
             lp.integrality_ = [continuous, *integer, *[continuous] * (len(columns) - 1 - len(integer))]
         lp.col_upper_ = upper
         free = [-highspy.kHighsInf] * (first_walk - num_jobs)
-        lp.row_lower_ = np.array([1.0] * num_jobs + free + [0.0] * sum(sizes))
+        lp.row_lower_ = np.array([1.0] * num_jobs + free + [0.0] * num_places)
         lp.row_upper_ = np.array([highspy.kHighsInf] * num_jobs + [0.0] * (lp.num_row_ - num_jobs))
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         lp.a_matrix_.start_ = np.cumsum([0, *(len(column) for column in columns)], dtype=np.int32)
@@ -194,9 +211,14 @@ class _PatternModel:
         if len(duals) == 0 or not all(math.isfinite(value) for value in duals):
             return None
         slot_duals = duals[self.first_slot : self.first_slot + len(self.slots)]
-        slot_prices = {slot: max(0.0, -float(value)) for slot, value in zip(self.slots, slot_duals, strict=True)}
-        own = zip(self.problem.jobs, duals[num_jobs : 2 * num_jobs], strict=True)
-        return Certificate(slot_prices, {job.id: -float(value) for job, value in own if value < -1e-12})
+        typed: dict[str, dict[int, float]] = {kind: {} for kind in self.problem.device_types}
+        for (kind, slot), value in zip(self.slots, slot_duals, strict=True):
+            typed[kind][slot] = max(0.0, -float(value))
+        duals_of_jobs = zip(self.problem.jobs, duals[num_jobs : 2 * num_jobs], strict=True)
+        own = {job.id: -float(value) for job, value in duals_of_jobs if value < -1e-12}
+        if len(typed) == 1:
+            return Certificate(next(iter(typed.values())), own)
+        return Certificate(job_prices=own, typed_prices=typed)
 
     def bound(self) -> float:
         """The MILP's own dual bound in seconds, less the solver's tolerance; 0 where it proved nothing."""
@@ -209,9 +231,9 @@ class _PatternModel:
         if len(values) == 0:
             return None
         picked = [pair for i, pair in enumerate(self.options) if values[1 + i] > 0.5]
-        if sorted(j for j, _ in picked) != list(range(len(self.problem.jobs))):
+        if sorted(j for j, _, _ in picked) != list(range(len(self.problem.jobs))):
             return None
-        return {self.problem.jobs[j].id: k for j, k in picked}
+        return {self.problem.jobs[j].id: k for j, k, _ in picked}
 
 
 def _steps(size: int, slots: tuple[int, ...]) -> Iterator[tuple[int, int]]:

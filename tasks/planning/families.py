@@ -8,7 +8,7 @@ several nodes. Runtimes come from a model of each technique (below), with a few 
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tasks.planning.problem import Node, Option, PlanningJob, Problem
@@ -35,6 +35,7 @@ _FAMILIES = {
     "gavel": ((_Model("gavel", 7.0, 1, 0.5),), True),
     "scale": (_TEXT + _IMAGE, False),
     "multi": (_TEXT + _IMAGE, False),
+    "types": (_TEXT + _IMAGE, False),
 }
 _DEFAULT_SHAPE = {
     "tiny": "6x4",
@@ -44,6 +45,7 @@ _DEFAULT_SHAPE = {
     "gavel": "24x8",
     "scale": "30x32",
     "multi": "16x64",
+    "types": "30x32",
 }
 _HET_NODES = (2, 2, 4, 8)
 
@@ -68,9 +70,12 @@ def draw(family: str, *, seed: int = 0, switch_cost_s: float | None = 60.0) -> P
     num_jobs, devices = (found["jobs"] and (found["jobs"], found["devices"])) or _DEFAULT_SHAPE[name].split("x")
     random = Random(f"{family}/{seed}")
     sizes = _HET_NODES if devices == "het" else _node_sizes(int(devices))
-    nodes = tuple(Node(f"n{i}", size) for i, size in enumerate(sizes))
+    kinds = ("fast", "slow") if name == "types" else ("",)
+    nodes = tuple(Node(f"n{i}", size, kinds[i % len(kinds)]) for i, size in enumerate(sizes))
     span = 4 if name == "multi" else 1
     jobs = tuple(_draw_job(name, i, nodes, span, random) for i in range(max(1, int(num_jobs))))
+    if len({node.device_type for node in nodes}) > 1:
+        jobs = tuple(_on_both_types(job, random) for job in jobs)
     if switch_cost_s is None:
         fastest = sorted(min(option.runtime_s for option in job.options) for job in jobs)
         switch_cost_s = round(0.05 * fastest[len(fastest) // 2], 1)
@@ -110,6 +115,13 @@ def _draw_job(family: str, index: int, nodes: tuple[Node, ...], span: int, rando
                 Option(o.technique, o.num_devices, o.runtime_s, num_nodes) for o in wide if o.technique != "spilling"
             ]
     return PlanningJob(f"j{index}-{model.name}-b{batch}", tuple(options))
+
+
+def _on_both_types(job: PlanningJob, random: Random) -> PlanningJob:
+    """Every option on fast devices, and on slow ones that take 1.6 to 2.6 times as long, by the job."""
+    slower = random.uniform(1.6, 2.6)
+    slow = (replace(o, device_type="slow", runtime_s=round(slower * o.runtime_s, 1)) for o in job.options)
+    return replace(job, options=(*(replace(o, device_type="fast") for o in job.options), *slow))
 
 
 def _techniques(model: _Model, size: int, hours: float, random: Random) -> list[Option]:

@@ -37,11 +37,17 @@ class Certificate:
         by job id.
     work_prices: worth of a job's whole work, by job id; where there are any, they are the proof, and the
         others are empty.
+    typed_prices: slot prices by the type of the node's devices, where there are several types.
     """
 
     slot_prices: Mapping[int, float] = field(default_factory=dict)
     job_prices: Mapping[str, float] = field(default_factory=dict)
     work_prices: Mapping[str, float] = field(default_factory=dict)
+    typed_prices: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    def prices_of(self, device_type: str) -> Mapping[int, float]:
+        """Slot prices on nodes of a type."""
+        return self.typed_prices.get(device_type, self.slot_prices)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
@@ -50,15 +56,23 @@ class Certificate:
             {int(slot): float(price) for slot, price in data.get("slot_prices", {}).items()},
             {str(job): float(price) for job, price in data.get("job_prices", {}).items()},
             {str(job): float(price) for job, price in data.get("work_prices", {}).items()},
+            {
+                str(kind): {int(slot): float(price) for slot, price in prices.items()}
+                for kind, prices in data.get("typed_prices", {}).items()
+            },
         )
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
         if self.work_prices:
             return {"work_prices": dict(self.work_prices)}
+        typed = {
+            kind: {str(slot): price for slot, price in prices.items()} for kind, prices in self.typed_prices.items()
+        }
         return {
             "slot_prices": {str(slot): price for slot, price in self.slot_prices.items()},
             "job_prices": dict(self.job_prices),
+            **({"typed_prices": typed} if typed else {}),
         }
 
 
@@ -68,6 +82,7 @@ class Plan:
 
     lower_bound_s: seconds, or None where nothing was proved. certificate: prices that prove that bound to
         anyone, or None where it rests on a solver's own proof, which `proof` names.
+    objective, value, value_bound: what was minimised other than the makespan, its value and what no plan beats.
     method: what found the plan. seconds: time spent by stage; two plans that differ only there are equal.
     """
 
@@ -78,6 +93,9 @@ class Plan:
     proof: str = ""
     method: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    objective: str = "makespan"
+    value: float | None = None
+    value_bound: float | None = None
 
     @property
     def makespan_s(self) -> float:
@@ -86,8 +104,11 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the makespan may be above the best possible, as a share of the bound; None without a
-        bound."""
+        """How far the objective may be above the best possible, as a share of the bound; None without a bound."""
+        if self.objective != "makespan":
+            if self.value is None or not self.value_bound:
+                return None
+            return max(0.0, self.value / self.value_bound - 1.0)
         if not self.lower_bound_s:
             return None
         return max(0.0, self.makespan_s / self.lower_bound_s - 1.0)
@@ -136,6 +157,9 @@ class Plan:
                 proof=data.get("proof", ""),
                 method=data.get("method", ""),
                 seconds=data.get("seconds", {}),
+                objective=data.get("objective", "makespan"),
+                value=data.get("value"),
+                value_bound=data.get("value_bound"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a plan: {type(error).__name__} {error}") from error
@@ -155,6 +179,9 @@ class Plan:
             "proof": self.proof,
             "method": self.method,
             "seconds": dict(self.seconds),
+            "objective": self.objective,
+            "value": self.value,
+            "value_bound": self.value_bound,
             "segments": [
                 {
                     "job": s.job,

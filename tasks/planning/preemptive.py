@@ -10,6 +10,7 @@ on the exact values of such plans. The global pattern LP stays the bound for all
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tasks.planning.tables import NEVER, Floats, Groups, Ints, Tables
 from tasks.planning.verify import MAX_STATES, num_states
 
 LEAST_RUN_SWITCHES = 5.0  # a shorter run of a job that has others is not planned
-PER_SWITCH = 2e-4  # of the makespan: what a switch must gain, besides its own seconds
+PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own seconds
 SHARPNESS, HEAT = 1000.0, 2e-3
 TRIALS = 40_000  # of the last local search of each group, for ten members or fewer
 
@@ -77,7 +78,11 @@ def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
     LP."""
     from tasks.planning.kernels import config_lp
 
-    if num_states(problem) > MAX_STATES or num_states(problem) * len(problem.jobs) > MAX_PRICING:
+    if (
+        len(problem.device_types) > 1
+        or num_states(problem) > MAX_STATES
+        or num_states(problem) * len(problem.jobs) > MAX_PRICING
+    ):
         return None
     tables = Tables.of(problem, bound)
     everything = np.arange(len(problem.jobs), dtype=np.int32)
@@ -90,7 +95,11 @@ def _groupings(problem: Problem) -> list[list[list[int]]]:
     """Ways to divide the nodes: into groups just wide enough for any gang, and one group where that is
     affordable."""
     narrow = _grouped(problem)
-    if len(narrow) > 1 and len(problem.nodes) <= MAX_NODES_AS_ONE and len(problem.jobs) <= MAX_JOBS_AS_ONE:
+    if (
+        len(problem.device_types) == 1 < len(narrow)
+        and len(problem.nodes) <= MAX_NODES_AS_ONE
+        and len(problem.jobs) <= MAX_JOBS_AS_ONE
+    ):
         return [narrow, [list(range(len(problem.nodes)))]]
     return [narrow]
 
@@ -108,14 +117,16 @@ def _planned(tables: Tables, groups: Groups, parts: Parts, members: Sequence[Int
 
 
 def _grouped(problem: Problem) -> list[list[int]]:
-    """Nodes in groups that are as small as the widest gang allows, like sizes together."""
+    """Nodes of one type in groups that are as small as the widest gang allows, like sizes together."""
     span = max(option.num_nodes for job in problem.jobs for option in job.options)
-    by_size = sorted(range(len(problem.nodes)), key=lambda v: (-problem.nodes[v].num_devices, v))
-    num_groups = max(1, len(by_size) // span)
-    return [
-        sorted(by_size[g * len(by_size) // num_groups : (g + 1) * len(by_size) // num_groups])
-        for g in range(num_groups)
-    ]
+    grouped = []
+    for kind in problem.device_types:
+        of_kind = [v for v, node in enumerate(problem.nodes) if node.device_type == kind]
+        of_kind.sort(key=lambda v: (-problem.nodes[v].num_devices, v))
+        num_groups = max(1, len(of_kind) // span)
+        ends = [g * len(of_kind) // num_groups for g in range(num_groups + 1)]
+        grouped += [sorted(of_kind[a:b]) for a, b in pairwise(ends)]
+    return grouped
 
 
 def _longest_first(tables: Tables, groups: Groups) -> list[list[int]] | None:
@@ -124,7 +135,7 @@ def _longest_first(tables: Tables, groups: Groups) -> list[list[int]] | None:
     members: list[list[int]] = [[] for _ in range(num_groups)]
     load, own = np.zeros(num_groups), np.zeros(num_groups)
     able = np.array([[_fits(tables, groups, g, j) for j in range(tables.own.size)] for g in range(num_groups)])
-    for j in np.argsort(-tables.cost.max(axis=0), kind="stable"):
+    for j in np.argsort(-tables.cost.min(axis=0), kind="stable"):
         ends = (load + tables.cost[groups.kinds, j]) / (groups.worth + own + tables.own[j])
         ends[~able[:, j]] = np.inf
         g = int(np.argmin(ends))

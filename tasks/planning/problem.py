@@ -21,18 +21,27 @@ class ProblemError(ValueError):
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with `num_devices` like devices, numbered from 0."""
+    """A machine with `num_devices` like devices, numbered from 0.
+
+    device_type: such as "a100"; options may ask for one. available_until_s: when its devices go away, None for never.
+    price: of one device for a second, in any currency. host_memory_bytes: for all gangs on it together, None: no limit.
+    """
 
     id: str
     num_devices: int
+    device_type: str = ""
+    available_until_s: float | None = None
+    price: float = 0.0
+    host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Option:
-    """A gang of `num_devices`, spread evenly over `num_nodes` nodes, would do the whole job in `runtime_s`
-    seconds.
+    """A gang of `num_devices`, spread evenly over `num_nodes` nodes, would do the whole job in `runtime_s` seconds.
 
     `technique` and `config` are carried along for whoever runs the plan; the planner does not read them.
+    device_type: the only type of devices that it runs on, "" for any. startup_s, save_s: paid by every segment at its
+    head and end; evaluate_s: by the job's last one. host_memory_bytes: that it takes on each of its nodes.
     """
 
     technique: str
@@ -40,6 +49,24 @@ class Option:
     runtime_s: float
     num_nodes: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
+    device_type: str = ""
+    startup_s: float = 0.0
+    save_s: float = 0.0
+    evaluate_s: float = 0.0
+    host_memory_bytes: int = 0
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of the whole job in one segment, all that it pays included."""
+        return self.startup_s + self.runtime_s + self.save_s + self.evaluate_s
+
+    def runs_on(self, node: Node) -> bool:
+        """Whether a node has devices of the option's type, and enough of them and of memory for its slot."""
+        return (
+            self.device_type in ("", node.device_type)
+            and self.slot <= node.num_devices
+            and (node.host_memory_bytes is None or self.host_memory_bytes <= node.host_memory_bytes)
+        )
 
     @property
     def slot(self) -> int:
@@ -49,11 +76,18 @@ class Option:
 
 @dataclass(frozen=True)
 class PlanningJob:
-    """A job with its options; it starts only after every job named in `after` has ended."""
+    """A job with its options; it starts only after every job named in `after` has ended.
+
+    release_s: it does not start before. deadline_s: it must end by then, None for no deadline. weight: of the moment
+    when it ends, in the objective `weighted`.
+    """
 
     id: str
     options: tuple[Option, ...]
     after: tuple[str, ...] = ()
+    release_s: float = 0.0
+    deadline_s: float | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +111,20 @@ class Problem:
     def num_devices(self) -> int:
         """Devices of all nodes together."""
         return sum(node.num_devices for node in self.nodes)
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """The types of devices that there are."""
+        return tuple(sorted({node.device_type for node in self.nodes}))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether jobs may run at any time, in any order, anywhere, at no cost but their time."""
+        return (
+            not any(job.after or job.release_s or job.deadline_s is not None for job in self.jobs)
+            and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in self.nodes)
+            and not any(o.startup_s or o.save_s or o.evaluate_s for job in self.jobs for o in job.options)
+        )
 
     def job(self, job_id: str) -> PlanningJob:
         """The job of that id; KeyError if there is none."""
@@ -131,14 +179,33 @@ _PROBLEM_KEYS = {
     "jobs": ("jobs", True),
     "switch_cost": ("switch_cost_s", False),
 }
-_NODE_KEYS = {"id": ("id", True), "gpus": ("num_devices", True)}
-_JOB_KEYS = {"id": ("id", True), "options": ("options", True), "after": ("after", False)}
+_NODE_KEYS = {
+    "id": ("id", True),
+    "gpus": ("num_devices", True),
+    "type": ("device_type", False),
+    "until": ("available_until_s", False),
+    "price": ("price", False),
+    "host_memory": ("host_memory_bytes", False),
+}
+_JOB_KEYS = {
+    "id": ("id", True),
+    "options": ("options", True),
+    "after": ("after", False),
+    "release": ("release_s", False),
+    "deadline": ("deadline_s", False),
+    "weight": ("weight", False),
+}
 _OPTION_KEYS = {
     "technique": ("technique", True),
     "gpus": ("num_devices", True),
     "runtime": ("runtime_s", True),
     "nodes": ("num_nodes", False),
     "config": ("config", False),
+    "type": ("device_type", False),
+    "startup": ("startup_s", False),
+    "save": ("save_s", False),
+    "evaluate": ("evaluate_s", False),
+    "host_memory": ("host_memory_bytes", False),
 }
 _MISSING: Any = None  # stands for a required value that a file lacks; the value checks name it
 
@@ -202,12 +269,15 @@ def _faults(problem: Problem) -> Iterator[str]:
     for node in problem.nodes:
         if not _is_count(node.num_devices):
             yield f"node {node.id}: gpus must be a whole number > 0, not {node.num_devices!r}"
-    sizes = sorted((node.num_devices for node in problem.nodes if _is_count(node.num_devices)), reverse=True)
+        yield from _amount_faults(f"node {node.id}", node, ("until", "price", "host_memory"), _NODE_KEYS)
+        yield from _type_faults(f"node {node.id}", node.device_type)
+    nodes = [node for node in problem.nodes if _is_count(node.num_devices)]
     for job in problem.jobs:
         if not job.options:
             yield f"job {job.id}: has no options; give at least one"
         for k, option in enumerate(job.options):
-            yield from _option_faults(f"job {job.id}, option {k}", option, sizes)
+            yield from _option_faults(f"job {job.id}, option {k}", option, nodes)
+        yield from _amount_faults(f"job {job.id}", job, ("release", "deadline", "weight"), _JOB_KEYS)
     yield from _after_faults(problem.jobs)
 
 
@@ -224,13 +294,17 @@ def _id_faults(kind: str, ids: list[Any]) -> Iterator[str]:
             seen.add(name)
 
 
-def _option_faults(place: str, option: Option, sizes: list[int]) -> Iterator[str]:
+def _option_faults(place: str, option: Option, nodes: list[Node]) -> Iterator[str]:
     if not _is_text(option.technique):
         yield f"{place}: technique must be text, not {option.technique!r}"
     if not _is_mapping(option.config):
         yield f"{place}: config must be an object, not {option.config!r}"
     if not _is_number(option.runtime_s) or option.runtime_s <= 0:
         yield f"{place}: runtime must be a number of seconds > 0, not {option.runtime_s!r}"
+    seconds = ("startup", "save", "evaluate", "host_memory")
+    if faults := [*_amount_faults(place, option, seconds, _OPTION_KEYS), *_type_faults(place, option.device_type)]:
+        yield from faults
+        return
     counts_are_right = True
     for key, value in (("gpus", option.num_devices), ("nodes", option.num_nodes)):
         if not _is_count(value):
@@ -240,11 +314,29 @@ def _option_faults(place: str, option: Option, sizes: list[int]) -> Iterator[str
         return
     if option.num_devices % option.num_nodes:
         yield f"{place}: {option.num_devices} gpus cannot be spread evenly over {option.num_nodes} nodes"
-    elif sum(size >= option.slot for size in sizes) < option.num_nodes:
+    elif sum(option.runs_on(node) for node in nodes) < option.num_nodes:
+        sizes = sorted((node.num_devices for node in nodes), reverse=True)
+        kind = f" of type {option.device_type!r}" if option.device_type else ""
         yield (
-            f"{place}: needs {option.num_nodes} node(s) with {option.slot} gpus or more, "
-            f"the nodes have {sizes[:8]}{' ...' if len(sizes) > 8 else ''}; remove the option or add nodes"
+            f"{place}: needs {option.num_nodes} node(s) with {option.slot} gpus or more{kind} and its host memory; "
+            f"the nodes have {sizes[:8]}{' ...' if len(sizes) > 8 else ''} gpus; remove the option or add nodes"
         )
+
+
+def _amount_faults(
+    place: str, value: Any, keys: tuple[str, ...], names: Mapping[str, tuple[str, bool]]
+) -> Iterator[str]:
+    """Faults of what may be left out, but is a number >= 0 where it is given."""
+    for key in keys:
+        amount = getattr(value, names[key][0])
+        default = type(value).__dataclass_fields__[names[key][0]].default
+        if not (amount is None and default is None) and (not _is_number(amount) or amount < 0):
+            yield f"{place}: {key} must be a number >= 0, not {amount!r}"
+
+
+def _type_faults(place: str, device_type: Any) -> Iterator[str]:
+    if not isinstance(device_type, str):
+        yield f"{place}: type must be text, not {device_type!r}"
 
 
 def _after_faults(jobs: tuple[PlanningJob, ...]) -> Iterator[str]:

@@ -31,7 +31,8 @@ def plan_rigid(
     """
     from tasks.planning.rigid_kernels import anneal_nodes
 
-    if any(job.after or any(option.num_nodes > 1 for option in job.options) for job in problem.jobs):
+    wide = any(option.num_nodes > 1 for job in problem.jobs for option in job.options)
+    if wide or not problem.is_plain or len(problem.device_types) > 1:
         return None
     rows = [(j, k) for j, job in enumerate(problem.jobs) for k in useful_options(job)]
     num_jobs = len(problem.jobs)

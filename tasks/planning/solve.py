@@ -2,16 +2,17 @@
 is."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem
+from tasks.planning.problem import Problem, ProblemError
 
 Preemption = Literal["auto", "never", "always"]
-Objective = Literal["makespan"]
+Objective = Literal["makespan", "weighted", "cost"]
 
 MAX_JOBS_OF_MILP = 12
 WORTH_S = 20.0  # seconds that a longer search must be able to save: what compiling it takes on a fresh machine
@@ -32,20 +33,24 @@ def solve(
     Equal arguments give equal plans: the work is bounded by counts of iterations, and `time_limit_s` is only
     the outer guard; once it is reached, the best plan so far is returned with its gap.
     preemption: "never" keeps each job in one segment, "always" plans with switches, "auto" takes the better
-    of the two. Raises ValueError for an unknown preemption or objective.
+    of the two.
+    objective: the last end; or the sum of weight x end of all jobs; or what the devices cost. Deadlines come first.
+    Raises ValueError for an unknown preemption or objective, and ProblemError where deadlines cannot be met.
     """
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
-    if objective != "makespan":
-        raise ValueError(f"objective is makespan, not {objective!r}")
-    return _Search(problem, time_limit_s, seed, preemption).run()
+    if objective not in ("makespan", "weighted", "cost"):
+        raise ValueError(f"objective is makespan, weighted or cost, not {objective!r}")
+    return _Search(problem, time_limit_s, seed, preemption, objective).run()
 
 
 class _Search:
     """Stages from the cheapest to the dearest, each of which may better the best plan so far."""
 
-    def __init__(self, problem: Problem, time_limit_s: float, seed: int, preemption: Preemption) -> None:
-        self.problem, self.seed, self.preemption = problem, seed, preemption
+    def __init__(
+        self, problem: Problem, time_limit_s: float, seed: int, preemption: Preemption, objective: Objective
+    ) -> None:
+        self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
         self.ends_at = time.monotonic() + time_limit_s
         self.seconds: dict[str, float] = {}
 
@@ -60,6 +65,14 @@ class _Search:
                 self.rigid_s = max(self.rigid_s, rigid_s)
         with self._stage("heuristics"):
             self.best = self._simple()
+        if self.objective != "makespan" or not self.problem.is_plain:
+            with self._stage("local search"):
+                self._general()
+        else:
+            self._plain()
+        return self._proved()
+
+    def _plain(self) -> None:
         if self._is_small():
             with self._stage("MILP"):
                 self._milp()
@@ -69,7 +82,33 @@ class _Search:
         if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
             with self._stage("preemptive"):
                 self._preemptive()
-        return self._proved()
+
+    def _general(self) -> None:
+        """What the compiled searches do not know: order, times, other objectives, nodes that are not always there."""
+        from tasks.planning.deadlines import conflicts
+        from tasks.planning.local_search import PLACEMENTS, improve, lateness_s
+
+        if self._only_waits() and self._is_small():
+            self._milp()
+        if self.objective != "makespan" or not self._only_waits() or self._is_worth_it(self.bound.seconds):
+            self.best = improve(
+                self.problem,
+                self.best,
+                bound_s=self.bound.seconds,
+                seed=self.seed,
+                is_over=self._is_over,
+                objective=self.objective,
+                placements=6 * PLACEMENTS,
+            )
+        if (late_s := lateness_s(self.best, self.problem)) > 1e-6 * self.best.makespan_s:
+            proved = list(conflicts(self.problem))
+            unproved = [f"no plan was found that meets all deadlines: the best one is {late_s:.1f} s late in sum"]
+            raise ProblemError(proved or unproved)
+
+    def _only_waits(self) -> bool:
+        """Whether `after` is all that makes the problem less than plain."""
+        jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
+        return self.objective == "makespan" and replace(self.problem, jobs=jobs).is_plain
 
     def _left_s(self) -> float:
         return max(0.0, self.ends_at - time.monotonic())
@@ -103,18 +142,32 @@ class _Search:
 
     def _simple(self) -> Plan:
         from tasks.planning.baselines import BASELINES
-        from tasks.planning.listing import schedule
-        from tasks.planning.local_search import improve
+        from tasks.planning.listing import NoRoomError, schedule
+        from tasks.planning.local_search import improve, rank
 
-        plans = [baseline(self.problem) for baseline in BASELINES]
-        if self.relaxed:
-            chosen = [(job, job.options[self.relaxed[job.id]].runtime_s) for job in self.problem.jobs]
-            chosen.sort(key=lambda pair: (-pair[1], pair[0].id))
-            choices = [(job.id, self.relaxed[job.id]) for job, _ in chosen]
-            plans.append(Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP's options"))
-        best = min(plans, key=lambda plan: plan.makespan_s)
+        makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
+        if relaxed := self.relaxed:
+            jobs = sorted(self.problem.jobs, key=lambda job: (-job.options[relaxed[job.id]].runtime_s, job.id))
+            choices = [(job.id, relaxed[job.id]) for job in jobs]
+            makers.append(lambda: Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP"))
+        plans, faults = [], []
+        for make in makers:
+            try:
+                plans.append(make())
+            except NoRoomError as error:
+                faults.append(f"no plan was found: {error} before they go away")
+        if not plans:
+            raise ProblemError(faults[:1])
+        best = min(plans, key=lambda plan: rank(plan, self.problem, self.objective))
         if self._is_small() or any(job.after for job in self.problem.jobs):
-            best = improve(self.problem, best, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over)
+            best = improve(
+                self.problem,
+                best,
+                bound_s=self.bound.seconds,
+                seed=self.seed,
+                is_over=self._is_over,
+                objective=self.objective,
+            )
         return best
 
     def _milp(self) -> None:
@@ -135,8 +188,6 @@ class _Search:
     def _preemptive(self) -> None:
         from tasks.planning.preemptive import plan_preemptive
 
-        if any(job.after for job in self.problem.jobs):
-            return
         pattern_bound = self.bound
         with self._stage("work prices"):
             self._sharpen_bound()
@@ -179,17 +230,27 @@ class _Search:
 
     def _proved(self) -> Plan:
         """The best plan with the bound for its kind, and what proves it."""
+        plan = replace(self.best, seconds=self.seconds)
+        if self.objective != "makespan":
+            from tasks.planning.verify import objective_value
+
+            value = objective_value(plan, self.problem, self.objective)
+            bound = min(self._value_bound(), value)
+            plan = replace(plan, objective=self.objective, value=value, value_bound=bound)
         if self.preemption == "never" and self.rigid_s > self.bound.seconds:
-            return replace(
-                self.best,
-                lower_bound_s=min(self.rigid_s, self.best.makespan_s),
-                proof="pattern MILP",
-                seconds=self.seconds,
-            )
+            return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof="pattern MILP")
         return replace(
-            self.best,
-            lower_bound_s=min(self.bound.seconds, self.best.makespan_s),
+            plan,
+            lower_bound_s=min(self.bound.seconds, plan.makespan_s),
             certificate=self.bound.certificate,
             proof=self.bound.proof,
-            seconds=self.seconds,
         )
+
+    def _value_bound(self) -> float:
+        from tasks.planning.bounds import by_area
+        from tasks.planning.verify import cost_bound, weighted_bound
+
+        if self.objective == "cost":
+            return cost_bound(self.problem)
+        certificates = [by_area(self.problem), *([self.bound.certificate] if self.bound.certificate else [])]
+        return max(weighted_bound(certificate, self.problem) for certificate in certificates)

@@ -24,7 +24,7 @@ class Tables:
     unit_s: seconds of one unit of time. Options of job j on nodes of kind v stand at first[v, j] .. last[v,
     j] - 1; index[o] is the option's place in the job's own table, need[o] its devices, slot[o] those on each
     of its spread[o] nodes, rate[o] the share of the job that it does in a unit of time.
-    cost[v, j]: what the cheapest option of job j costs at the prices, own[j] its own price; pack[g]: what a
+    cost[v, j]: what the cheapest option of job j costs at the prices, own[j] its own price; pack[v, g]: what a
     node of g devices earns in a unit of time.
     """
 
@@ -44,36 +44,43 @@ class Tables:
     @classmethod
     def of(cls, problem: Problem, bound: Bound) -> "Tables":
         """The arrays of a problem, in units of its bound."""
+        kinds = problem.device_types
         rows: list[tuple[int, Option]] = []
-        first, last = [], []
-        for job in problem.jobs:
-            first.append(len(rows))
-            rows += [(k, job.options[k]) for k in useful_options(job)]
-            last.append(len(rows))
+        first, last = np.zeros((2, len(kinds), len(problem.jobs)), np.int32)
+        for v, kind in enumerate(kinds):
+            for j, job in enumerate(problem.jobs):
+                first[v, j] = len(rows)
+                rows += [(k, o) for k in useful_options(job) if (o := job.options[k]).device_type in ("", kind)]
+                last[v, j] = len(rows)
         prices, own = _prices(problem, bound.certificate)
-        cost = [
-            min(
-                (option.num_nodes * prices[option.slot] + own[j]) * option.runtime_s / bound.seconds
-                for option in job.options
-            )
-            for j, job in enumerate(problem.jobs)
-        ]
-        pack = [0.0]
-        for size in range(1, max(node.num_devices for node in problem.nodes) + 1):
-            pack.append(max(pack[-1], *(pack[size - s] + w for s, w in prices.items() if s <= size), 0.0))
+        cost = np.zeros((len(kinds), len(problem.jobs)))
+        pack = np.zeros((len(kinds), max(node.num_devices for node in problem.nodes) + 1))
+        for v, kind in enumerate(kinds):
+            of_kind = prices[kind]
+            for j in range(len(problem.jobs)):
+                cost[v, j] = min(
+                    (
+                        (option.num_nodes * of_kind[option.slot] + own[j]) * option.runtime_s / bound.seconds
+                        for _, option in rows[first[v, j] : last[v, j]]
+                    ),
+                    default=NEVER,
+                )
+            for size in range(1, pack.shape[1]):
+                fits = (pack[v, size - s] + w for s, w in of_kind.items() if s <= size)
+                pack[v, size] = max([pack[v, size - 1], *fits])
         return cls(
             problem=problem,
             unit_s=bound.seconds,
-            first=np.array([first], np.int32),
-            last=np.array([last], np.int32),
+            first=first,
+            last=last,
             index=np.array([k for k, _ in rows], np.int32),
             need=np.array([option.num_devices for _, option in rows], np.int32),
             slot=np.array([option.slot for _, option in rows], np.int32),
             spread=np.array([option.num_nodes for _, option in rows], np.int32),
             rate=np.array([bound.seconds / option.runtime_s for _, option in rows]),
-            cost=np.array([cost]),
+            cost=cost,
             own=np.array(own),
-            pack=np.array(pack),
+            pack=pack,
         )
 
     @property
@@ -86,13 +93,14 @@ class Tables:
         return self.first[kind], self.last[kind], self.need, self.rate, self.slot, self.spread
 
 
-def _prices(problem: Problem, certificate: Certificate | None) -> tuple[dict[int, float], list[float]]:
-    """The certificate's prices, plus a trifle for each device, so that no job looks free of cost."""
-    slots = {option.slot for job in problem.jobs for option in job.options}
-    known = certificate or Certificate({}, {})
-    scale = sum(known.slot_prices.values()) + sum(known.job_prices.values()) or 1.0
-    prices = {slot: known.slot_prices.get(slot, 0.0) + 1e-4 * scale * slot for slot in sorted(slots)}
-    return prices, [known.job_prices.get(job.id, 0.0) for job in problem.jobs]
+def _prices(problem: Problem, certificate: Certificate | None) -> tuple[dict[str, dict[int, float]], list[float]]:
+    """The certificate's prices by type, plus a trifle for each device, so that no job looks free of cost."""
+    slots = sorted({option.slot for job in problem.jobs for option in job.options})
+    known = certificate or Certificate()
+    every = {kind: known.prices_of(kind) for kind in problem.device_types}
+    scale = sum(sum(prices.values()) for prices in every.values()) + sum(known.job_prices.values()) or 1.0
+    full = {kind: {s: prices.get(s, 0.0) + 1e-4 * scale * s for s in slots} for kind, prices in every.items()}
+    return full, [known.job_prices.get(job.id, 0.0) for job in problem.jobs]
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,10 @@ class Groups:
         layouts = np.zeros((len(nodes), max(map(len, nodes))), np.int32)
         for g, members in enumerate(nodes):
             layouts[g, : len(members)] = [sizes[v] for v in members]
-        worth = np.array([sum(tables.pack[sizes[v]] for v in members) for members in nodes])
-        return cls(tuple(map(tuple, nodes)), layouts, np.zeros(len(nodes), np.int32), worth)
+        types = tables.problem.device_types
+        kinds = [types.index(tables.problem.nodes[members[0]].device_type) for members in nodes]
+        worth = [sum(tables.pack[kind, sizes[v]] for v in group) for kind, group in zip(kinds, nodes, strict=True)]
+        return cls(tuple(map(tuple, nodes)), layouts, np.array(kinds, np.int32), np.array(worth))
 
     def layout(self, group: int) -> Ints:
         """Devices of each of a group's nodes."""
