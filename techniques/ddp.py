@@ -31,8 +31,7 @@ class Ddp(DataParallel):
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
-        group = mesh.get_group("dp_replicate")
-        return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+        return DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Only the last micro-batch's backward exchanges gradients."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from techniques.decoders import why_unknown
 from techniques.job import Job
 from techniques.technique import (
     Config,
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from techniques.engine.models import ModelFacts
     from techniques.engine.pipe import Pipe
 
-# Models whose forward takes hidden states where embeddings enter, and does nothing to them but what it does elsewhere.
-ARCHITECTURES = (
-    "GPT2LMHeadModel",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
 # The quickest-looking first, and how many stages a device has under each.
 STAGES_A_DEVICE = {"1f1b": 1, "zero_bubble": 2, "interleaved": 2, "gpipe": 1}
 
@@ -50,10 +43,8 @@ class Pipeline(Technique):
         """Needs a known model, a layer for each device, and a micro-batch for each."""
         if gang.num_devices < 2:
             return "needs two devices or more"
-        if facts.decoder is None:
-            return "is for causal language models of transformers that read tokens"
-        if facts.decoder.architecture not in ARCHITECTURES:
-            return f"does not know how to cut {facts.decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
+        if reason := why_unknown(facts.decoder):
+            return reason
         if facts.num_layers < gang.num_devices:
             return f"{facts.num_layers} layers are too few for {gang.num_devices} devices"
         if job.global_batch_size < gang.num_devices:

@@ -19,6 +19,7 @@ BUILTIN: dict[str, str] = {
     "fsdp": "techniques.fsdp:Fsdp",
     "fsdp_static": "techniques.fsdp_static:FsdpStatic",
     "tensor": "techniques.tensor:TensorParallel",
+    "context": "techniques.context:Context",
     "pipeline": "techniques.pipeline:Pipeline",
 }
 

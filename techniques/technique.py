@@ -123,6 +123,10 @@ class Technique(ABC):
             work.beat()
         return loss_sum, count
 
+    def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of a micro-batch this rank is given: all, unless sequences are divided."""
+        return batch
+
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
         """The model's output for one micro-batch, while training and while evaluating; None on ranks without any."""
         with work.autocast():

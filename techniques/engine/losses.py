@@ -88,7 +88,7 @@ def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
 
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
     """Cross entropy of logits [rows, tokens, vocabulary] at each position against the label at the next one."""
-    return _cross_entropy(_logits(output), _next_tokens(_labels(batch)))
+    return _cross_entropy(_logits(output), next_tokens(batch))
 
 
 def classification_loss(output: Any, batch: Batch) -> SumAndCount:
@@ -137,9 +137,7 @@ class Metrics:
         return {name: values[name] for name in self._names}
 
     def _correct(self, output: Any, batch: Batch) -> SumAndCount:
-        logits, labels = _logits(output), _labels(batch)
-        if self._shifted:
-            labels = _next_tokens(labels)
+        logits, labels = _logits(output), next_tokens(batch) if self._shifted else _labels(batch)
         if logits.shape[:-1] != labels.shape:
             raise ValueError(
                 f"accuracy needs one label a row: logits are {list(logits.shape)} and labels {list(labels.shape)}. "
@@ -154,9 +152,14 @@ def metrics_of(names: Sequence[str], *, loss: Loss) -> Metrics:
     return Metrics(names, shifted=loss.shifted)
 
 
-def _next_tokens(labels: Tensor) -> Tensor:
-    """What each position of labels [rows, tokens] predicts. Shifting labels spares a copy of the far larger logits."""
-    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+def next_tokens(batch: Batch) -> Tensor:
+    """What each position predicts, [rows, tokens]: the labels shifted, which spares a copy of the far larger logits.
+
+    A batch of divided sequences brings its own `shift_labels`: what follows its last token is on another rank.
+    """
+    if "shift_labels" in batch:
+        return batch["shift_labels"]
+    return functional.pad(_labels(batch)[:, 1:], (0, 1), value=IGNORED)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:

@@ -117,7 +117,7 @@ class Trainer:
         metrics, work = metrics_of(self.job.evaluation.metrics, loss=self._loss), _Work(self, [])
         self.model.eval()
         for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
-            batch = self._to_device(fetch(self._held_out, rows))
+            batch = self._to_device(self._technique.part(fetch(self._held_out, rows)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has one
                 metrics.add(output, batch, loss=self._loss(output, batch))
@@ -222,7 +222,8 @@ class _Work:
     def batch(self, index: int) -> dict[str, Tensor]:
         trainer = self._trainer
         torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
-        return trainer._to_device(fetch(trainer._training, self._micro_batches[index]))
+        rows = fetch(trainer._training, self._micro_batches[index])
+        return trainer._to_device(trainer._technique.part(rows))
 
     def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return self._trainer._loss.forward_inputs(batch)

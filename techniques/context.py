@@ -1,0 +1,130 @@
+"""Context parallelism: every sequence divided over the devices, for those that are too long for one.
+
+Sources: Jacobs et al., DeepSpeed Ulysses (arXiv:2309.14509); Llama Team, The Llama 3 Herd of Models (arXiv:2407.21783),
+section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from techniques.ddp import Ddp
+from techniques.decoders import why_unknown
+from techniques.fsdp import Fsdp
+from techniques.job import Job
+from techniques.technique import (
+    Config,
+    GangShape,
+    StepWork,
+    Technique,
+    micro_batches,
+    training_state_bytes,
+    undivided_batch_only,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+
+
+class Context(Technique):
+    """Each device computes some tokens of every sequence; only attention looks at those of the others.
+
+    Weights are replicated or sharded over the same devices, and their gradients averaged, as under `ddp` and `fsdp`.
+    """
+
+    name = "context"
+    summary = "every sequence divided over the devices; attention exchanges heads, or keys and values"
+    needs = "two devices or more, closely linked; a causal language model whose sequences can be divided"
+
+    moves_model = True
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs devices, a known model with its own loss, and tokens to divide."""
+        if gang.num_devices < 2:
+            return "needs two devices or more"
+        if reason := why_unknown(facts.decoder):
+            return reason
+        assert facts.decoder is not None
+        if job.loss is not None:
+            return "a loss of one's own looks at whole sequences"
+        if facts.decoder.seq_len % (2 * gang.num_devices):
+            return f"{facts.decoder.seq_len} tokens make no {2 * gang.num_devices} equal chunks, two for each device"
+        return undivided_batch_only(job, facts)
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Exchanging heads sends less than gathering keys and values where there are heads enough: tried first."""
+        assert facts.decoder is not None
+        exchanges = ["all_gather"]
+        if facts.decoder.num_heads % gang.num_devices == 0 and facts.decoder.num_kv_heads % gang.num_devices == 0:
+            exchanges.insert(0, "ulysses")
+        for recompute, sharded, exchange, micro_batch in product(
+            ("none", "full"), (False, True), exchanges, micro_batches(job.global_batch_size)
+        ):
+            yield {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}
+
+    def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
+        """One axis, over which sequences are divided."""
+        return {"cp": gang.num_devices}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """The whole state, or what `fsdp` needs."""
+        if config["sharded"]:
+            return Fsdp().estimate_memory(job, gang, {**config, "reshard": True}, facts)
+        return training_state_bytes(job, facts)
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Attention across the devices first, then the weights laid out over them."""
+        from techniques.engine.sequences import attend_across
+
+        assert mesh is not None
+        self._mesh, self._exchange = mesh["cp"], config["exchange"]
+        attend_across(model, self._mesh.get_group(), exchange=self._exchange)
+        self._weights: Technique = Fsdp() if config["sharded"] else Ddp()
+        if not self._weights.moves_model:
+            model.to(mesh.device_type)
+        return self._weights.parallelize(model, self._mesh, {**config, "reshard": True})
+
+    def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tokens of this rank, with their positions, and the tokens that follow them."""
+        from techniques.engine.losses import next_tokens
+        from techniques.engine.sequences import positions
+
+        tokens = batch["input_ids"]
+        rank, size = self._mesh.get_local_rank(), self._mesh.size()
+        at = positions(rank, size, tokens.shape[1], exchange=self._exchange)
+        return {
+            "input_ids": tokens[:, at],
+            "position_ids": at.expand(len(tokens), -1),
+            "shift_labels": next_tokens(batch)[:, at],
+        }
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
+        """As ever, but that the ranks draw different random numbers for their tokens."""
+        import torch
+
+        if model.training:
+            torch.manual_seed((torch.initial_seed() + self._mesh.get_local_rank()) % (1 << 63))
+        return super().forward(model, batch, work)
+
+    def loss_replicas(self, mesh: DeviceMesh | None) -> int:
+        """Each rank reports the loss of its own tokens."""
+        return 1
+
+    def gradient_divisor(self, mesh: DeviceMesh | None) -> int:
+        """The exchange averages over all ranks, though the batch is not divided over them."""
+        assert mesh is not None
+        return mesh.size()
+
+    def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """As the weights' layout has it."""
+        return self._weights.accumulate(model, is_last=is_last)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """As the weights' layout has it."""
+        return self._weights.unwrap(model)
