@@ -48,26 +48,27 @@ class Fsdp(DataParallel):
     moves_model = True
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """What communicates least first, what needs least memory last; offloading only with all else that saves it."""
-        sizes = micro_batches(job.global_batch_size // gang.num_devices)
-        for recompute in ("none", "full"):
-            for layout in self.layouts(gang):
-                for micro_batch in sizes:
-                    yield {"micro_batch": micro_batch, "recompute": recompute, **layout}
-        if gang.kind == "gpu":  # a CPU's memory is the host's
-            for micro_batch in sizes:
-                yield {"micro_batch": micro_batch, "recompute": "full", "reshard": True, "offload": True}
+        """A dozen: what communicates least first, what needs least memory last.
 
-    def layouts(self, gang: GangShape) -> Iterator[Config]:
-        """Layers kept gathered between forward and backward cost memory and save a gather: tried first."""
-        yield {"reshard": False}
-        # Two groups, or one a node, of at least two devices each.
-        num_replicas = max(gang.num_nodes, 2)
-        if gang.num_devices % num_replicas == 0 and gang.num_devices // num_replicas > 1:
-            yield {"reshard": True, "num_replicas": num_replicas}
+        Layers kept gathered between forward and backward save a gather, so they come first. Groups and prefetching are
+        tried with the largest micro-batch alone. Recomputing, and last of all offloading, are for want of memory.
+        """
+        sizes = micro_batches(job.global_batch_size // gang.num_devices)
+        variants: list[Config] = []
+        num_replicas = max(gang.num_nodes, 2)  # groups: one a node, or two, of at least two devices each
+        if gang.num_devices % num_replicas == 0 and gang.num_devices > num_replicas:
+            variants.append({"num_replicas": num_replicas})
         if gang.kind == "gpu":  # on a CPU the one who gathers is the one who computes
-            yield {"reshard": True, "prefetch": 2}
-        yield {"reshard": True}
+            variants.append({"prefetch": 2})
+        for micro_batch in sizes:
+            yield {"micro_batch": micro_batch, "recompute": "none", "reshard": False}
+        for variant in variants:
+            yield {"micro_batch": sizes[0], "recompute": "none", "reshard": True, **variant}
+        for recompute in ("none", "full"):
+            for micro_batch in sizes:
+                yield {"micro_batch": micro_batch, "recompute": recompute, "reshard": True}
+        if gang.kind == "gpu":  # a CPU's memory is the host's
+            yield {"micro_batch": sizes[-1], "recompute": "full", "reshard": True, "offload": True}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
         """Batch and weights are divided alike over `dp_shard`; over `dp_replicate`, the batch alone."""

@@ -7,6 +7,7 @@ import pytest
 from techniques import registry
 from techniques.engine.data import prepare
 from techniques.engine.models import model_facts
+from techniques.engine.survey import MOST_CONFIGS
 from techniques.technique import GangShape
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference
 
@@ -81,6 +82,7 @@ def test_which_knobs_are_tried_where(bench):
         configs = list(technique.configs(job, gang, facts))
         for config in configs:
             technique.mesh_shape(gang, config)
+        assert len(configs) <= MOST_CONFIGS, "the last resort is the last in the list, and must be on it"
         return {key for config in configs for key in config} - {"micro_batch", "recompute", "reshard"}
 
     assert knobs(kind="cpu", num_devices=2) == set()

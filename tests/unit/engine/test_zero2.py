@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from techniques.engine import sharded as sharded_module
 from techniques.engine.buckets import divide
 from techniques.engine.sharded import ShardedModel
 
@@ -90,3 +91,51 @@ def test_gradients_add_up_and_buffers_are_few(alone, overlap, every_micro_batch)
         assert parameter.grad is None
     assert len(sharded.buckets) == 24
     assert len(sharded._reduction._free) <= 3
+
+
+class LateWork:
+    """A gather whose result is not there before it is waited for."""
+
+    def __init__(self, output):
+        self._output, self._result = output, output.clone()
+        output.fill_(float("nan"))
+
+    def wait(self):
+        self._output.copy_(self._result)
+
+
+class Attending(nn.Module):
+    """`nn.MultiheadAttention` reads the weights of its output projection without calling that module."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2), nn.Linear(8, 1)
+
+    def forward(self, rows):
+        return self.head(self.attention(rows, rows, rows)[0])
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_no_weight_is_read_before_it_is_gathered(alone, monkeypatch, bucket_bytes):
+    inner, rows = Attending(), torch.randn(3, 8)
+    sharded = ShardedModel(
+        inner, alone, bucket_bytes=bucket_bytes, most_live_buckets=3, every_micro_batch=False, overlap=True
+    )
+    with sharded.micro_batch(is_last=True):
+        expected = sharded(rows)
+        expected.sum().backward()
+    monkeypatch.setattr(sharded_module, "_all_gather", lambda output, *_, **__: LateWork(output))
+    sharded.share_updates()
+    assert all(bool(parameter.isnan().all()) for parameter in inner.parameters())
+    assert torch.equal(sharded(rows), expected)
+    sharded.wait_for_weights()
+    assert not any(bool(parameter.isnan().any()) for parameter in inner.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_mode_is_passed_on(alone, training):
+    inner = nn.Linear(2, 2)
+    sharded = ShardedModel(
+        inner, alone, bucket_bytes=1, most_live_buckets=3, every_micro_batch=False, overlap=True
+    ).train(training)
+    assert (sharded.training, inner.training) == (training, training)
