@@ -148,7 +148,7 @@ class Plan:
                 for row in data["segments"]
             )
             bound = data.get("lower_bound")
-            certificate = data.get("certificate") or data.get("work_certificate")
+            certificate = data.get("certificate") or data.get("extended_certificate")
             return cls(
                 problem_name=data["instance"],
                 segments=segments,
@@ -166,7 +166,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
-        by_work = self.certificate is not None and bool(self.certificate.work_prices)
+        is_plain = self.certificate is not None and not (self.certificate.work_prices or self.certificate.typed_prices)
         proved = self.certificate.to_json() if self.certificate else None
         return {
             "instance": self.problem_name,
@@ -174,8 +174,8 @@ class Plan:
             "lower_bound": self.lower_bound_s,
             # The file's "certificate" is one of slot and job prices; what proves the bound otherwise has its
             # own key.
-            "certificate": None if by_work else proved,
-            **({"work_certificate": proved} if by_work else {}),
+            "certificate": proved if is_plain else None,
+            **({"extended_certificate": proved} if proved and not is_plain else {}),
             "proof": self.proof,
             "method": self.method,
             "seconds": dict(self.seconds),

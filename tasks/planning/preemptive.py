@@ -26,6 +26,7 @@ PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own s
 SHARPNESS, HEAT = 1000.0, 2e-3
 TRIALS = 40_000  # of the last local search of each group, for ten members or fewer
 
+WRONG_TYPE = 5.0  # bounds of time that a job may be later for costing twice as much
 MAX_JOBS_AS_ONE, MAX_NODES_AS_ONE = 20, 8
 MAX_PRICING = 12_000  # states times jobs of the check of work prices: half a second
 
@@ -137,6 +138,8 @@ def _longest_first(tables: Tables, groups: Groups) -> list[list[int]] | None:
     able = np.array([[_fits(tables, groups, g, j) for j in range(tables.own.size)] for g in range(num_groups)])
     for j in np.argsort(-tables.cost.min(axis=0), kind="stable"):
         ends = (load + tables.cost[groups.kinds, j]) / (groups.worth + own + tables.own[j])
+        # At the prices, a job belongs where it costs least; elsewhere it takes more than it looks.
+        ends += WRONG_TYPE * (tables.cost[groups.kinds, j] / tables.cost[:, j].min() - 1.0)
         ends[~able[:, j]] = np.inf
         g = int(np.argmin(ends))
         if not np.isfinite(ends[g]):
