@@ -6,7 +6,7 @@ et al., Zero Bubble Pipeline Parallelism (arXiv:2401.10241).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from techniques.decoders import why_unknown
@@ -58,13 +58,12 @@ class Pipeline(Technique):
         so first four micro-batches a device, then two, then one, which are larger.
         """
         rows, num = job.global_batch_size, gang.num_devices
-        divisors = [m for m in range(num, rows + 1) if rows % m == 0]
-        counts = [next((m for m in divisors if m >= times * num), divisors[-1]) for times in (4, 2, 1)]
+        counts = micro_batch_counts(rows, num)
         for recompute in ("none", "full"):
             for schedule, stages_a_device in STAGES_A_DEVICE.items():
                 if facts.num_layers < stages_a_device * num:
                     continue
-                for count in dict.fromkeys(counts):
+                for count in counts:
                     if schedule != "interleaved" or count % (count // num) == 0:
                         yield {"micro_batch": rows // count, "recompute": recompute, "schedule": schedule}
 
@@ -82,11 +81,23 @@ class Pipeline(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """The stages of this rank; what belongs to others is let go."""
-        from techniques.engine.pipe import Pipe
+        from techniques.engine.recomputation import recompute_layers
+
+        def lay_out(stage: nn.Module) -> nn.Module:
+            recompute_layers(stage, config["recompute"])
+            return stage
 
         assert mesh is not None
+        return self.cut(model, mesh, schedule=config["schedule"], lay_out=lay_out)
+
+    def cut(
+        self, model: nn.Module, mesh: DeviceMesh, *, schedule: str, lay_out: Callable[[nn.Module], nn.Module]
+    ) -> nn.Module:
+        """`model` along the mesh's pp axis; `lay_out` is called on each stage of this rank, which keeps its class."""
+        from techniques.engine.pipe import Pipe
+
         self._group = mesh.get_group("pp")
-        pipe = Pipe(model, self._group, mesh.device_type, schedule=config["schedule"], recompute=config["recompute"])
+        pipe = Pipe(model, self._group, mesh.device_type, schedule=schedule, lay_out=lay_out)
         self._tied_replica = pipe.tied_replica
         replicas = [name for name, p in pipe.whole.named_parameters() if p is self._tied_replica]
         self._tied_name = replicas[0] if replicas else None
@@ -125,3 +136,10 @@ class Pipeline(Technique):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model with all that this rank holds."""
         return model.whole  # type: ignore[return-value]
+
+
+def micro_batch_counts(rows: int, num_stages: int) -> list[int]:
+    """Into how many equal micro-batches to divide rows: four a stage or more, two or more, one or more."""
+    divisors = [count for count in range(num_stages, rows + 1) if rows % count == 0]
+    counts = [next((m for m in divisors if m >= times * num_stages), divisors[-1]) for times in (4, 2, 1)]
+    return list(dict.fromkeys(counts))

@@ -21,6 +21,7 @@ BUILTIN: dict[str, str] = {
     "tensor": "techniques.tensor:TensorParallel",
     "context": "techniques.context:Context",
     "pipeline": "techniques.pipeline:Pipeline",
+    "mesh": "techniques.mesh:Mesh",
 }
 
 _registered: dict[str, str] = {}

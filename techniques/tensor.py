@@ -102,10 +102,10 @@ class TensorParallel(Technique):
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
         """As ever; what ranks hold summands of (norms, shared heads) is added up once a step."""
-        from techniques.engine.gradients import sum_partial_, whole
+        from techniques.engine.gradients import settle_, whole
 
         loss_sum, count = super().forward_backward(model, work)
-        sum_partial_(model.parameters())
+        settle_(model.parameters())
         return whole(loss_sum), count
 
 

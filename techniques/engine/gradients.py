@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 Layout = tuple[DeviceMesh, tuple[object, ...]]
 
@@ -28,13 +28,14 @@ def global_norm(parameters: list[nn.Parameter]) -> Tensor:
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
 
 
-def sum_partial_(parameters: Iterable[nn.Parameter]) -> None:
-    """Adds up over the ranks those gradients of sharded tensors of which each holds a summand."""
+def settle_(parameters: Iterable[nn.Parameter]) -> None:
+    """Brings the gradients of sharded parameters into their parameters' layout: summands of ranks are added up."""
     for parameter in parameters:
         gradient = parameter.grad
-        if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
-            whole = [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
-            parameter.grad = gradient.redistribute(placements=whole)
+        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def scale_(parameters: list[nn.Parameter], factor: float | Tensor) -> None:
@@ -63,7 +64,7 @@ def _square_over_ranks(layout: Layout | None, gradients: list[Tensor]) -> Tensor
     if layout is not None:
         mesh, placements = layout
         for axis, placement in enumerate(placements):
-            assert not placement.is_partial(), "partial gradients are summed before their norm is taken"  # type: ignore[attr-defined]
+            assert not placement.is_partial(), "gradients are settled before their norm is taken"  # type: ignore[attr-defined]
             if not placement.is_replicate():  # type: ignore[attr-defined]
                 dist.all_reduce(square, group=mesh.get_group(axis))
     return square

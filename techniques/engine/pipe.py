@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from techniques.engine.recomputation import recompute_layers
-from techniques.engine.stages import Stage, keep, owners, parts_of
+from techniques.engine.gradients import local, settle_
+from techniques.engine.stages import Stage, adopt, keep, owners, parts_of
 from techniques.technique import StepWork
 
 # Stages a rank, how they are dealt out, and the schedule.
@@ -29,6 +30,9 @@ SCHEDULES: dict[str, tuple[int, str, Any]] = {
 }
 
 
+LayOut = Callable[[nn.Module], nn.Module]
+
+
 class Pipe(nn.Module):
     """A decoder's stages on this rank of `group`.
 
@@ -37,7 +41,7 @@ class Pipe(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup, device: str, *, schedule: str, recompute: str
+        self, model: nn.Module, group: dist.ProcessGroup, device: str, *, schedule: str, lay_out: LayOut
     ) -> None:
         super().__init__()
         stages_a_rank, style, self._schedule_class = SCHEDULES[schedule]
@@ -49,14 +53,17 @@ class Pipe(nn.Module):
         self._device = torch.empty(0, device=device).device  # with its index
         self._config: Any = model.config
         self.stages = nn.ModuleDict({str(i): Stage(model, parts[i]) for i in mine})
-        for stage in self.stages.values():
-            recompute_layers(stage, recompute)
         is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight  # type: ignore[operator]
         held = [parts[i] for i in mine]
         keep(model, held, embedding=is_tied and any(part.has_exit for part in held))
-        self.whole = model
-        self._tied_with = self._other_end() if is_tied else None
         self.to(self._device)
+        for i in mine:
+            lay_out(self._stage(i))
+            adopt(model, self._stage(i))
+        if is_tied and any(part.has_exit for part in held):
+            model.get_input_embeddings().weight = model.get_output_embeddings().weight  # type: ignore[operator]
+        self.whole = model.to(self._device)
+        self._tied_with = self._other_end() if is_tied else None
         self._run: Any = None
         self._step: _Step | None = None
 
@@ -99,6 +106,7 @@ class Pipe(nn.Module):
         tokens = [torch.cat([batch["input_ids"] for batch in batches])] if self._owners[0] == self._rank else []
         which = torch.arange(len(batches)) if self.has_output else None
         self._run.step(*tokens, target=which, return_outputs=False)
+        settle_(self.parameters())
         self._add_tied()
         return self._step.loss_sum, self._step.count
 
@@ -125,7 +133,7 @@ class Pipe(nn.Module):
         assert self._step is not None
         return self._step.loss(logits, int(which))
 
-    def _stage(self, i: int, precision: Callable[[], Any]) -> Stage:
+    def _stage(self, i: int, precision: Callable[[], Any] = nullcontext) -> Stage:
         stage = self.stages[str(i)]
         assert isinstance(stage, Stage)
         stage.precision = precision
@@ -141,7 +149,7 @@ class Pipe(nn.Module):
         """The look-up's gradient and the head's, which lie at the two ends of the pipeline."""
         if self._tied_with is None:
             return
-        gradient: Tensor = self.whole.get_input_embeddings().weight.grad  # type: ignore[operator]
+        gradient = local(self.whole.get_input_embeddings().weight.grad)  # type: ignore[operator]
         others = torch.empty_like(gradient)
         exchange = [
             dist.P2POp(dist.isend, gradient.clone(), self._tied_with, group=self._group),

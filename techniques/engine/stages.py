@@ -114,6 +114,19 @@ def keep(model: nn.Module, parts: Sequence[Part], *, embedding: bool) -> None:
             model.set_submodule(name, _Passing(model.get_submodule(name)))
 
 
+def adopt(model: nn.Module, stage: Stage) -> None:
+    """Puts the modules of a stage, as they have been laid out, in the places of the same parameters in `model`."""
+    body, inner = model.base_model, stage.model.base_model
+    before, after = _around_layers(inner)  # type: ignore[arg-type]
+    names = layer_names(stage.model)  # those that have parameters: its own
+    for name in (before if stage.part.has_entry else []) + (after if stage.part.has_exit else []):
+        setattr(body, name, getattr(inner, name))
+    if stage.part.has_exit:
+        model.set_output_embeddings(stage.model.get_output_embeddings())  # type: ignore[operator]
+    for name in names:
+        model.set_submodule(name, stage.model.get_submodule(name))
+
+
 def _around_layers(body: nn.Module) -> tuple[list[str], list[str]]:
     """Modules that hidden states pass before and after the layers; neither are those without any (rotary positions)."""
     children = list(body.named_children())

@@ -56,10 +56,12 @@ SWITCHED = [
 ]
 PARALLEL = SWITCHED[1:]
 # Those that cut the model itself are for transformers of some kinds; their own tests tell which, and why not others.
+PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 MODEL_PARALLEL = [
     Layout("tensor", 2, {"micro_batch": 8, "sequence_parallel": True, "loss_parallel": False}),
     Layout("context", 2, {"micro_batch": 8, "exchange": "all_gather", "sharded": False}),
     Layout("pipeline", 2, {"micro_batch": 2, "schedule": "1f1b"}),
+    Layout("mesh", 4, {"micro_batch": 4, "pp": 1, "dp_shard": 2, "tp": 2, **PLAIN_MESH}),
 ]
 SWITCHED += MODEL_PARALLEL
 LAYOUTS += [
@@ -68,6 +70,8 @@ LAYOUTS += [
     Layout("tensor", 2, {"micro_batch": 3, "sequence_parallel": True, "loss_parallel": True}),
     Layout("context", 2, {"micro_batch": 3, "recompute": "full", "exchange": "all_gather", "sharded": True}),
     Layout("pipeline", 2, {"micro_batch": 4, "schedule": "gpipe", "recompute": "full"}),
+    Layout("mesh", 4, {"micro_batch": 2, "pp": 2, "dp_shard": 2, "tp": 1, **PLAIN_MESH}),
+    Layout("mesh", 4, {"micro_batch": 4, "pp": 2, "dp_shard": 1, "tp": 2, **PLAIN_MESH}),
 ]
 # A checkpoint does not know who reads it: each technique writes for two others, and reads from two.
 PAIRS = [*zip(SWITCHED, [*SWITCHED[1:], SWITCHED[0]], strict=True)]

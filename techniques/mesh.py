@@ -1,0 +1,191 @@
+"""A mesh of parallelisms: layers along pipelines, batch and weights over groups, matrices within groups.
+
+Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (arXiv:2104.04473); Shazeer et
+al., Mesh-TensorFlow (arXiv:1811.02084).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from techniques.decoders import why_unknown
+from techniques.fsdp import Fsdp
+from techniques.job import Job
+from techniques.pipeline import Pipeline, micro_batch_counts
+from techniques.technique import (
+    Config,
+    GangShape,
+    StepWork,
+    Technique,
+    batch_is_divisible,
+    micro_batches,
+    training_state_bytes,
+    undivided_batch_only,
+)
+from techniques.tensor import TensorParallel, why_not_divisible
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+
+AXES = ("pp", "dp_shard", "tp")  # neighbours, which are linked most closely, along the last
+
+
+class Mesh(Technique):
+    """At least two of `pipeline` (along pp), `fsdp` (dp_shard, which divides the batch too) and `tensor` (tp)."""
+
+    name = "mesh"
+    summary = "pipelines of stages, whose weights and batch are sharded over groups, and cut within them"
+    needs = "four devices or more that make equal groups; what pipeline and tensor need of a model; 1/n of the state"
+
+    moves_model = True
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs a division of the devices that suits model and batch."""
+        if gang.num_devices < 4:
+            return "needs four devices or more"
+        if reason := undivided_batch_only(job, facts) or why_unknown(facts.decoder):
+            return reason
+        reasons = [_why_not(job, facts, sizes) for sizes in _sizes(gang)]
+        if not reasons:
+            return f"{gang.num_devices} devices make no equal groups"
+        return None if None in reasons else reasons[0]
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Short pipelines and small groups first: idle time and exchanges grow with them."""
+        assert facts.decoder is not None
+        suitable = [sizes for sizes in _sizes(gang) if _why_not(job, facts, sizes) is None]
+        for recompute, reshard, sizes in product(("none", "full"), (False, True), suitable):
+            pp, dp_shard, tp = sizes
+            rows = job.global_batch_size // dp_shard
+            counts = (
+                [rows // size for size in micro_batches(rows, at_most=2)] if pp == 1 else micro_batch_counts(rows, pp)
+            )
+            if reshard and dp_shard == 1:
+                continue
+            for count in counts:
+                yield {
+                    "micro_batch": rows // count,
+                    "recompute": recompute,
+                    **dict(zip(AXES, sizes, strict=True)),
+                    "reshard": reshard,
+                    # Stages send each other whole sequences, from which masks and positions are made.
+                    "sequence_parallel": pp == 1 and facts.decoder.seq_len % tp == 0,
+                    "loss_parallel": pp == 1 and tp > 1 and job.loss is None,
+                }
+
+    def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
+        """The axes along which anything is divided."""
+        sizes = {axis: int(config[axis]) for axis in AXES}
+        if math.prod(sizes.values()) != gang.num_devices:
+            raise ValueError(f"a mesh of {sizes} does not have {gang.num_devices} devices")
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """A share of the state, and the gathered parts of two layers, or of all where they are not resharded."""
+        state = training_state_bytes(job, facts) // gang.num_devices
+        if config["dp_shard"] == 1:
+            return state
+        of_stage = facts.parameter_bytes // int(config["pp"])
+        gathered = min(2 * facts.largest_layer_bytes, of_stage) if config["reshard"] else of_stage
+        return state + gathered // int(config["tp"])
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Cut along `tp` first, then along `pp`; what each rank then has is sharded."""
+        from techniques.engine.recomputation import recompute_layers
+
+        assert mesh is not None
+        self._tensor = TensorParallel() if config["tp"] > 1 else None
+        self._shards = Fsdp() if config["dp_shard"] > 1 else None
+        self._pipeline = Pipeline() if config["pp"] > 1 else None
+        self._mesh = mesh
+        if self._tensor is not None:
+            model = self._tensor.parallelize(model, mesh, {**config, "recompute": "none"})
+
+        def shard(part: nn.Module) -> nn.Module:
+            recompute_layers(part, config["recompute"])
+            if self._shards is None:
+                return part
+            return self._shards.parallelize(part, mesh["dp_shard"], {**config, "recompute": "none"})
+
+        if self._pipeline is None:
+            return shard(model)
+        return self._pipeline.cut(model, mesh, schedule="1f1b", lay_out=shard)
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
+        """As the pipeline does, or else as layers that are cut do."""
+        if self._pipeline is not None:
+            return self._pipeline.forward(model, batch, work)
+        assert self._tensor is not None
+        return self._tensor.forward(model, batch, work)
+
+    def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
+        """Likewise; what ranks hold summands of is added up once a step."""
+        from techniques.engine.gradients import settle_, whole
+
+        if self._pipeline is not None:
+            loss_sum, count = self._pipeline.forward_backward(model, work)
+        else:
+            loss_sum, count = super().forward_backward(model, work)
+        settle_(model.parameters())
+        return whole(loss_sum), count
+
+    def loss_replicas(self, mesh: DeviceMesh | None) -> int:
+        """The ranks along `tp` report the same; of a pipeline, the last stage."""
+        return 1 if self._tensor is None else self._mesh["tp"].size()
+
+    def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """A parallel loss, and gradients that are exchanged at the last micro-batch."""
+        stack = ExitStack()
+        for technique in (self._tensor, self._shards):
+            if technique is not None:
+                stack.enter_context(technique.accumulate(model, is_last=is_last))
+        return stack
+
+    def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Over the parts of each parameter, and over all stages."""
+        return super().grad_norm(parameters) if self._pipeline is None else self._pipeline.grad_norm(parameters)
+
+    def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
+        """Of a stage's ranks each its parts, the first what is whole on all of them."""
+        from torch.distributed.tensor import DTensor
+
+        if self._pipeline is not None and not self._pipeline.writes(name, tensor, rank=rank):
+            return False
+        if isinstance(tensor, DTensor):
+            return super().writes(name, tensor, rank=rank)
+        names = self._mesh.mesh_dim_names or ()
+        return all(self._mesh.get_local_rank(axis) == 0 for axis in names if axis != "pp")
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model with all that this rank holds."""
+        return model if self._pipeline is None else self._pipeline.unwrap(model)
+
+
+def _sizes(gang: GangShape) -> list[tuple[int, int, int]]:
+    """(pp, dp_shard, tp), two of them at least two, that make up the gang; tp inside a node, as it is the busiest."""
+    num, a_node = gang.num_devices, gang.num_devices // gang.num_nodes
+    divisors = [size for size in range(1, num + 1) if num % size == 0]
+    every = [(pp, num // (pp * tp), tp) for pp in divisors for tp in divisors if num % (pp * tp) == 0 and tp <= a_node]
+    return [sizes for sizes in every if sum(size > 1 for size in sizes) > 1]
+
+
+def _why_not(job: Job, facts: ModelFacts, sizes: tuple[int, int, int]) -> str | None:
+    pp, dp_shard, tp = sizes
+    if tp > 1 and facts.has_dropout:
+        return "the model drops out, and ranks that hold different heads would draw the same mask"
+    if tp > 1 and (reason := why_not_divisible(facts.decoder, tp)):
+        return reason
+    if pp > facts.num_layers:
+        return f"{facts.num_layers} layers are too few for {pp} stages"
+    if reason := batch_is_divisible(job, dp_shard):
+        return reason
+    if job.global_batch_size // dp_shard < pp:
+        return f"global_batch_size {job.global_batch_size} makes no {pp} micro-batches for each of {dp_shard} pipelines"
+    return None
