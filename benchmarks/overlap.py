@@ -1,0 +1,215 @@
+"""What overlapping gains: `zero2` against itself without overlap, two ranks behind a slow link.
+
+    python benchmarks/overlap.py [--rate 200mbit] [--rounds 5]      (as root: it makes network namespaces)
+
+Each rank runs in a network namespace of its own; virtual interfaces join them, limited to the rate by a token
+bucket (tbf) on either side. Both contenders live in the same two processes and take turns, some steps each; what is
+compared are seconds a step within a round. Writes benchmarks/results/overlap.json and the part of docs/benchmarks.md
+between the markers `<!-- overlap -->`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "overlap.json", ROOT / "docs" / "benchmarks.md"
+GOAL = 1.6
+SEQ_LEN, VOCAB_SIZE, NUM_SAMPLES = 256, 1024, 4096
+BUCKET_BYTES = 1_200_000
+MODEL = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": SEQ_LEN,
+}
+STEPS_A_ROUND = 4
+
+
+class Tokens:
+    """Random tokens: speed does not depend on what they say."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        import torch
+
+        draw = torch.Generator().manual_seed(index)
+        row = torch.randint(VOCAB_SIZE, (SEQ_LEN,), generator=draw)
+        return {"input_ids": row, "labels": row}
+
+
+def tokens():
+    """The data of the job, as training and held-out samples."""
+    return Tokens(), Tokens()
+
+
+def rank_main(rank, *, folder, num_rounds, rows):
+    """One rank: trains under both contenders in turn, and rank 0 prints what each round took."""
+
+    from techniques import DataSpec, Job, ModelSpec, registry
+    from techniques.engine.order import TRIAL, GangOrder, Slot
+    from techniques.engine.ranks import join
+    from techniques.engine.trainer import Trainer
+
+    model = ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE})
+    job = Job(
+        name="overlap",
+        model=model,
+        data=DataSpec(factory="overlap:tokens"),
+        global_batch_size=2 * rows,
+        num_steps=10_000,
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    slots = tuple(Slot(kind="cpu", index=i, cores=(cores[i % len(cores)],)) for i in range(2))
+
+    def order(overlap):
+        config = {"micro_batch": rows, "recompute": "none", "bucket_bytes": BUCKET_BYTES, "overlap": overlap}
+        return GangOrder(
+            purpose=TRIAL,
+            job=job,
+            technique=registry.dotted_path("zero2"),
+            config=config,
+            slots=slots,
+            folder=str(folder),
+            cache_dir=str(folder / "cache"),
+        )
+
+    ranks = join(order(True), rank, num_ranks=2, axes={"dp_replicate": 2})
+    trainers = {
+        overlap: Trainer(order(overlap), registry.load(order(overlap).technique), ranks, beat=lambda: None)
+        for overlap in (False, True)
+    }
+
+    def seconds_a_step(trainer, num_steps):
+        ranks.agree(True)
+        started_s = time.perf_counter()
+        for _ in range(num_steps):
+            trainer.step()
+        trainer.model.wait_for_weights()
+        return ranks.max(time.perf_counter() - started_s) / num_steps
+
+    for trainer in trainers.values():
+        seconds_a_step(trainer, 1)
+    for _ in range(num_rounds):
+        took = {str(overlap): seconds_a_step(trainer, STEPS_A_ROUND) for overlap, trainer in trainers.items()}
+        if rank == 0:
+            print(json.dumps({"without_s": took["False"], "with_s": took["True"]}), flush=True)
+    ranks.agree(True)
+    os._exit(0)
+
+
+@contextmanager
+def two_namespaces(rate):
+    """Names of two network namespaces, joined by a link that carries `rate` in either direction."""
+    names = [f"overlap-{os.getpid()}-{i}" for i in range(2)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "slow", "netns", names[0], "type", "veth", "peer", "slow", "netns", names[1])
+        for i, name in enumerate(names):
+            ip("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", "slow")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "slow", "up")
+            limit = ["qdisc", "add", "dev", "slow", "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+            subprocess.run(["tc", "-n", name, *limit], check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def measure(*, rate, num_rounds, rows):
+    """The rounds' seconds a step."""
+    with two_namespaces(rate) as names, tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "slow", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, __file__, "--folder", folder, "--rounds", str(num_rounds), "--rows", str(rows)]
+        ranks = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, *command, "--rank", str(rank)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, name in enumerate(names)
+        ]
+        try:
+            output, _ = ranks[0].communicate(timeout=1200)
+            if ranks[0].returncode or ranks[1].wait(timeout=60):
+                raise RuntimeError("a rank failed; what it said is above")
+        finally:
+            for rank in ranks:
+                rank.kill()
+        return [json.loads(line) for line in output.splitlines()]
+
+
+def write(rounds, *, rate, rows):
+    """The result as JSON, and as a table in the docs."""
+    ratios = [one["without_s"] / one["with_s"] for one in rounds]
+    middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    result = {
+        "date": date.today().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, shared",
+        "rate": rate,
+        "rows_a_rank": rows,
+        "bucket_bytes": BUCKET_BYTES,
+        "model": MODEL,
+        "rounds": rounds,
+        "median": middle,
+        "ratio": statistics.median(ratios),
+        "goal": GOAL,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    text = f"""{result["date"]}, {result["machine"]}; {rate} between two ranks of a Llama of
+{MODEL["num_hidden_layers"]} layers and width {MODEL["hidden_size"]}, {rows} x {SEQ_LEN} tokens a rank, buckets of
+{BUCKET_BYTES / 1e6:g} MB; medians of {len(rounds)} rounds of {STEPS_A_ROUND} steps.
+
+| | seconds a step |
+|---|---|
+| without overlap | {middle["without_s"]:.2f} |
+| with overlap | {middle["with_s"]:.2f} |
+
+With overlap {result["ratio"]:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}); the goal is {GOAL}.
+"""
+    page = PAGE.read_text()
+    PAGE.write_text(re.sub(r"(?s)(<!-- overlap -->\n).*?(<!-- /overlap -->)", lambda m: m[1] + text + m[2], page))
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", default="200mbit", help="of the link, as tc reads it")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=8, help="samples a rank and step: how much there is to compute")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank is not None:
+        rank_main(given.rank, folder=given.folder, num_rounds=given.rounds, rows=given.rows)
+    if os.geteuid() != 0:
+        sys.exit("network namespaces need root. To fix: run it with sudo")
+    rounds = measure(rate=given.rate, num_rounds=given.rounds, rows=given.rows)
+    result = write(rounds, rate=given.rate, rows=given.rows)
+    print(json.dumps({"median": result["median"], "ratio": result["ratio"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
