@@ -54,7 +54,8 @@ def logs(
     names = []
     for folder in sorted(_newest_runs(batch), key=lambda folder: folder.name, reverse=True):
         names += [str(row["job"]) for row in _job_rows(folder)]
-        gangs = sorted((folder / "gangs").glob(f"[0-9]*-{job}"))
+        every = sorted((folder / "gangs").glob("[0-9]*-*"))
+        gangs = [path for path in every if path.name.partition("-")[2] == job]
         if gangs:
             file = gangs[-1] / f"rank-{rank}.log"
             if not file.exists():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from flows import settings
 from flows.output import AsJson, print_json
@@ -77,7 +78,7 @@ def profile(
     with view:
         measured = profile_batch(batch.to_json())
     for name, fault in measured.profiled.faults.items():
-        console.print(f"[red]{name}:[/] {fault}", highlight=False)
+        console.print(f"[red]{name}:[/] {escape(fault)}", highlight=False)
     if measured.problem is not None:
         output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials

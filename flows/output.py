@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Annotated, Any
 
@@ -13,5 +14,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JS
 
 def print_json(value: Any) -> None:
     """Writes one JSON object, a line, to stdout."""
-    json.dump(value, sys.stdout)
+    json.dump(_finite(value), sys.stdout, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no word for: a metric of no rows is not a number."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from flows import settings
@@ -29,10 +30,10 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     console.print(table)
     for job in result.jobs:
         if job["message"]:
-            console.print(f"[red]{job['name']}:[/] {job['message']}", highlight=False)
+            console.print(f"[red]{job['name']}:[/] {escape(job['message'])}", highlight=False)
     _print_times(result, console)
     for fault in result.faults:
-        console.print(f"[yellow]not recorded:[/] {fault}", highlight=False)
+        console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
     if result.status == "interrupted":
         console.print("[bold]interrupted:[/] `ringmaster run --resume` goes on from the last checkpoints")
     console.print(

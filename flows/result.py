@@ -18,7 +18,8 @@ class BatchResult:
     """What became of a batch.
 
     status: "done", "failed" (some jobs failed), or "interrupted" (it can be resumed).
-    makespan_s: seconds from the first segment's start to the last one's end; plan: the first plan of this run.
+    makespan_s: seconds from the first segment's start to the last one's end, since the batch was started or resumed;
+        plan: the first plan since then.
     current_practice_s: what each job on all devices, one after another, would have taken by the same profiles.
     idle_s: the longest time that a device waited between two segments.
     faults: what could not be recorded.
@@ -51,16 +52,17 @@ def collect(
     jobs: Sequence[Job],
     journal: Journal,
     *,
+    since_s: float,
     num_trials: int,
     profiling_s: float,
     faults: Sequence[str] = (),
 ) -> BatchResult:
-    """Reads the journal of a batch."""
+    """Reads the journal of a batch. since_s: when it was started or resumed, in seconds since the epoch."""
     records = journal.jobs()
-    segments = journal.segments()
+    segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     statuses = {records[job.name].status for job in jobs}
     status = "done" if statuses == {DONE} else "failed" if statuses <= {DONE, FAILED} else "interrupted"
-    plan, problem = _first_plan(journal)
+    plan, problem = _first_plan(journal, since_s=since_s)
     figures: dict[str, float | None] = {"makespan_s": None, "lower_bound_s": None, "gap": None}
     practice_s = None
     if plan is not None and problem is not None:
@@ -92,8 +94,8 @@ def longest_idle_s(segments: Sequence[SegmentRecord]) -> float:
     return longest_s
 
 
-def _first_plan(journal: Journal) -> tuple[Plan | None, Problem | None]:
-    plans = journal.plans()
+def _first_plan(journal: Journal, *, since_s: float) -> tuple[Plan | None, Problem | None]:
+    plans = journal.plans(since_s=since_s)
     if not plans:
         return None, None
     return Plan.from_json(plans[0]["plan"]), Problem.from_json(plans[0]["problem"])
@@ -110,7 +112,7 @@ def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
         {
             **{key: segment.what[key] for key in ("technique", "config", "num_devices", "devices")},
             "first_step": (segment.outcome or {}).get("first_step", segment.what["first_step"]),
-            "last_step": (segment.outcome or {}).get("step", segment.what["last_step"]),
+            "last_step": (segment.outcome or {}).get("step"),
             "status": (segment.outcome or {}).get("status", "lost"),
             "seconds": (segment.ended_s or segment.started_s) - segment.started_s,
         }

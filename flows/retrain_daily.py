@@ -124,7 +124,7 @@ class Night:
 
     def download(self, model: ModelRecord) -> Path:
         """The folder of a model's files."""
-        return self.ledger.download_model(f"models:/{model.model_id}", self.models_dir / model.model_id)
+        return self.ledger.download_model(f"models:/{model.model_id}", self.models_dir)
 
     def _survey(self, jobs: Sequence[Job]) -> tuple[dict[str, Survey], dict[str, str]]:
         return survey_jobs(jobs, site=self.site, cluster=self.cluster, notice=current_view.get().notice)

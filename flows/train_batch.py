@@ -51,7 +51,7 @@ def train_batch(
     guard_embedded_server()
     view = current_view.get()
     with open_workshop(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
-        started_s = time.monotonic()
+        since_s, started_s = time.time(), time.monotonic()
         bench = shop.bench
         with bench.all_devices(view.notice):
             profiled = profile_task(
@@ -66,6 +66,7 @@ def train_batch(
                 bench.batch,
                 bench.batch.jobs,
                 shop.journal,
+                since_s=since_s,
                 num_trials=profiled.num_trials,
                 profiling_s=profiling_s,
             )
@@ -105,7 +106,6 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
     )
     begin(shop.journal, batch.jobs, faults=profiled.faults)
     total_steps = sum(job.total_steps for job in profiled.jobs)
-    done_steps = sum(record.step for record in shop.journal.jobs().values())
     executor = Executor(
         name=batch.name,
         jobs=[jobs.get(job.name, job) for job in batch.jobs],
@@ -117,7 +117,7 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         listeners=[
             view.listen,
             shop.recorder.listen,
-            ProgressArtifact(total_steps, done_steps=done_steps).listen,
+            ProgressArtifact(shop.journal, total_steps=total_steps).listen,
             _decision_log,
         ],
     )

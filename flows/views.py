@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 
@@ -80,7 +81,6 @@ class LiveView(View):
         )
         self._live = Live(Group(self._bars, self._status), console=console, refresh_per_second=5, transient=True)
         self._bar_of: dict[int, TaskID] = {}
-        self._planned: Planned | None = None
         self._num_done = self._num_jobs = 0
 
     def __enter__(self) -> Self:
@@ -100,7 +100,6 @@ class LiveView(View):
         """Moves the bars; what ends is printed above them."""
         match event:
             case Planned():
-                self._planned = event
                 self._num_jobs = max(self._num_jobs, self._num_done + len(event.problem.jobs))
             case SegmentStarted():
                 self._start(event)
@@ -115,14 +114,12 @@ class LiveView(View):
             self._live.console.print(line, highlight=False)
 
     def _start(self, event: SegmentStarted) -> None:
-        assert self._planned is not None
         segment = event.segment
-        option = self._planned.problem.job(segment.job).options[segment.option]
         self._bar_of[event.number] = self._bars.add_task(
             segment.job,
             total=segment.last_step,
             completed=event.first_step,
-            option=f"{option.technique} x{option.num_devices}",
+            option=f"{event.technique} x{event.num_devices}",
             devices=_devices(segment.devices),
             loss="-",
         )
@@ -144,12 +141,12 @@ def describe(event: ExecutionEvent) -> str:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             return f"{segment.job} starts at step {first} on {_devices(segment.devices)}{again}"
         case GangSaid(event={"event": "checkpoint_failed", "message": message}):
-            return f"[yellow]warning:[/] {message}"
+            return f"[yellow]warning:[/] {escape(message)}"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
-            return f"[yellow]{segment.job}: {outcome.message}; {decision}[/]"
+            return f"[yellow]{segment.job}: {escape(outcome.message)}; {decision}[/]"
         case JobEnded(job=job, status=status, details=details, message=message):
             if status != DONE:
-                return f"[red]{job} has failed:[/] {message}"
+                return f"[red]{job} has failed:[/] {escape(message)}"
             return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"
         case Waiting(holders=holders):
             return f"waiting for devices held by {', '.join(holders)}"

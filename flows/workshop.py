@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,7 +101,7 @@ _warm: dict[str, ForkServer] = {}
 def warm_up(batch: Batch) -> None:
     """Starts importing torch in the batch's fork server now, beside whatever this process imports in the meantime."""
     server = _warm[batch.name] = ForkServer(preload=_preload(batch))
-    threading.Thread(target=server.start, name="warm-up").start()
+    threading.Thread(target=server.start, name="warm-up", daemon=True).start()
 
 
 @contextmanager
@@ -141,10 +142,11 @@ def open_workshop(
     home = home or settings.home()
     resumed = _resumed(batch, home) if resume else None
     with open_bench(batch, home=home) as bench, ExitStack() as stack:
-        weights = _weights(batch, bench.ledger, home)
         folder = resumed or _fresh(batch, home)
+        stack.enter_context(_alone(folder))
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
+        weights = _weights(batch, bench.ledger, journal, home)
         journal.put("batch", batch.to_json())
         journal.put("digest", digest(batch.to_json()))
         yield Workshop(
@@ -180,11 +182,28 @@ def _fresh(batch: Batch, home: Path) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = home / "batches" / batch.name / stamp
     number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{stamp}-{number}")
-    folder.mkdir(parents=True)
-    return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:  # started in the same second
+            number += 1
+            folder = folder.with_name(f"{stamp}-{number}")
+        else:
+            return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a run. Raises InputError where one is in it."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                [f"the run in {folder} is going on in another process. To fix: wait for its end"]
+            ) from None
+        yield
 
 
 def _resumed(batch: Batch, home: Path) -> Path:
@@ -197,7 +216,7 @@ def _resumed(batch: Batch, home: Path) -> Path:
     journal = Journal(folders[-1] / "journal.db")
     try:
         then = journal.get("digest")
-        status = journal.get("status")
+        is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
     finally:
         journal.close()
     if then != digest(batch.to_json()):
@@ -207,7 +226,7 @@ def _resumed(batch: Batch, home: Path) -> Path:
                 "To fix: undo the change, or leave out --resume to start afresh"
             ]
         )
-    if status == "done":
+    if is_done:
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
     return folders[-1]
 
@@ -236,8 +255,11 @@ def _together(*actions: Callable[[], Any]) -> None:
         raise errors[0]
 
 
-def _weights(batch: Batch, ledger: Ledger, home: Path) -> dict[str, Path]:
-    """Folders of the base models that are not jobs of the batch, fetched from the registry."""
+def _weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> dict[str, Path]:
+    """Folders of the base models that are not jobs of the batch, fetched from the registry.
+
+    An alias is followed once a run: the version is kept in the journal, and taken again where the run is resumed.
+    """
     names = {job.name for job in batch.jobs}
     folders: dict[str, Path] = {}
     faults = []
@@ -245,8 +267,9 @@ def _weights(batch: Batch, ledger: Ledger, home: Path) -> dict[str, Path]:
         if job.base is None or job.base in names:
             continue
         try:
-            model = ledger.resolve_model(job.base)
-            folders[job.name] = ledger.download_model(model.uri, home / "cache" / "models" / model.model_id)
+            uri = journal.get(f"base:{job.name}") or ledger.resolve_model(job.base).uri
+            folders[job.name] = ledger.download_model(uri, home / "cache" / "models")
+            journal.put(f"base:{job.name}", uri)
         except LedgerError as error:
             faults.append(f"job {job.name}: base {job.base}: {error}")
     if faults:

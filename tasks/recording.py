@@ -20,13 +20,14 @@ from model_lineage.ledger import Ledger
 from model_lineage.records import DatasetInput, MetricPoint, ModelRecord
 from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import DONE, Journal
+from tasks.execution.journal import DONE, JobRecord, Journal
 from tasks.planning import gantt
 from techniques import Job, Profile
 from techniques.surveys import Survey
 from techniques.values import to_json
 
 FLUSH_EVERY_S = 5.0
+MOST_WAITING_POINTS = 100_000  # of one job, while MLflow is away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Recorder:
         self.ledger, self._journal, self._batch = ledger, journal, batch
         self._known = Recorded(jobs={}, surveys={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
-        self._num_plans = 0
+        self._num_plans = len(journal.plans())  # a batch that is resumed goes on counting
         self.faults: list[str] = []
         self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -91,8 +92,8 @@ class Recorder:
                 if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
                     flushed_s = time.monotonic()
                     self._flush()
-            except (LedgerError, OSError) as error:
-                self.faults.append(str(error))
+            except Exception as error:  # noqa: BLE001 - the last frame of a thread: told when the batch ends
+                self.faults.append(f"{type(error).__name__}: {error}")
 
     def _next(self, flushed_s: float) -> Callable[[], None] | None:
         """What is to be done next: what was asked, or a flush when it is time and nothing was."""
@@ -105,12 +106,19 @@ class Recorder:
         run_id = self.run_of()
         if run_id is not None:
             self.ledger.resume_run(run_id)
+            self._catch_up()
             return
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
             self._batch.name, params={**params, "num_trials": num_trials}, files={"batch.yaml": self._batch.text}
         )
         self._journal.put("run", run_id)
+
+    def _catch_up(self) -> None:
+        """Records what ended before this run began and was not recorded: a kill, or MLflow away."""
+        for name, record in self._journal.jobs().items():
+            if record.status == DONE and not record.details.get("model_uri") and name in self._known.surveys:
+                self._end_job(JobEnded(job=name, status=DONE, message="", details=end_details(record)))
 
     def _job_run(self, name: str) -> str:
         run_id = self.run_of(name)
@@ -214,15 +222,27 @@ class Recorder:
         return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
 
     def _parent(self, job: Job) -> str | None:
-        if job.base is None or job.base not in self._known.jobs:
-            return job.base
+        if job.base is None:
+            return None
+        if job.base not in self._known.jobs:
+            # The very version that was trained from, whatever the alias names by now.
+            trained_from: str = self._journal.get(f"base:{job.name}", job.base)
+            return trained_from
         uri: str | None = self._journal.jobs()[job.base].details.get("model_uri")
+        if uri is None:
+            raise LedgerError(f"the model of {job.name} is not recorded: its base {job.base} is not, and would be lost")
         return uri
 
     def _flush(self) -> None:
-        gathered, self._points = self._points, {}
-        for job, points in gathered.items():
-            self.ledger.log_metrics(self._job_run(job), points)
+        """Writes the points of each job; those that cannot be written wait for the next time."""
+        for job in list(self._points):
+            try:
+                self.ledger.log_metrics(self._job_run(job), self._points[job])
+            except LedgerError as error:
+                self.faults.append(f"metrics of {job}: {error}")
+                if len(self._points[job]) < MOST_WAITING_POINTS:
+                    continue
+            del self._points[job]
 
     def _finish(self, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         self._flush()
@@ -242,6 +262,11 @@ class Recorder:
 def _plan_sentence(event: Planned) -> str:
     gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
     return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
+
+
+def end_details(record: JobRecord) -> dict[str, Any]:
+    """What `JobEnded` says of a job that is done."""
+    return {**record.details, "step": record.step}
 
 
 def plan_rows(event: Planned) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ class SegmentStarted:
 
     number: int
     segment: PlannedSegment
+    technique: str
+    num_devices: int
     first_step: int
     attempt: int
 

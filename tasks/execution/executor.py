@@ -163,7 +163,16 @@ class Executor:
         self._planned.remove(segment)
         self._running[number] = _Running(segment, names, first_step)
         attempt = self._attempts.get(segment.job, 0) + 1
-        self._tell(SegmentStarted(number=number, segment=segment, first_step=first_step, attempt=attempt))
+        self._tell(
+            SegmentStarted(
+                number=number,
+                segment=segment,
+                technique=profile.technique,
+                num_devices=profile.num_devices,
+                first_step=first_step,
+                attempt=attempt,
+            )
+        )
         call = SegmentCall(
             label=f"{segment.job} [{profile.technique} x{profile.num_devices}] steps {first_step}-{segment.last_step}",
             order=self._order(segment, profile, number),
@@ -242,6 +251,8 @@ class Executor:
         if step < self._jobs[job].total_steps:
             self._journal.write_job(job, status=WAITING, step=step)
             return "goes on with its next segment"
+        # A checkpoint of its end may have been found by a segment that was planned before it: nothing is left to do.
+        self._planned = [segment for segment in self._planned if segment.job != job]
         details = {"metrics": outcome.result["metrics"], "model_dir": str(self._workplace.model_dir(job))}
         record = self._journal.write_job(job, status=DONE, step=step, details=details)
         self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": step}))
@@ -303,7 +314,7 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     """What a segment's task returned; a task that could not even start its gang counts as a crash."""
     try:
         return future.result()
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever a task engine raises: this segment's crash, not the batch's
         return Outcome(status=CRASHED, message=f"{type(error).__name__}: {error}")
 
 

@@ -149,10 +149,11 @@ class Journal:
                 (time.time(), why, json.dumps(dict(content))),
             )
 
-    def plans(self) -> list[dict[str, Any]]:
-        """Every plan that was made for the batch, the first one first."""
+    def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
+        """The plans that were made for the batch since then, the first one first."""
         with self._transaction() as db:
-            return [json.loads(row[0]) for row in db.execute("SELECT content FROM plans ORDER BY id").fetchall()]
+            rows = db.execute("SELECT content FROM plans WHERE made_s >= ? ORDER BY id", (since_s,)).fetchall()
+        return [json.loads(row[0]) for row in rows]
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

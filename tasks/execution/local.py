@@ -10,38 +10,42 @@ from techniques.engine.order import GangOrder
 from techniques.engine.processes import ForkServer
 from techniques.engine.reporter import STOP
 
+END_TIMEOUT_S = 30.0
+
 
 class LocalRunner:
     """Runs gang orders; each `run` blocks its thread until the gang has ended. `stop_all` may come from any thread."""
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server
-        self._lock = threading.Lock()
+        self._ended = threading.Condition()
         self._gangs: set[Gang] = set()
         self._stopping = False
 
     def run(self, order: GangOrder, *, num_ranks: int, on_event: Callable[[Event], None]) -> Outcome:
         """Starts a gang and returns how it ended; its devices are free then."""
         gang = Gang(self._server, order, num_ranks=num_ranks)
-        with self._lock:
+        with self._ended:
             self._gangs.add(gang)
             if self._stopping:
                 gang.send(STOP)
         try:
             return gang.wait(on_event)
         finally:
-            with self._lock:
+            with self._ended:
                 self._gangs.discard(gang)
+                self._ended.notify_all()
 
     def stop_all(self) -> None:
         """Tells every gang, and those still to come, to checkpoint and end."""
-        with self._lock:
+        with self._ended:
             self._stopping = True
             for gang in self._gangs:
                 gang.send(STOP)
 
     def kill_all(self) -> None:
-        """Ends every gang at once."""
-        with self._lock:
+        """Ends every gang at once; returns when their devices are free."""
+        with self._ended:
             for gang in self._gangs:
                 gang.kill()
+            self._ended.wait_for(lambda: not self._gangs, timeout=END_TIMEOUT_S)

@@ -6,12 +6,15 @@ from concurrent.futures import Future
 from typing import cast
 from uuid import UUID
 
-from prefect import task
+import httpx
+from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import PrefectException
 
 from tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from tasks.execution.executor import SegmentCall, Submit
+from tasks.execution.journal import Journal
 from tasks.execution.local import LocalRunner
 from techniques.engine.gang import Outcome
 
@@ -38,10 +41,10 @@ def submit_with(runner: LocalRunner) -> Submit:
 
 
 class ProgressArtifact:
-    """The batch's progress in Prefect's UI: the share of its steps that are trained."""
+    """The batch's progress in Prefect's UI: the share of its steps that are trained, by its journal."""
 
-    def __init__(self, total_steps: int, *, done_steps: int = 0) -> None:
-        self._total, self._done = max(total_steps, 1), done_steps
+    def __init__(self, journal: Journal, *, total_steps: int) -> None:
+        self._journal, self._total = journal, max(total_steps, 1)
         self._artifact = cast(
             UUID,
             create_progress_artifact(progress=self._percent(), key="progress", description="Steps trained of all"),
@@ -49,11 +52,12 @@ class ProgressArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener: moves the bar where a segment or a job ends."""
-        if isinstance(event, SegmentEnded):
-            result = event.outcome.result
-            self._done += result.get("step", 0) - result.get("first_step", 0)
-        if isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
+        if not isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
+            return
+        try:
             update_progress_artifact(self._artifact, progress=self._percent())
+        except (httpx.HTTPError, PrefectException) as error:  # a picture that lags is no reason to end a training
+            get_run_logger().warning("the progress artifact could not be updated: %s", error)
 
     def _percent(self) -> float:
-        return min(100.0 * self._done / self._total, 100.0)
+        return min(100.0 * sum(record.step for record in self._journal.jobs().values()) / self._total, 100.0)

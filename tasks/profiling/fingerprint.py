@@ -9,29 +9,38 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from techniques import registry
 from techniques.job import Job
 from techniques.values import digest, to_json
 
+DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
 LIBRARIES = ("torch", "transformers")
-TRIALS_VERSION = 1  # of the way trials measure: raised when new profiles would not be comparable with old ones
+TRIALS_VERSION = 2  # of the way trials measure: raised when new profiles would not be comparable with old ones
 
 
-def speed_key(job: Job, data: Mapping[str, Any], *, import_paths: tuple[str, ...] = ()) -> str:
+def speed_key(
+    job: Job,
+    data: Mapping[str, Any],
+    *,
+    facts: Mapping[str, Any] | None = None,
+    import_paths: tuple[str, ...] = (),
+) -> str:
     """A key that is equal for jobs that cannot differ in speed: same model shape, batch shape, precision and optimizer.
 
-    data: the JSON form of the prepared data (its kind and shapes). import_paths: folders where users' factories
-    are, whose source counts too.
+    data: the JSON form of the prepared data (its kind and shapes). facts: that of the model's facts, which tell two
+    models apart that were saved under one name. import_paths: folders where users' factories are, whose source counts.
     """
     spec = job.data
-    data_shape = {key: data[key] for key in ("kind", "vocab_size", "num_labels", "image_size", "num_channels")}
+    data_shape = {key: data[key] for key in DATA_SHAPE}
     factories = [name for name in (job.model.factory, job.loss, spec.factory) if name]
     # More data than one evaluation reads is no other speed: tomorrow's data must not be profiled anew.
     num_evaluated = min(data["num_held_out"], job.evaluation.max_batches * job.global_batch_size)
     return digest(
         {
             "model": to_json(job.model),
+            "facts": dict(facts or {}),
             "adapter": to_json(job.adapter),
-            "data": {**data_shape, "seq_len": spec.seq_len, "kwargs": to_json(spec.kwargs)},
+            "data": {**data_shape, "kwargs": to_json(spec.kwargs)},
             "loss": job.loss,
             "precision": job.precision,
             "optimizer": [job.optimizer.name, sorted(job.optimizer.options)],
@@ -39,18 +48,36 @@ def speed_key(job: Job, data: Mapping[str, Any], *, import_paths: tuple[str, ...
             "global_batch_size": job.global_batch_size,
             "exact": job.exact,  # which decides what configs there are
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
-            "sources": {name: _source_digest(name, import_paths) for name in factories},
+            "sources": {name: source_digest(name, import_paths) for name in factories},
         }
     )
 
 
-def fingerprint(key: str, *, technique: str, config: Mapping[str, Any], num_devices: int, device_kind: str) -> str:
-    """The name under which a profile is kept: everything that matters, library versions and the kind of device too."""
+def fingerprint(
+    key: str,
+    *,
+    technique: str,
+    config: Mapping[str, Any],
+    num_devices: int,
+    device_kind: str,
+    memory_bytes: int = 0,
+    code: str = "",
+) -> str:
+    """The name under which a profile is kept: everything that matters, library versions and the kind of device too.
+
+    memory_bytes: of a device: what ran out of memory may fit into more of it. code: digest of a user's own technique.
+    """
     versions: dict[str, Any] = {library: version(library) for library in LIBRARIES}
-    return digest([key, technique, dict(config), num_devices, device_kind, versions, TRIALS_VERSION], length=32)
+    device = [device_kind, round(memory_bytes / 2**30)]
+    return digest([key, technique, code, dict(config), num_devices, device, versions, TRIALS_VERSION], length=32)
 
 
-def _source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
+def technique_code(name: str, import_paths: tuple[str, ...]) -> str:
+    """The digest of the module of a user's technique; empty for our own, which come with the version."""
+    return "" if name in registry.BUILTIN else source_digest(registry.dotted_path(name), import_paths)
+
+
+def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
     """The text of the module that a user's factory stands in: changed code is another speed. Imports nothing."""
     top, *rest = dotted.partition(":")[0].split(".")
     spec = find_spec(top) or PathFinder.find_spec(top, import_paths)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tasks.cluster import Cluster
-from tasks.profiling.fingerprint import fingerprint, speed_key
+from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from tasks.profiling.search import Failure, Result, Search, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
+from techniques.engine.channel import ChannelClosed
 from techniques.surveys import Survey, SurveyOrder
 from techniques.values import from_json, to_json
 
@@ -65,7 +66,32 @@ def profile_jobs(
 def survey_jobs(
     jobs: Sequence[Job], *, site: Site, cluster: Cluster, notice: Notice
 ) -> tuple[dict[str, Survey], dict[str, str]]:
-    """Prepares data and sizes models in a worker process; surveys, and faults, by job name."""
+    """Prepares data and sizes models in worker processes; surveys, and faults, by job name.
+
+    One process looks at all jobs; where one of them ends it, another goes on with the jobs after that one.
+    """
+    site.cache_dir.mkdir(parents=True, exist_ok=True)
+    surveys: dict[str, Survey] = {}
+    faults: dict[str, str] = {}
+    left = list(jobs)
+    while left:
+        status = _survey(left, surveys, faults, site=site, cluster=cluster, notice=notice)
+        left = [job for job in left if job.name not in surveys and job.name not in faults]
+        if left:
+            faults[left.pop(0).name] = f"the process that looked at it ended with status {status}"
+    return surveys, faults
+
+
+def _survey(
+    jobs: Sequence[Job],
+    surveys: dict[str, Survey],
+    faults: dict[str, str],
+    *,
+    site: Site,
+    cluster: Cluster,
+    notice: Notice,
+) -> int | None:
+    """Looks at `jobs` in order in one worker process; returns its exit status, None where it vanished."""
     node = cluster.nodes[0]
     order = SurveyOrder(
         jobs=tuple(jobs),
@@ -75,24 +101,23 @@ def survey_jobs(
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
         import_paths=site.import_paths,
     )
-    site.cache_dir.mkdir(parents=True, exist_ok=True)
     channel = site.server.spawn(target=SURVEYOR, argument=to_json(order), log=site.cache_dir / "survey.log")
-    surveys: dict[str, Survey] = {}
-    faults: dict[str, str] = {}
-    while (event := channel.receive())["event"] != "exit":
-        match event["event"]:
-            case "surveying":
-                notice(f"looking at {event['job']}")
-            case "survey":
-                survey = from_json(Survey, event["survey"])
-                surveys[survey.job] = survey
-            case "fault":
-                faults[event["job"]] = event["message"]
-    channel.close()
-    for job in jobs:
-        if job.name not in surveys and job.name not in faults:
-            faults[job.name] = f"the process that looked at it ended with status {event['status']}"
-    return surveys, faults
+    try:
+        while (event := channel.receive())["event"] != "exit":
+            match event["event"]:
+                case "surveying":
+                    notice(f"looking at {event['job']}")
+                case "survey":
+                    survey = from_json(Survey, event["survey"])
+                    surveys[survey.job] = survey
+                case "fault":
+                    faults[event["job"]] = event["message"]
+    except ChannelClosed:  # the fork server itself is gone; the next call starts another
+        return None
+    finally:
+        channel.close()
+    status: int = event["status"]
+    return status
 
 
 def resolve_steps(job: Job, survey: Survey) -> Job:
@@ -110,10 +135,10 @@ def _searches(
     """One search for each (speed class, technique, gang size), and which of them answer for which job."""
     searches: dict[str, Search] = {}
     of_job: dict[str, list[Search]] = {}
-    kind = cluster.device_kind()
+    kind, memory_bytes = cluster.device_kind(), min(device.memory_bytes for device in cluster.devices)
     for job in jobs:
         survey = surveys[job.name]
-        key = speed_key(job, survey.data, import_paths=import_paths)
+        key = speed_key(job, survey.data, facts=survey.facts, import_paths=import_paths)
         groups: dict[tuple[str, int], list[Any]] = {}
         for candidate in survey.candidates:
             groups.setdefault((candidate.technique, candidate.num_devices), []).append(candidate)
@@ -121,7 +146,15 @@ def _searches(
         for (technique, num_devices), candidates in groups.items():
             name = f"{key} {technique} {num_devices}"
             prints = [
-                fingerprint(key, technique=c.technique, config=c.config, num_devices=num_devices, device_kind=kind)
+                fingerprint(
+                    key,
+                    technique=technique,
+                    config=c.config,
+                    num_devices=num_devices,
+                    device_kind=kind,
+                    memory_bytes=memory_bytes,
+                    code=technique_code(technique, import_paths),
+                )
                 for c in candidates
             ]
             search = searches.setdefault(

@@ -77,7 +77,8 @@ def run_wave(site: Site, wave: Sequence[Trial]) -> dict[str, Result]:
     size = wave[0].candidate.num_devices
     seats = [site.devices[i : i + size] for i in range(0, len(site.devices) - size + 1, size)]
     crowd = [trial for trial, _ in zip(itertools.cycle(wave), seats, strict=False)]
-    with TemporaryDirectory(prefix="ringmaster-trials-") as folder:
+    # Where checkpoints will be written: what a save costs is measured on the same disk.
+    with TemporaryDirectory(prefix="trials-", dir=site.cache_dir) as folder:
         runs = [
             _Run(site, trial, seat, Path(folder) / str(i))
             for i, (trial, seat) in enumerate(zip(crowd, seats, strict=True))

@@ -86,9 +86,9 @@ class _Server:
         self.poll.register(connection.fileno(), HANG_UP)
 
     def hang_up(self, fd: int) -> None:
-        self.poll.unregister(fd)
-        for pid, connection in self.children.items():
+        for pid, connection in self.children.items():  # none where it was reaped in this very round
             if connection.fileno() == fd:
+                self.poll.unregister(fd)
                 os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
                 _kill_group(pid)
 

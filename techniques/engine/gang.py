@@ -138,6 +138,7 @@ class _Rank:
         self.index = index
         self.channel = channel
         self.alive = True
+        self._num_kills_before = num_out_of_memory_kills()
         self.pid: int | None = None
         self.exit_status: int | None = None
         self.failure: Event | None = None
@@ -192,7 +193,19 @@ class _Rank:
     def verdict(self, log: Path) -> Outcome:
         if self.failure is not None:
             return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
+        if self.exit_status == -signal.SIGKILL and num_out_of_memory_kills() > self._num_kills_before:
+            message = f"rank {self.index} was killed by the kernel for want of memory while {self.phase}"
+            return Outcome(status=OUT_OF_MEMORY, message=message)
         how = "vanished" if self.exit_status is None else f"ended with status {self.exit_status}"
         if self.exit_status is not None and self.exit_status < 0:
             how = f"was killed by {signal.Signals(-self.exit_status).name}"
         return Outcome(status=CRASHED, message=f"rank {self.index} {how} while {self.phase}; its output: {log}")
+
+
+def num_out_of_memory_kills() -> int:
+    """Processes that the kernel has killed for want of memory since the machine started; 0 where it does not tell."""
+    try:
+        counters = Path("/proc/vmstat").read_text().split()
+    except OSError:
+        return 0
+    return int(counters[counters.index("oom_kill") + 1]) if "oom_kill" in counters else 0

@@ -51,14 +51,14 @@ class Ranks:
 def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
     """Binds this process to its slots, before anything touches a device: a GPU, or cores with a thread each."""
     mine = slots if num_ranks == 1 else (slots[rank],)
-    if mine[0].kind == "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = mine[0].uuid or str(mine[0].index)
-        torch.cuda.set_device(0)
-        return torch.device("cuda", 0)
     cores = sorted({core for slot in mine for core in slot.cores})
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(max(len(cores), 1))
+    if mine[0].kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = mine[0].uuid or str(mine[0].index)
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
     return torch.device("cpu")
 
 

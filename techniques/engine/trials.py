@@ -80,7 +80,7 @@ def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
     if trainer.ranks.rank == 0:
         shutil.rmtree(scratch)
     num_batches = trainer.num_evaluated_batches()
-    evaluate_s = evaluated_s * num_batches / min(EVALUATED_BATCHES, num_batches)
+    evaluate_s = evaluated_s * num_batches / max(min(EVALUATED_BATCHES, num_batches), 1)
     return {"save_s": save_s, "export_s": export_s, "evaluate_s": evaluate_s}
 
 

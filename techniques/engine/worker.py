@@ -21,6 +21,9 @@ from techniques.engine.trainer import Trainer
 from techniques.technique import GangShape
 from techniques.values import from_json
 
+# How allocators say it: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
+
 BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length
 
 
@@ -44,7 +47,7 @@ def failure_kind(error: Exception) -> str:
     text = str(error).lower()
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return "out_of_memory"
-    if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
+    if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
         return "out_of_memory"
     # A full disk stays full for the next try: a person has to make room.
     if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError, CheckpointError)):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import psutil
+import psutil
 import pytest
 
 from techniques.engine.channel import ChannelClosed
@@ -66,6 +67,24 @@ def test_hanging_up_ends_a_worker_and_its_children(server, tmp_path):
     assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
     for pid in pids:
         wait_until_gone(pid)
+
+
+def test_a_worker_that_ends_while_it_is_hung_up_takes_nobody_with_it(tmp_path):
+    """Both are seen in one round of the server's loop where the server was not scheduled for a while."""
+    with ForkServer() as server:
+        bystander = spawn(server, tmp_path, "linger")
+        wait_for(bystander, "lingering")
+        channel = spawn(server, tmp_path, "linger")
+        pid = wait_for(channel, "lingering")["pids"][0]
+        server_pid = psutil.Process(pid).ppid()
+        os.kill(server_pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        channel.hang_up()
+        os.kill(server_pid, signal.SIGCONT)
+        assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
+        assert psutil.Process(server_pid).is_running()
+        bystander.hang_up()
+        assert wait_for(bystander, "exit")["status"] == -signal.SIGKILL
 
 
 OWNER = """

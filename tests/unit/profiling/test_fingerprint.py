@@ -16,6 +16,7 @@ JOB = Job(
 )
 DATA = {
     "kind": "tokens",
+    "seq_len": 24,
     "vocab_size": 300,
     "num_labels": None,
     "image_size": None,
@@ -50,7 +51,7 @@ def test_what_cannot_change_the_speed_shares_a_profile(change):
     "change",
     [
         {"global_batch_size": 8},
-        {"data": replace(JOB.data, seq_len=48)},
+        {"data": replace(JOB.data, kwargs={"name": "other"})},
         {"precision": "bf16"},
         {"model": replace(JOB.model, config={"hidden_size": 64})},
         {"optimizer": OptimizerSpec(name="sgd")},
@@ -73,6 +74,8 @@ def test_equal_values_have_equal_keys_however_they_are_written():
     )
     assert speed_key(JOB, {**DATA, "folder": "/elsewhere", "num_samples": 91}) == speed_key(JOB, DATA)
     assert speed_key(JOB, {**DATA, "vocab_size": 301}) != speed_key(JOB, DATA)
+    assert speed_key(JOB, {**DATA, "seq_len": 48}) != speed_key(JOB, DATA)
+    assert speed_key(JOB, DATA, facts={"num_layers": 2}) != speed_key(JOB, DATA, facts={"num_layers": 3})
 
 
 def test_the_option_the_device_and_the_libraries_count(monkeypatch):

@@ -101,7 +101,8 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     from tests.unit.execution.fakes import cluster, job
 
     draw, measured, kept = random.Random(seed), [], {}
-    data = dict.fromkeys(("kind", "vocab_size", "num_labels", "image_size", "num_channels")) | {"num_held_out": 100}
+    data = dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))
+    data["num_held_out"] = 100
     every = [c for t, n in [("single", 1), ("single", 2), ("ddp", 2), ("fsdp", 2)] for c in candidates(6, t, n)]
     jobs = [job(name, global_batch_size=size) for name, size in (("a", 8), ("b", 8), ("c", 16))]
 
