@@ -23,10 +23,13 @@ from tasks.planning.verify import MAX_STATES, num_states
 
 LEAST_RUN_SWITCHES = 5.0  # a shorter run of a job that has others is not planned
 PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own seconds
-SHARPNESS, HEAT = 1000.0, 2e-3
+# Annealing: sharpness and first temperature of each stage. Where types of devices differ, the first guess is far from
+# even, and a soft stage comes first that works on all slow groups at once.
+STAGES = ((1000.0, 2e-3),)
+STAGES_OF_TYPES = ((200.0, 5e-3), (1000.0, 1e-3))
 TRIALS = 40_000  # of the last local search of each group, for ten members or fewer
 
-WRONG_TYPE = 5.0  # bounds of time that a job may be later for costing twice as much
+WRONG_TYPE = 0.3  # bounds of time that a job may be later for costing twice as much
 MAX_JOBS_AS_ONE, MAX_NODES_AS_ONE = 20, 8
 MAX_PRICING = 12_000  # states times jobs of the check of work prices: half a second
 
@@ -170,17 +173,19 @@ def _annealed(tables: Tables, groups: Groups, parts: Parts, members: Sequence[Se
     switch = tables.problem.switch_cost_s / tables.unit_s
     width = min(num_jobs, max(map(len, members)) + 8)
     per_group = num_jobs / num_groups
-    budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000))
+    budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000) * min(3.0, 1.0 + num_groups / 32))
+    stages = STAGES if len(tables.problem.device_types) == 1 else STAGES_OF_TYPES
 
     def search(own_seed: int) -> tuple[float, Ints, Ints]:
         rows, counts = np.zeros((num_groups, width), np.int32), np.zeros(num_groups, np.int32)
         for g, jobs in enumerate(members):
             rows[g, : len(jobs)], counts[g] = jobs, len(jobs)
-        score = assign(
-            rows, counts, groups.kinds, groups.layouts, *parts.arrays, *tables.options,
-            tables.cost, tables.own, groups.worth, switch, LEAST_RUN_SWITCHES * switch, PER_SWITCH,
-            SHARPNESS, HEAT, budget, 200 * budget, own_seed,
-        )  # fmt: skip
+        for sharpness, heat in stages:
+            score = assign(
+                rows, counts, groups.kinds, groups.layouts, *parts.arrays, *tables.options,
+                tables.cost, tables.own, groups.worth, switch, LEAST_RUN_SWITCHES * switch, PER_SWITCH,
+                sharpness, heat, budget, 200 * budget, own_seed,
+            )  # fmt: skip
         return float(score.max()), rows, counts
 
     with ThreadPoolExecutor(2) as pool:
@@ -195,7 +200,7 @@ def _group_segments(tables: Tables, groups: Groups, parts: Parts, group: int, me
     if members.size == 0:
         return []
     layout, switch = groups.layout(group), tables.problem.switch_cost_s / tables.unit_s
-    per_group = min(1.0, 8.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
+    per_group = min(1.0, 24.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
     trials = int(np.clip(TRIALS * per_group, 500, TRIALS))
     score, _, sequence, times, _ = plan_group(
         members, *parts.arrays, *tables.options_of(int(groups.kinds[group])), layout,

@@ -11,7 +11,9 @@ from tasks.planning.plan import Segment
 from tasks.planning.problem import Problem
 from tasks.planning.tables import Ints
 
-HEAT, COOL, SHARPNESS, SPREAD = 0.01, 1e-3, 150.0, 0.3
+COOL = 1e-3
+# First temperature, sharpness and weight of early ends, by search: no one setting is best for all problems.
+SETTINGS = ((0.01, 150.0, 0.3), (0.005, 150.0, 0.1), (0.02, 150.0, 0.1), (0.005, 50.0, 0.1), (0.02, 50.0, 0.03))
 
 
 def plan_rigid(
@@ -53,12 +55,13 @@ def plan_rigid(
 
     def search(own_seed: int) -> tuple[float, Ints, Ints, Ints]:
         option = begin.copy()
+        heat, sharpness, spread = SETTINGS[own_seed % len(SETTINGS)]
         sequences, counts = _longest_first(option, need, length, size)
         if is_over():
             return np.inf, sequences, counts, option
         end = anneal_nodes(
             first, last, need, length, size, sequences, counts, option,
-            HEAT, COOL, SHARPNESS, SPREAD, steps, 1.0 + 1e-7, own_seed,
+            heat, COOL, sharpness, spread, steps, 1.0 + 1e-7, own_seed,
         )  # fmt: skip
         return float(end), sequences, counts, option
 
