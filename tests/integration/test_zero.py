@@ -80,3 +80,18 @@ def test_overlap_changes_nothing_but_when(bench, tmp_path):
         for overlap in (True, False)
     )
     assert is_bit_equal(one.weights, other.weights)
+
+
+def test_a_checkpoint_is_read_at_every_world_size(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW)
+    route = [
+        Layout("zero1", 4),
+        Layout("zero2", 2, ZERO2),
+        Layout("zero2", 4, ZERO2),
+        Layout("fsdp", 2, {"reshard": True}),
+    ]
+    for last_step, layout in enumerate(route, start=1):
+        bench.train(job, layout, tmp_path, last_step=last_step)
+    trained = bench.train(job, Layout("zero1", 2), tmp_path)
+    assert trained.outcome.result["first_step"] == 4
+    assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5
