@@ -22,7 +22,6 @@ from techniques.technique import (
     StepWork,
     Technique,
     batch_is_divisible,
-    micro_batches,
     training_state_bytes,
     undivided_batch_only,
 )
@@ -61,24 +60,19 @@ class Mesh(Technique):
         """Short pipelines and small groups first: idle time and exchanges grow with them."""
         assert facts.decoder is not None
         suitable = [sizes for sizes in _sizes(gang) if _why_not(job, facts, sizes) is None]
-        for recompute, reshard, sizes in product(("none", "full"), (False, True), suitable):
+        # What saves memory comes last, all at once.
+        for (recompute, reshard), sizes in product((("none", False), ("full", True)), suitable):
             pp, dp_shard, tp = sizes
             rows = job.global_batch_size // dp_shard
-            counts = (
-                [rows // size for size in micro_batches(rows, at_most=2)] if pp == 1 else micro_batch_counts(rows, pp)
-            )
-            if reshard and dp_shard == 1:
-                continue
-            for count in counts:
-                yield {
-                    "micro_batch": rows // count,
-                    "recompute": recompute,
-                    **dict(zip(AXES, sizes, strict=True)),
-                    "reshard": reshard,
-                    # Stages send each other whole sequences, from which masks and positions are made.
-                    "sequence_parallel": pp == 1 and facts.decoder.seq_len % tp == 0,
-                    "loss_parallel": pp == 1 and tp > 1 and job.loss is None,
-                }
+            yield {
+                "micro_batch": rows if pp == 1 else rows // micro_batch_counts(rows, pp)[0],
+                "recompute": recompute,
+                **dict(zip(AXES, sizes, strict=True)),
+                "reshard": reshard,
+                # Stages send each other whole sequences, from which masks and positions are made.
+                "sequence_parallel": pp == 1 and facts.decoder.seq_len % tp == 0,
+                "loss_parallel": pp == 1 and tp > 1 and job.loss is None,
+            }
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
         """The axes along which anything is divided."""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from techniques.engine.pipe import Pipe
 
 # The quickest-looking first, and how many stages a device has under each.
-STAGES_A_DEVICE = {"1f1b": 1, "zero_bubble": 2, "interleaved": 2, "gpipe": 1}
+QUICKEST = "1f1b"
+STAGES_A_DEVICE = {QUICKEST: 1, "zero_bubble": 2, "interleaved": 2, "gpipe": 1}
 
 
 class Pipeline(Technique):
@@ -55,7 +56,7 @@ class Pipeline(Technique):
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """With n devices and m micro-batches a share of (n - 1) / (m + n - 1) of the time is idle (GPipe, section 2):
-        so first four micro-batches a device, then two, then one, which are larger.
+        so first four micro-batches a device, then two, then one, which are larger; of other schedules only the first.
         """
         rows, num = job.global_batch_size, gang.num_devices
         counts = micro_batch_counts(rows, num)
@@ -63,9 +64,10 @@ class Pipeline(Technique):
             for schedule, stages_a_device in STAGES_A_DEVICE.items():
                 if facts.num_layers < stages_a_device * num:
                     continue
-                for count in counts:
-                    if schedule != "interleaved" or count % (count // num) == 0:
-                        yield {"micro_batch": rows // count, "recompute": recompute, "schedule": schedule}
+                # The interleaved schedule goes in rounds of as many micro-batches as there are devices, or a few more.
+                possible = [count for count in counts if schedule != "interleaved" or count % (count // num) == 0]
+                for count in possible if schedule == QUICKEST else possible[:1]:
+                    yield {"micro_batch": rows // count, "recompute": recompute, "schedule": schedule}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
         """One axis, along which the layers are divided."""

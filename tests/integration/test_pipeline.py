@@ -123,6 +123,7 @@ def test_configs_have_a_layer_for_each_stage_and_a_micro_batch_for_each_device(b
         assert all(job.global_batch_size // config["micro_batch"] >= 2 for config in found)
         return [(config["schedule"], config["micro_batch"]) for config in found if config["recompute"] == "none"]
 
+    assert len(configs(FOUR_LAYERS)) == 6  # and as many that recompute: a dozen are listed
     assert configs(LLAMA)[:3] == [("1f1b", 1), ("1f1b", 2), ("1f1b", 4)]
     assert {schedule for schedule, _ in configs(LLAMA)} == {"1f1b", "gpipe"}
     assert {schedule for schedule, _ in configs(FOUR_LAYERS)} == set(SCHEDULES)
