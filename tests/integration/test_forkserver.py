@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import psutil
-import psutil
 import pytest
 
 from techniques.engine.channel import ChannelClosed
