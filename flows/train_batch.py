@@ -122,6 +122,9 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         ],
     )
     with ExitStack() as stack:
+        # Whatever ends the batch, its gangs end and their devices are free for the next one of this process.
+        stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
+        stack.callback(shop.runner.join)
         stack.callback(shop.runner.kill_all)
         stack.enter_context(_stopped_by_signals(executor, shop))
         executor.run()

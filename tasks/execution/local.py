@@ -44,8 +44,12 @@ class LocalRunner:
                 gang.send(STOP)
 
     def kill_all(self) -> None:
-        """Ends every gang at once; returns when their devices are free."""
+        """Ends every gang at once."""
         with self._ended:
             for gang in self._gangs:
                 gang.kill()
+
+    def join(self) -> None:
+        """Waits until no gang runs any more: their devices are free."""
+        with self._ended:
             self._ended.wait_for(lambda: not self._gangs, timeout=END_TIMEOUT_S)
