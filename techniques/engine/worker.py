@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ import torch
 
 from techniques import registry
 from techniques.engine import training, trials
-from techniques.engine.channel import Channel
+from techniques.engine.channel import Channel, ChannelClosed
 from techniques.engine.checkpoint import CheckpointError
 from techniques.engine.order import TRAIN, TRIAL, GangOrder
 from techniques.engine.ranks import join
@@ -35,6 +36,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     try:
         _run(order, rank, reporter)
+    except ChannelClosed:
+        os.kill(os.getpid(), signal.SIGKILL)  # hung up on, as the fork server is about to do
     except Exception as error:  # noqa: BLE001 - told to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not keep the cause from being told
             traceback.print_exc()
