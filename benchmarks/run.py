@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [--rounds N] [--batch FILE]
 
-Contenders: `ringmaster run` with cold profiles (no knowledge of any job) and with warm ones (as every night after the
-first), a plain script per job one after another, and one script that trains all jobs in one process; both by hand at
+Contenders: `ringmaster run` with cold profiles (no knowledge of any job: once) and with warm ones (as every night
+after the first), a plain script per job one after another, and one script that trains all jobs in one process; both by hand at
 the number of threads that is best for them on this machine, found first. Every contender starts from prepared data.
 Writes benchmarks/results/run.json and the table between the markers in docs/benchmarks.md.
 """
@@ -75,15 +75,13 @@ def main() -> None:
     """Runs the rounds and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=Path, default=ROOT / "benchmarks" / "batch.yaml")
+    parser.add_argument("--batch", type=Path, default=ROOT / "examples" / "mixed_batch.yaml")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         bench = Bench(arguments.batch.resolve(), Path(folder))
-        _say("preparing the data, and everything's first run")
-        bench.ringmaster(cold=False)
-        threads = _best_threads(bench)
+        threads = _best_threads(bench)  # which prepares the data, too
+        cold = _announced(COLD, 0, lambda: bench.ringmaster(cold=True))
         contenders = {
-            COLD: lambda: bench.ringmaster(cold=True),
             SCRIPTS: lambda: bench.scripts(threads[SCRIPTS]),
             WARM: lambda: bench.ringmaster(cold=False),
             ONE: lambda: bench.one_process(threads[ONE]),
@@ -91,7 +89,7 @@ def main() -> None:
         rounds = []
         for number in range(arguments.rounds):
             rounds.append({name: _announced(name, number, run) for name, run in contenders.items()})
-    _write(rounds, batch=arguments.batch)
+    _write(cold, rounds, batch=arguments.batch)
 
 
 def _best_threads(bench: Bench) -> dict[str, int]:
@@ -125,8 +123,10 @@ def _job_names(batch_file: Path) -> list[str]:
     return [job.name for job in sorted(jobs, key=lambda job: job.base is not None)]
 
 
-def _write(rounds: list[dict], *, batch: Path) -> None:
-    medians = {name: statistics.median(r[name]["seconds"] for r in rounds) for name in rounds[0]}
+def _write(cold: dict, rounds: list[dict], *, batch: Path) -> None:
+    medians = {COLD: cold["seconds"]} | {
+        name: statistics.median(r[name]["seconds"] for r in rounds) for name in rounds[0]
+    }
     ratios = {
         name: statistics.median(r[name]["seconds"] / r[WARM]["seconds"] for r in rounds) for name in (SCRIPTS, ONE)
     }
@@ -135,12 +135,12 @@ def _write(rounds: list[dict], *, batch: Path) -> None:
         "prediction_error": statistics.median(abs(r["makespan_s"] / r["plan"]["makespan_s"] - 1) for r in warm),
         "idle_s": max(r["idle_s"] for r in warm),
         "training_share": statistics.median(r["makespan_s"] / r["seconds"] for r in warm),
-        "profiling_share": statistics.median(r[COLD]["profiling_s"] / r[COLD]["seconds"] for r in rounds),
+        "profiling_share": cold["profiling_s"] / cold["seconds"],
     }
     machine = f"{os.cpu_count()} cores, {_cpu_name()}"
     record = {"date": str(date.today()), "machine": machine, "medians_s": medians, "ratios": ratios, "figures": figures}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({**record, "batch": batch.name, "rounds": rounds}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**record, "batch": batch.name, "cold": cold, "rounds": rounds}, indent=1) + "\n")
     lines = [
         f"{date.today()}, {machine}, `{batch.name}`, {len(rounds)} rounds in alternation; whole commands, medians.",
         "",

@@ -38,6 +38,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
         _run(order, rank, reporter)
     except ChannelClosed:
         os.kill(os.getpid(), signal.SIGKILL)  # hung up on, as the fork server is about to do
+        _leave(1)
     except Exception as error:  # noqa: BLE001 - told to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not keep the cause from being told
             traceback.print_exc()
