@@ -3,9 +3,9 @@
     python benchmarks/run.py [--rounds N] [--batch FILE]
 
 Contenders: `ringmaster run` with cold profiles (no knowledge of any job: once) and with warm ones (as every night
-after the first), a plain script per job one after another, and one script that trains all jobs in one process; both by hand at
-the number of threads that is best for them on this machine, found first. Every contender starts from prepared data.
-Writes benchmarks/results/run.json and the table between the markers in docs/benchmarks.md.
+after the first), a plain script per job one after another, and one script that trains all jobs in one process; both
+by hand at the number of threads that is best for them on this machine, found first. Every contender starts from
+prepared data. Writes benchmarks/results/run.json and the table between the markers in docs/benchmarks.md.
 """
 
 import argparse
