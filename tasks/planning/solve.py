@@ -211,7 +211,7 @@ class _Search:
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
-            num_searches, steps = 20, max(1_500_000, 60_000 * num_jobs)
+            num_searches, steps = 20, max(300_000, 60_000 * num_jobs)
         elif num_jobs > CROWDED * len(self.problem.nodes):
             num_searches, steps = 2, 3_000_000
         else:

@@ -13,7 +13,7 @@ from tasks.planning.listing import makespan_s, schedule
 from .draw import problems, tiny
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_every_plan_is_valid_and_no_worse_than_a_simple_one(problem):
     for preemption in ("auto", "never"):
