@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +10,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from flows import settings
+from flows.output import AsJson, print_json
 from techniques.dotted import resolve
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Seed = Annotated[int, typer.Option(help="Of the planner.", min=0)]
 
 
@@ -30,7 +28,7 @@ def sweep(
     console = Console(stderr=True)
     console.print(_table(result["leaderboard"]))
     if as_json:
-        _print_json(result)
+        print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
 
 
@@ -46,7 +44,7 @@ def retrain(
     result = _run("flows.retrain_daily:retrain_daily", {"file": str(models_file), "seed": seed})
     Console(stderr=True).print(Markdown(result["report"]))
     if as_json:
-        _print_json(result)
+        print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
 
 
@@ -54,12 +52,9 @@ def _run(flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
     settings.embed(settings.home())
     run = resolve(flow)
-    from flows.views import LinesView, LiveView, current_view
+    from flows.views import shown
 
-    console = Console(stderr=True)
-    view = LiveView(console) if console.is_terminal else LinesView(console)
-    current_view.set(view)
-    with view:
+    with shown(Console(stderr=True)):
         result: dict[str, Any] = run(**parameters)
     return result
 
@@ -71,8 +66,3 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     for row in rows:
         table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values()))
     return table
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout)
-    sys.stdout.write("\n")

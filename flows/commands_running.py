@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,9 +12,6 @@ from rich.markup import escape
 
 from flows import settings
 from flows.output import AsJson, print_json
-
-if TYPE_CHECKING:
-    from flows.views import View
 
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
@@ -44,13 +41,11 @@ def run(
 
     from flows.report import print_report
     from flows.train_batch import train_batch
-    from flows.views import current_view
+    from flows.views import shown
 
     console = Console(stderr=True)
-    view = _view(console)
-    current_view.set(view)
     # Nobody watches an embedded run's heartbeat, and ending its thread costs a second.
-    with view, temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    with shown(console), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         result = train_batch(
             batch.to_json(), name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed
         )
@@ -70,12 +65,10 @@ def profile(
     batch = load_batch(batch_file)
     settings.embed(settings.home())
     from flows.profile_batch import profile_batch
-    from flows.views import current_view
+    from flows.views import shown
 
     console = Console(stderr=True)
-    view = _view(console)
-    current_view.set(view)
-    with view:
+    with shown(console):
         measured = profile_batch(batch.to_json())
     for name, fault in measured.profiled.faults.items():
         console.print(f"[red]{name}:[/] {escape(fault)}", highlight=False)
@@ -84,9 +77,3 @@ def profile(
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
         console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}", highlight=False)
     raise typer.Exit(1 if measured.profiled.faults else 0)
-
-
-def _view(console: Console) -> View:
-    from flows.views import LinesView, LiveView
-
-    return LiveView(console) if console.is_terminal else LinesView(console)

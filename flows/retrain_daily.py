@@ -189,8 +189,7 @@ class Night:
     @contextmanager
     def _device(self) -> Iterator[Device]:
         """A leased device; waits for other processes of this machine to give one back."""
-        node = self.cluster.nodes[0]
-        names = {f"{node.name}:{device.kind}:{i}": device for i, device in enumerate(node.devices)}
+        names = dict(zip(self.cluster.lease_names().values(), self.cluster.devices, strict=True))
         while not (mine := next((name for name in names if self.leases.take([name], holder="retraining")), None)):
             threading.Event().wait(LEASE_RETRY_S)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
@@ -129,6 +131,17 @@ class LiveView(View):
         if said["event"] == "steps" and event.number in self._bar_of:
             step = said["first_step"] + len(said["losses"])
             self._bars.update(self._bar_of[event.number], completed=step, loss=f"{said['losses'][-1]:.3f}")
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[None]:
+    """Shows what happens within: live bars where the console is a terminal, lines elsewhere."""
+    with LiveView(console) if console.is_terminal else LinesView(console) as view:
+        token = current_view.set(view)
+        try:
+            yield
+        finally:
+            current_view.reset(token)
 
 
 def describe(event: ExecutionEvent) -> str:

@@ -47,7 +47,7 @@ class Bench:
     @property
     def device_names(self) -> tuple[str, ...]:
         """All devices, as leases name them."""
-        return tuple(f"{node.name}:{d.kind}:{i}" for node in self.cluster.nodes for i, d in enumerate(node.devices))
+        return tuple(self.cluster.lease_names().values())
 
     @contextmanager
     def all_devices(self, notice: Callable[[str], None]) -> Iterator[None]:

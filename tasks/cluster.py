@@ -59,6 +59,14 @@ class Cluster:
         """All devices, node by node."""
         return tuple(device for node in self.nodes for device in node.devices)
 
+    def lease_names(self) -> dict[tuple[str, int], str]:
+        """What leases call each device, by the name of its node and its number there."""
+        return {
+            (node.name, number): f"{node.name}:{device.kind}:{number}"
+            for node in self.nodes
+            for number, device in enumerate(node.devices)
+        }
+
     def device_kind(self) -> str:
         """The kinds of devices in this cluster, usually one, as a text for the fingerprints of profiles."""
         return " + ".join(sorted({device.device_kind() for device in self.devices}))

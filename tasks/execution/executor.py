@@ -129,10 +129,11 @@ class Executor:
         """Starts every segment that may; returns whether any must wait for devices that other processes hold."""
         done = {name for name, record in self._journal.jobs().items() if record.status == DONE}
         running = [r.segment for r in self._running.values()]
+        lease_names = self._workplace.cluster.lease_names()
         holders: set[str] = set()
         waits = False
         for segment in startable(self._planned, running=running, done_jobs=done, bases=self._bases):
-            names = tuple(f"{node}:{self._workplace.device((node, i)).kind}:{i}" for node, i in segment.devices)
+            names = tuple(lease_names[device] for device in segment.devices)
             if self._workplace.leases.take(names, holder=self._workplace.holder):
                 self._start(segment, names)
             else:
