@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -79,14 +80,42 @@ class Search:
 
 
 def worthwhile(searches: Iterable[Search]) -> list[Search]:
-    """The searches that may still give an option worth having.
+    """The searches whose next trial may still give an option worth having; in their order.
 
     Of the techniques that train a speed class on the same number of devices a plan takes the fastest (a slower one
-    only where memory decides), so one whose first config is far behind another's best is not refined any further.
+    only where memory decides). So one whose first config is far behind another's best is not refined any further; and
+    those not begun yet are tried one after another, until one is close to perfect scaling: with t the fastest step on
+    m devices, the fewest measured, no option on n is expected to take less than t m / n.
     """
     every = list(searches)
     best_s: dict[tuple[str, int], float] = {}
     for search in every:
         group = search.key, search.num_devices
         best_s[group] = min(best_s.get(group, float("inf")), search.best_s)
-    return [s for s in every if not s.profiles or s.best_s <= FAR_BEHIND * best_s[s.key, s.num_devices]]
+    result, begun = [], set[tuple[str, int]]()
+    for search in every:
+        group = search.key, search.num_devices
+        if search.results:
+            if not search.profiles or search.best_s <= FAR_BEHIND * best_s[group]:
+                result.append(search)
+        elif _is_fewest(search, best_s) or (group not in begun and not _scales(group, best_s)):
+            result.append(search)
+            begun.add(group)
+    return result
+
+
+def _is_fewest(search: Search, best_s: Mapping[tuple[str, int], float]) -> bool:
+    """Whether its speed class has options on no fewer devices than these."""
+    return search.num_devices == min(size for key, size in best_s if key == search.key)
+
+
+def _scales(group: tuple[str, int], best_s: Mapping[tuple[str, int], float]) -> bool:
+    """Whether the fastest option of a group is close to what perfect scaling from the fewest devices gives."""
+    key, num_devices = group
+    measured = [
+        size for other, size in best_s if other == key and size < num_devices and best_s[other, size] < math.inf
+    ]
+    if not measured:
+        return False
+    fewest = min(measured)
+    return best_s[group] <= FAR_BEHIND * best_s[key, fewest] * fewest / num_devices

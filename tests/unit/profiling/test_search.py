@@ -84,12 +84,32 @@ def test_techniques_far_behind_on_as_many_devices_are_not_refined():
             found.results["x"] = profile(step_s, technique, num_devices)
         return found
 
-    alone = search("single", 1, 9.0)
+    alone = search("single", 1, 1.0)
     best, near = search("ddp", 2, 1.0), search("fsdp", 2, FAR_BEHIND * 0.99)
     behind, untried = search("single", 2, FAR_BEHIND * 1.01), search("zero2", 2, None)
     assert worthwhile([alone, best, near, behind, untried]) == [alone, best, near, untried]
     behind.key = "another job's"
     assert behind in worthwhile([alone, best, near, behind, untried])
+
+
+def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
+    def search(technique, num_devices, *results):
+        every = candidates(3, technique, num_devices)
+        prints = [f"{technique}{num_devices}{i}" for i in range(3)]
+        found = Search(key="k", job="j", candidates=every, fingerprints=prints)
+        found.results = dict(zip(prints, results, strict=False))
+        return found
+
+    alone = search("single", 1, profile(1.0), profile(2.0))
+    threads, ddp, tensor = search("single", 2), search("ddp", 2), search("tensor", 2)
+    assert worthwhile([alone, threads, ddp, tensor])[1:] == [threads]
+    threads = search("single", 2, profile(0.9, num_devices=2))
+    assert worthwhile([alone, threads, ddp, tensor])[1:] == [threads, ddp]
+    ddp = search("ddp", 2, profile(0.5 * FAR_BEHIND, "ddp", 2))
+    assert worthwhile([alone, threads, ddp, tensor])[1:] == [ddp]
+    # What fits no smaller gang is tried under every technique.
+    unfit = search("single", 1, NO_ROOM)
+    assert worthwhile([unfit, threads, ddp, tensor])[1:] == [ddp, tensor]
 
 
 @pytest.mark.parametrize("seed", range(20))
