@@ -40,7 +40,7 @@ def whole_problems(draw_) -> Problem:
     return replace(problem, nodes=nodes, jobs=tuple(jobs))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(whole_problems(), st.sampled_from(["makespan", "weighted", "cost"]))
 def test_every_plan_is_valid_and_its_bounds_hold(problem, objective):
     assert Problem.from_json(problem.to_json()) == problem
