@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from flows import commands_looking, commands_retraining, commands_running
+from flows import commands_looking, commands_planning, commands_retraining, commands_running
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,6 +17,8 @@ app = typer.Typer(
 for command in (
     commands_running.run,
     commands_running.profile,
+    commands_planning.plan,
+    commands_planning.simulate,
     commands_retraining.sweep,
     commands_retraining.retrain,
     commands_looking.techniques,

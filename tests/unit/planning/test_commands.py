@@ -4,13 +4,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows import planning_commands
+from flows import commands_planning
 from flows.faults import InputError
 from tasks.planning import Plan, Problem, verify
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(planning_commands.plan)
-app.command()(planning_commands.simulate)
+app.command()(commands_planning.plan)
+app.command()(commands_planning.simulate)
 
 
 def run(*arguments: object):
