@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 
 from flows import settings
-from flows.output import AsJson, print_json
+from flows.output import AsJson, error_console, print_json
 from techniques.dotted import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner.", min=0)]
@@ -25,7 +24,7 @@ def sweep(
 
     form = load_sweep(sweep_file)
     result = _run("flows.sweep:sweep", form.parameters())
-    console = Console(stderr=True)
+    console = error_console()
     console.print(_table(result["leaderboard"]))
     if as_json:
         print_json(result)
@@ -42,7 +41,7 @@ def retrain(
 
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
     result = _run("flows.retrain_daily:retrain_daily", {"file": str(models_file), "seed": seed})
-    Console(stderr=True).print(Markdown(result["report"]))
+    error_console().print(Markdown(result["report"]))
     if as_json:
         print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
@@ -54,7 +53,7 @@ def _run(flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
     run = resolve(flow)
     from flows.views import shown
 
-    with shown(Console(stderr=True)):
+    with shown(error_console()):
         result: dict[str, Any] = run(**parameters)
     return result
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from flows import settings
-from flows.output import AsJson, print_json
+from flows.output import AsJson, error_console, print_json
 
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
@@ -43,7 +42,7 @@ def run(
     from flows.train_batch import train_batch
     from flows.views import shown
 
-    console = Console(stderr=True)
+    console = error_console()
     # Nobody watches an embedded run's heartbeat, and ending its thread costs a second.
     with shown(console), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         result = train_batch(
@@ -67,7 +66,7 @@ def profile(
     from flows.profile_batch import profile_batch
     from flows.views import shown
 
-    console = Console(stderr=True)
+    console = error_console()
     with shown(console):
         measured = profile_batch(batch.to_json())
     for name, fault in measured.profiled.faults.items():

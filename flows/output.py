@@ -8,8 +8,18 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+# Where output goes to a file nobody resizes anything: names and metrics stay on one line.
+FILE_WIDTH = 140
+
+
+def error_console() -> Console:
+    """Where people read: stderr, at the terminal's width or wide enough for a table."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows import settings
 from flows.result import BatchResult
@@ -14,7 +14,8 @@ from flows.result import BatchResult
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     """Prints the jobs as a table, the makespan beside what was planned and what current practice would have taken."""
-    table = Table("job", "status", "technique", "devices", "steps", "held-out", "seconds", header_style="bold")
+    job_column = Column("job", no_wrap=True)
+    table = Table(job_column, "status", "technique", "devices", "steps", "held-out", "seconds", header_style="bold")
     for job in result.jobs:
         last = job["segments"][-1] if job["segments"] else None
         table.add_row(
