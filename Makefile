@@ -22,7 +22,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint check-style check-format check-types check-imports format bench bench-planning \
+.PHONY: help demo test test-full lint check-style check-format check-types check-imports format bench bench-planning \
 	environment constraints clean
 
 help:  ## Say what can be made
@@ -33,6 +33,9 @@ demo: $(READY)  ## Train a batch of eleven models on this machine's devices (BAT
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 	$(BIN)/python -m pytest $(TESTS)
+
+test-full: $(READY)  ## Run the long tests, which `make test` leaves out
+	$(BIN)/python -m pytest -m full $(TESTS)
 
 lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
 

@@ -46,7 +46,9 @@ def test_the_changelog_names_the_version():
     assert version in " ".join(headings[0]), f"{version} of pyproject.toml is not in CHANGELOG.md's newest heading"
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "bench", "bench-planning", "clean", "help", "constraints"])
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "test-full", "lint", "bench", "bench-planning", "clean", "help", "constraints"]
+)
 def test_the_makefile_has_the_target(target: str):
     assert target in rules()
     done = make("--dry-run", target)
@@ -113,7 +115,7 @@ def test_hooks_check_what_make_lint_checks():
 def test_ci_runs_lint_and_tests():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().rstrip().endswith("exec make --keep-going lint test")
+    assert script.read_text().rstrip().endswith("exec make --keep-going lint test test-full")
 
 
 def requirements() -> list[Requirement]:
