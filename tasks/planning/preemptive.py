@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from tasks.planning.bounds import Bound
+from tasks.planning.certificates import MAX_STATES, num_states
 from tasks.planning.plan import Certificate, Segment
 from tasks.planning.problem import Problem
 from tasks.planning.tables import NEVER, Floats, Groups, Ints, Tables
-from tasks.planning.verify import MAX_STATES, num_states
 
 LEAST_RUN_SWITCHES = 5.0  # a shorter run of a job that has others is not planned
 PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own seconds
@@ -36,7 +36,7 @@ MAX_PRICING = 12_000  # states times jobs of the check of work prices: half a se
 
 @dataclass(frozen=True)
 class Parts:
-    """Shares of jobs, as groups do them: share[p] of job[p], between release[p] and due[p]; see `kernels`."""
+    """Shares of jobs, as groups do them: share[p] of job[p], between release[p] and due[p]; see `sequences`."""
 
     job: Ints
     share: Floats
@@ -80,7 +80,7 @@ def plan_preemptive(
 def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
     """Prices of the jobs' work from the configuration LP of all nodes, which may prove more than the pattern
     LP."""
-    from tasks.planning.kernels import config_lp
+    from tasks.planning.config_lp import config_lp
 
     if (
         len(problem.device_types) > 1
@@ -165,7 +165,7 @@ def _fits(tables: Tables, groups: Groups, group: int, job: int) -> bool:
 def _annealed(tables: Tables, groups: Groups, parts: Parts, members: Sequence[Sequence[int]], seed: int) -> list[Ints]:
     """Jobs by group after annealing; two searches with seeds of their own run side by side, the better one
     is taken."""
-    from tasks.planning.kernels import assign
+    from tasks.planning.assignment import assign
 
     num_groups, num_jobs = len(members), tables.own.size
     if num_groups == 1:
@@ -195,7 +195,9 @@ def _annealed(tables: Tables, groups: Groups, parts: Parts, members: Sequence[Se
 
 def _group_segments(tables: Tables, groups: Groups, parts: Parts, group: int, members: Ints) -> list[Segment] | None:
     """The segments of one group; None where a job fits none of its nodes."""
-    from tasks.planning.kernels import INFEASIBLE, plan_group, runs
+    from tasks.planning.assignment import plan_group
+    from tasks.planning.config_lp import INFEASIBLE
+    from tasks.planning.sequences import runs
 
     if members.size == 0:
         return []

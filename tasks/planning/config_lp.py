@@ -1,0 +1,136 @@
+# Numba infers the types of arguments; annotations would only say "array" again.
+# ruff: noqa: ANN001, ANN201
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""The configuration LP of a group of nodes, by column generation: how long which jobs run together.
+
+The arrays are those of `packing`.
+"""
+
+import numpy as np
+from numba import njit
+
+from tasks.planning.packing import fits, repair
+
+INFEASIBLE = 1e18
+
+
+@njit(cache=True, nogil=True)
+def price(members, prices, first, last, need, rate, capacity, best, choice, config):
+    """The configuration worth most at the members' `prices`, into `config`; returns its worth.
+
+    A multiple-choice knapsack by dynamic programming over free devices: best[c] is the most that c devices
+    earn.
+    """
+    num_members = members.size
+    best[: capacity + 1] = 0.0
+    for i in range(num_members):
+        job = members[i]
+        if prices[i] <= 0.0:
+            choice[i, : capacity + 1] = -1
+            continue
+        for c in range(capacity, -1, -1):
+            top, pick = best[c], -1
+            for o in range(first[job], last[job]):
+                if need[o] <= c:
+                    worth = best[c - need[o]] + prices[i] * rate[o]
+                    if worth > top + 1e-12:
+                        top, pick = worth, o
+            best[c], choice[i, c] = top, pick
+    c = capacity
+    for i in range(num_members - 1, -1, -1):
+        config[i] = choice[i, c]
+        if config[i] >= 0:
+            c -= need[config[i]]
+    return best[capacity]
+
+
+@njit(cache=True, nogil=True)
+def config_lp(members, share, first, last, need, rate, slot, spread, layout):
+    """The least time in which configurations can do all of the members' work, each job once at a time.
+
+        min sum_c t_c   with   sum_c t_c rate[c(j)] >= share[j]  for each member j,   t >= 0
+
+    by the revised simplex method; columns are priced by `price`. Returns (time, configurations, their times,
+    prices).
+    """
+    n, capacity, largest = members.size, layout.sum(), layout.max()
+    inverse = np.zeros((n, n))
+    basis = np.full((n, n), -1, np.int32)
+    surplus = np.full(n, -1, np.int32)
+    level, config = np.zeros(n), np.zeros(n, np.int32)
+    for i in range(n):
+        top = -1
+        for o in range(first[members[i]], last[members[i]]):
+            if slot[o] <= largest and spread[o] <= layout.size and (top < 0 or rate[o] > rate[top]):
+                config[:] = -1
+                config[i] = o
+                if fits(config, need, slot, spread, layout):
+                    top = o
+        if top < 0:
+            return INFEASIBLE, basis[:0], level[:0], level
+        basis[i, i] = top
+        inverse[i, i] = 1.0 / rate[top]
+        level[i] = share[i] / rate[top]
+    prices, step = np.zeros(n), np.zeros(n)
+    best, choice = np.zeros(capacity + 1), np.zeros((n, capacity + 1), np.int32)
+    column = np.zeros(n)
+    for _ in range(60 * n + 200):
+        for i in range(n):
+            total = 0.0
+            for b in range(n):
+                if surplus[b] < 0:
+                    total += inverse[b, i]
+            prices[i] = total
+        lowest = 0
+        for i in range(n):
+            if prices[i] < prices[lowest]:
+                lowest = i
+        if prices[lowest] < -1e-9:
+            enters = lowest
+            config[:] = -1
+            column[:] = 0.0
+            column[lowest] = -1.0
+        else:
+            enters = -1
+            worth = price(members, prices, first, last, need, rate, capacity, best, choice, config)
+            if worth > 1.0 + 1e-7 and layout.size > 1 and not fits(config, need, slot, spread, layout):
+                worth = repair(config, members, prices, first, last, need, rate, slot, spread, layout)
+            if worth <= 1.0 + 1e-7:
+                break
+            for i in range(n):
+                column[i] = rate[config[i]] if config[i] >= 0 else 0.0
+        leaves, least = -1, 1e300
+        for b in range(n):
+            total = 0.0
+            for i in range(n):
+                total += inverse[b, i] * column[i]
+            step[b] = total
+            if total > 1e-10:
+                ratio = level[b] / total
+                if ratio < least - 1e-13 or (ratio < least + 1e-13 and total > step[leaves]):
+                    leaves, least = b, ratio
+        if leaves < 0:
+            break
+        pivot = step[leaves]
+        for i in range(n):
+            inverse[leaves, i] /= pivot
+        level[leaves] /= pivot
+        for b in range(n):
+            if b != leaves and step[b] != 0.0:
+                for i in range(n):
+                    inverse[b, i] -= step[b] * inverse[leaves, i]
+                level[b] -= step[b] * level[leaves]
+                if level[b] < 0.0:
+                    level[b] = 0.0
+        surplus[leaves] = enters
+        basis[leaves, :] = config
+    configs, times = np.full((n, n), -1, np.int32), np.zeros(n)
+    num, total = 0, 0.0
+    for b in range(n):
+        if surplus[b] < 0:
+            total += level[b]
+            if level[b] > 1e-9:
+                configs[num] = basis[b]
+                times[num] = level[b]
+                num += 1
+    return total, configs[:num].copy(), times[:num].copy(), prices
