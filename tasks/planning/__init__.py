@@ -6,10 +6,11 @@ this package
 is light: solvers are imported when they are needed.
 """
 
+from tasks.planning.certificates import certified_bound
 from tasks.planning.plan import Certificate, Plan, Segment
 from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError
 from tasks.planning.solve import solve
-from tasks.planning.verify import certified_bound, verify
+from tasks.planning.verify import verify
 
 __all__ = [
     "Certificate",

@@ -13,12 +13,12 @@ pattern.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
+from tasks.planning.certificates import certified_bound
 from tasks.planning.plan import Certificate
 from tasks.planning.problem import Option, PlanningJob, Problem
-from tasks.planning.verify import certified_bound
 
 
 @dataclass(frozen=True)
@@ -246,10 +246,3 @@ def _steps(size: int, slots: tuple[int, ...]) -> Iterator[tuple[int, int]]:
                 reachable[place + slot] = True
                 yield place, slot
     yield from ((place, 0) for place in range(size))
-
-
-def without_dominated(problem: Problem) -> tuple[Problem, dict[str, tuple[int, ...]]]:
-    """The same problem with useful options only, and for each job where they stood before."""
-    kept = {job.id: useful_options(job) for job in problem.jobs}
-    jobs = tuple(replace(job, options=tuple(job.options[k] for k in kept[job.id])) for job in problem.jobs)
-    return replace(problem, jobs=jobs), kept

@@ -198,8 +198,8 @@ class _Search:
     def _sharpen_bound(self) -> None:
         """Takes the bound by work prices where it proves more than the pattern LP's."""
         from tasks.planning.bounds import Bound
+        from tasks.planning.certificates import certified_bound
         from tasks.planning.preemptive import work_prices
-        from tasks.planning.verify import certified_bound
 
         certificate = work_prices(self.problem, self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
@@ -248,7 +248,7 @@ class _Search:
 
     def _value_bound(self) -> float:
         from tasks.planning.bounds import by_area
-        from tasks.planning.verify import cost_bound, weighted_bound
+        from tasks.planning.certificates import cost_bound, weighted_bound
 
         if self.objective == "cost":
             return cost_bound(self.problem)
