@@ -35,4 +35,4 @@ def profile_batch(batch: str | dict[str, Any]) -> Measured:
         if not jobs:
             return Measured(profiled=profiled, problem=None)
         problem = planning_problem(jobs, profiled.profiles, bench.cluster, name=bench.batch.name)
-        return Measured(profiled=profiled, problem=problem)
+        return Measured(profiled=profiled, problem=bench.batch.terms.on(problem))

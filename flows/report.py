@@ -32,6 +32,7 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     for job in result.jobs:
         if job["message"]:
             console.print(f"[red]{job['name']}:[/] {escape(job['message'])}", highlight=False)
+    _print_deadlines(result, console)
     _print_times(result, console)
     for fault in result.faults:
         console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
@@ -45,6 +46,20 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     )
 
 
+def _off(result: BatchResult) -> float:
+    planned: float = result.plan["value"]
+    return result.value / planned - 1 if planned else 0.0
+
+
+def _print_deadlines(result: BatchResult, console: Console) -> None:
+    for job in result.jobs:
+        if "deadline_s" not in job or job["ended_s"] is None:
+            continue
+        spare_s = job["deadline_s"] - job["ended_s"]
+        said = f"{spare_s:.1f} s before its deadline" if spare_s >= 0 else f"{-spare_s:.1f} s after its deadline"
+        console.print(f"{job['name']} ended {said}", style=None if spare_s >= 0 else "red", highlight=False)
+
+
 def _print_times(result: BatchResult, console: Console) -> None:
     planned_s, bound_s, gap = (result.plan[key] for key in ("makespan_s", "lower_bound_s", "gap"))
     if planned_s is None:
@@ -55,6 +70,9 @@ def _print_times(result: BatchResult, console: Console) -> None:
     ]
     if bound_s is not None and gap is not None:
         rows.append(("lower bound", f"{bound_s:.1f} s", f"no plan by these profiles is shorter; gap {gap:.1%}"))
+    if result.objective != "makespan" and result.plan["value"] is not None:
+        planned = f"planned {result.plan['value']:.2f}"
+        rows.append((result.objective, f"{result.value:.2f}", f"{planned}, off by {_off(result):+.1%}"))
     if result.current_practice_s is not None:
         saved = f"{result.current_practice_s / planned_s:.2f} times the plan"
         rows.append(("current practice", f"{result.current_practice_s:.1f} s", f"one job after another: {saved}"))

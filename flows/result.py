@@ -9,6 +9,7 @@ from typing import Any
 from tasks.batch import Batch
 from tasks.execution.journal import DONE, FAILED, Journal, SegmentRecord
 from tasks.planning import Plan, Problem, baselines
+from tasks.planning.terms import HOUR_S
 from techniques import Job
 from techniques.values import to_json
 
@@ -19,7 +20,8 @@ class BatchResult:
 
     status: "done", "failed" (some jobs failed), or "interrupted" (it can be resumed).
     makespan_s: seconds from the first segment's start to the last one's end, since the batch was started or resumed;
-        plan: the first plan since then.
+        plan: the first plan since then: when it ends, what no plan beats, their gap, and its objective with its value.
+    objective, value: what was minimised, and what came of it, as seconds or in the currency of the devices' price.
     current_practice_s: what each job on all devices, one after another, would have taken by the same profiles.
     idle_s: the longest time that a device waited between two segments.
     faults: what could not be recorded.
@@ -27,8 +29,10 @@ class BatchResult:
 
     batch: str
     status: str
-    plan: Mapping[str, float | None]
+    plan: Mapping[str, Any]
     makespan_s: float
+    objective: str
+    value: float
     current_practice_s: float | None
     idle_s: float
     num_trials: int
@@ -63,21 +67,25 @@ def collect(
     statuses = {records[job.name].status for job in jobs}
     status = "done" if statuses == {DONE} else "failed" if statuses <= {DONE, FAILED} else "interrupted"
     plan, problem = _first_plan(journal, since_s=since_s)
-    figures: dict[str, float | None] = {"makespan_s": None, "lower_bound_s": None, "gap": None}
+    figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
     if plan is not None and problem is not None:
         figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.lower_bound_s, "gap": plan.gap}
+        value = plan.makespan_s if plan.value is None else plan.value
+        figures |= {"objective": plan.objective, "value": value}
         practice_s = baselines.current_practice(problem).makespan_s
     return BatchResult(
         batch=batch.name,
         status=status,
         plan=figures,
         makespan_s=_span_s(segments),
+        objective=batch.objective,
+        value=_value(batch, segments),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
         num_trials=num_trials,
         profiling_s=profiling_s,
-        jobs=tuple(_job_row(job, journal) for job in jobs),
+        jobs=tuple(_job_row(job, journal) | _punctuality(job.name, batch, journal) for job in jobs),
         faults=tuple(faults),
     )
 
@@ -104,6 +112,29 @@ def _first_plan(journal: Journal, *, since_s: float) -> tuple[Plan | None, Probl
 def _span_s(segments: Sequence[SegmentRecord]) -> float:
     ends = [segment.ended_s for segment in segments if segment.ended_s is not None]
     return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
+
+
+def _value(batch: Batch, segments: Sequence[SegmentRecord]) -> float:
+    """What the batch's objective came to in its segments."""
+    ended = [(segment, segment.ended_s) for segment in segments if segment.ended_s is not None]
+    if batch.objective == "cost":
+        held_s = sum((end_s - segment.started_s) * len(segment.what["devices"]) for segment, end_s in ended)
+        return held_s * batch.price_per_device_hour / HOUR_S
+    if batch.objective == "weighted":
+        began_s = min((segment.started_s for segment in segments), default=0.0)
+        last = {segment.job: end_s - began_s for segment, end_s in ended}
+        return sum(batch.weights.get(job, 1.0) * end_s for job, end_s in last.items())
+    return _span_s(segments)
+
+
+def _punctuality(job: str, batch: Batch, journal: Journal) -> dict[str, float | None]:
+    """A job's deadline and its last segment's end, in seconds from the batch's start; nothing without a deadline."""
+    if job not in batch.deadlines_s:
+        return {}
+    ends = [segment.ended_s for segment in journal.segments(job) if segment.ended_s is not None]
+    is_done = journal.jobs()[job].status == DONE
+    ended_s = max(ends) - journal.get("started_s") if ends and is_done else None
+    return {"deadline_s": batch.deadlines_s[job], "ended_s": ended_s}
 
 
 def _job_row(job: Job, journal: Journal) -> dict[str, Any]:

@@ -20,9 +20,11 @@ from flows.result import BatchResult, collect
 from flows.views import current_view, describe
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
 from tasks.execution.events import ExecutionEvent
-from tasks.execution.executor import Executor, begin
+from tasks.execution.executor import Executor, MakePlan, begin
 from tasks.execution.task import ProgressArtifact, submit_with
+from tasks.planning import Plan, Problem, ProblemError
 from tasks.planning.task import plan_task
+from tasks.planning.terms import plan_giving_up_deadlines
 from tasks.profiling.stage import Profiled
 from tasks.profiling.task import profile_task
 from tasks.recording import Recorded
@@ -52,6 +54,7 @@ def train_batch(
     view = current_view.get()
     with open_workshop(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         since_s, started_s = time.time(), time.monotonic()
+        shop.journal.put("started_s", shop.journal.get("started_s", since_s))  # a resumed batch keeps its deadlines
         bench = shop.bench
         with bench.all_devices(view.notice):
             profiled = profile_task(
@@ -113,7 +116,8 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         workplace=replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()}),
         journal=shop.journal,
         submit=submit_with(shop.runner),
-        make_plan=lambda problem: plan_task(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed),
+        make_plan=_planner(shop, seed=seed),
+        on_terms=lambda problem: batch.terms.on(problem, elapsed_s=_elapsed_s(shop)),
         listeners=[
             view.listen,
             shop.recorder.listen,
@@ -128,6 +132,34 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         stack.callback(shop.runner.kill_all)
         stack.enter_context(_stopped_by_signals(executor, shop))
         executor.run()
+
+
+def _elapsed_s(shop: Workshop) -> float:
+    """Seconds since the batch was started for the first time, from which its deadlines count."""
+    return time.time() - float(shop.journal.get("started_s"))
+
+
+def _planner(shop: Workshop, *, seed: int) -> MakePlan:
+    """How the batch's problems are planned: the first one must meet all deadlines, later ones what can still be met."""
+    objective = shop.bench.batch.terms.objective
+    make_plan = partial(plan_task, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=objective)
+
+    def first(problem: Problem) -> Plan:
+        try:
+            return make_plan(problem)
+        except ProblemError as error:
+            so_far_s = _elapsed_s(shop)
+            faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
+            remedy = "To fix: give the jobs that are named more time, fewer steps or more devices"
+            raise ProblemError([*faults, remedy] if shop.bench.batch.deadlines_s else error.faults) from None
+
+    def later(problem: Problem) -> Plan:
+        plan, given_up = plan_giving_up_deadlines(problem, make_plan)
+        if given_up:
+            current_view.get().notice(f"deadlines that cannot be met any more: {', '.join(given_up)}")
+        return plan
+
+    return lambda problem: later(problem) if shop.journal.plans() else first(problem)
 
 
 def _decision_log(event: ExecutionEvent) -> None:

@@ -3,17 +3,19 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from pydantic import ValidationError
 
 from tasks.batch import document, grid, rules, wording
 from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
-from tasks.batch.schema import NAME_PATTERN, BatchEntry, GridEntry, JobEntry
+from tasks.batch.schema import NAME_PATTERN, PLANNED, BatchEntry, GridEntry, JobEntry
 from tasks.cluster import Devices
+from tasks.planning.solve import Objective
+from tasks.planning.terms import Terms
 from techniques.job import Job
 from techniques.values import from_json, to_json
 
@@ -23,7 +25,11 @@ class Batch:
     """The jobs that are planned together, with an objective, on some devices.
 
     jobs: those of the file, then those of its grid; the paths in them are absolute.
-    objective: what plans minimise: "makespan", when the last job ends.
+    objective: what plans minimise: "makespan", when the last job ends; "weighted", the sum of weight x end over the
+        jobs; "cost", what the devices cost. Deadlines come first.
+    deadlines_s: by job name, seconds from the batch's start by which it must have ended.
+    weights: by job name, of its end; 1 for those that are not named.
+    price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
     devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `tasks.cluster.detect`.
     folder: the file's, absolute; workers append it to their import path, to find a user's factories.
     text: the file as it was read, for the records.
@@ -35,6 +41,19 @@ class Batch:
     devices: Devices = "auto"
     folder: Path
     text: str
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    price_per_device_hour: float = 1.0
+
+    @property
+    def terms(self) -> Terms:
+        """What is asked of the batch's plans."""
+        return Terms(
+            objective=cast(Objective, self.objective),
+            deadlines_s=self.deadlines_s,
+            weights=self.weights,
+            price_per_device_hour=self.price_per_device_hour,
+        )
 
     @classmethod
     def of(
@@ -45,6 +64,9 @@ class Batch:
         objective: str = "makespan",
         devices: Devices = "auto",
         folder: Path | None = None,
+        deadlines_s: Mapping[str, float] | None = None,
+        weights: Mapping[str, float] | None = None,
+        price_per_device_hour: float = 1.0,
     ) -> Self:
         """A batch built in Python. Relative paths and factories are looked for in `folder`, by default the
         working directory.
@@ -53,31 +75,43 @@ class Batch:
         """
         folder = (folder or Path()).resolve()
         raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
+        raw["price_per_device_hour"] = price_per_device_hour
+        planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}}
+        unknown = [
+            Finding((key,), f"names {other!r}, which is no job of this batch", "use the names of its jobs")
+            for key, values in planned.items()
+            for other in sorted(set(values) - {job.name for job in jobs})
+        ]
         found = []
         for i, job in enumerate(jobs):
             try:
-                raw["jobs"].append(to_json(job))
+                values = {key: values[job.name] for key, values in planned.items() if job.name in values}
+                raw["jobs"].append(to_json(job) | values)
             except ValueError as error:
                 raw["jobs"].append({"name": job.name})
                 found.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
         if found:
-            raise BatchFileError(_faults(found, lines=document.Document(), file=""))
-        return cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=document.Document(), file="")
+            raise BatchFileError(_faults([*unknown, *found], lines=document.Document(), file=""))
+        lines = document.Document(findings=unknown)
+        return cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=lines, file="")
 
     @classmethod
     def _checked(cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.Document, file: str) -> Self:
-        entry, jobs, found = _check(raw, folder=folder)
+        entry, planned, found = _check(raw, folder=folder)
         found = [*lines.findings, *found]
         if found:
             raise BatchFileError(_faults(found, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
         return cls(
             name=entry.name,
-            jobs=tuple(jobs),
+            jobs=tuple(_job(job) for job in planned),
             objective=entry.objective,
             devices=entry.devices,
             folder=folder,
             text=text,
+            deadlines_s={job.name: job.deadline_s for job in planned if job.deadline_s is not None},
+            weights={job.name: job.weight for job in planned if "weight" in job.model_fields_set},
+            price_per_device_hour=entry.price_per_device_hour,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,6 +123,9 @@ class Batch:
             "devices": to_json(self.devices),
             "folder": str(self.folder),
             "text": self.text,
+            "deadlines_s": dict(self.deadlines_s),
+            "weights": dict(self.weights),
+            "price_per_device_hour": self.price_per_device_hour,
         }
 
     @classmethod
@@ -125,22 +162,22 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
     return Batch._checked(raw, folder=folder.resolve(), text=text, lines=read, file=name)
 
 
-def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[Job], list[Finding]]:
-    """A batch's plain values as the schema has them (None where they do not fit it), its jobs, and every fault."""
+def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[JobEntry], list[Finding]]:
+    """A batch's plain values as the schema has them (None where they do not fit it), its jobs', and every fault."""
     context = {"folder": folder}
     found: list[Finding] = []
-    jobs: list[Job] = []
+    jobs: list[JobEntry] = []
     entry = None
     try:
         entry = BatchEntry.model_validate(raw, context=context)
-        jobs += [_job(job) for job in entry.jobs]
+        jobs += entry.jobs
     except ValidationError as error:
         found += wording.findings(error)
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
     for combination in _combinations(_list(raw.get("grid")), found=found):
         placed.append((combination.origin, combination.raw))
         try:
-            jobs.append(_job(JobEntry.model_validate(combination.raw, context=context)))
+            jobs.append(JobEntry.model_validate(combination.raw, context=context))
         except ValidationError as error:
             told = wording.findings(error, at=("jobs", 0))
             found += [replace(finding, place=combination.origin(finding.place[2:])) for finding in told]
@@ -169,7 +206,7 @@ def _at(position: int, place: Place) -> Place:
 
 
 def _job(entry: JobEntry) -> Job:
-    return from_json(Job, entry.model_dump(exclude_unset=True))
+    return from_json(Job, entry.model_dump(exclude_unset=True, exclude=set(PLANNED)))
 
 
 def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:

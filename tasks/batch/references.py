@@ -21,7 +21,6 @@ from tasks.batch.faults import got
 from techniques import registry
 from techniques.engine.data.text_files import READERS
 
-OBJECTIVES = ("makespan",)
 MAX_LISTED = 12
 """Names that a remedy lists beside its best guess."""
 
@@ -67,16 +66,6 @@ def architecture(name: str) -> str:
     if name not in known:
         raise wrong(f"architecture {name!r} is unknown", closest(name, known))
     return name
-
-
-def objective(name: str) -> str:
-    """What the planner can minimise."""
-    if name in ("weighted", "cost"):
-        raise wrong(
-            f"{name!r} is not possible: plans minimise the makespan, when the last job ends",
-            "write `objective: makespan` or leave it out",
-        )
-    return one_of(OBJECTIVES)(name)
 
 
 def devices(value: Any) -> Any:

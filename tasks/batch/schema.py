@@ -14,8 +14,12 @@ from pydantic.functional_validators import AfterValidator
 
 from tasks.batch import references
 from tasks.batch.faults import Place
+from tasks.planning.terms import OBJECTIVES
 from techniques import job
 from techniques.engine.data import SOURCES
+
+PLANNED = ("deadline_s", "weight")
+"""What a job's entry says to the planner alone: it decides nothing of the job's weights, and is no part of a Job."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
@@ -42,7 +46,7 @@ ScheduleName = Annotated[
     str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})
 ]
 Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": list(job.METRICS)})]
-Objective = Annotated[str, AfterValidator(references.objective), WithJsonSchema({"enum": list(references.OBJECTIVES)})]
+Objective = Annotated[str, AfterValidator(references.one_of(OBJECTIVES)), WithJsonSchema({"enum": list(OBJECTIVES)})]
 Devices = Annotated[
     Any,
     AfterValidator(references.devices),
@@ -184,6 +188,12 @@ class GridEntry(Section):
 
     template: dict[str, Any] = Field(description="a job, whose name the names of all combinations start with")
     over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
+    deadline_s: Positive | None = Field(
+        default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
+    )
+    weight: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="how much the moment of the job's end counts under `objective: weighted`, such as 2"
+    )
         description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
     )
 
@@ -194,7 +204,10 @@ class BatchEntry(Section):
     name: Name = Field(
         default="batch", description="a name of up to 100 letters, digits, '-', '_' and '.', such as tonight"
     )
-    objective: Objective = Field(default="makespan", description="makespan")
+    objective: Objective = Field(default="makespan", description="makespan, weighted or cost")
+    price_per_device_hour: Positive = Field(
+        default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"
+    )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
     grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")

@@ -24,10 +24,6 @@ _OUT_OF_RANGE = {
     "less_than": ("must be less than", "lt"),
     "less_than_equal": ("must be at most", "le"),
 }
-_NOT_TODAY = {
-    "deadline_s": "deadlines are not planned for: plans minimise when the last job ends",
-    "weight": "weights are not planned for: plans minimise when the last job ends",
-}
 
 
 def findings(error: ValidationError, *, at: Place = ()) -> list[Finding]:
@@ -67,8 +63,6 @@ def _finding(place: Place, details: Mapping[str, Any]) -> Finding:
 
 def _unknown_key(place: Place) -> Finding:
     key = str(place[-1])
-    if key in _NOT_TODAY:
-        return Finding(place, _NOT_TODAY[key], "remove the key")
     section = section_at(place[:-1])
     assert section is not None, f"an unknown key where any may stand: {place}"
     return Finding(place, "is an unknown key", closest(key, section.model_fields, what="The keys here are"))

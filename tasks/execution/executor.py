@@ -55,6 +55,9 @@ Submit = Callable[[SegmentCall], "Future[Outcome]"]
 
 MakePlan = Callable[[Problem], Plan]
 
+OnTerms = Callable[[Problem], Problem]
+"""Adds what is asked of plans beside the jobs: deadlines, as they stand now, weights, prices."""
+
 
 @dataclass
 class _Running:
@@ -76,6 +79,7 @@ class Executor:
         journal: Journal,
         submit: Submit,
         make_plan: MakePlan,
+        on_terms: OnTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
     ) -> None:
         self._name = name
@@ -83,6 +87,7 @@ class Executor:
         self._profiles = {job: list(options) for job, options in profiles.items()}
         self._workplace, self._journal = workplace, journal
         self._submit, self._make_plan, self._listeners = submit, make_plan, listeners
+        self._on_terms = on_terms
         self._planned: list[PlannedSegment] = []
         self._running: dict[int, _Running] = {}
         self._attempts: dict[str, int] = {}
@@ -118,6 +123,7 @@ class Executor:
         done = {job.name: records[job.name].step for job in jobs}
         problem = planning_problem(jobs, self._profiles, self._workplace.cluster, name=self._name, steps_done=done)
         plan = self._make_plan(problem)
+        problem = self._on_terms(problem)
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         steps = {job.name: job.total_steps for job in jobs}
         self._planned = [*kept, *in_steps(plan, num_steps=steps, steps_done=done)]

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
-from prefect import task
+from prefect import State, Task, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas import TaskRun
 
-from tasks.planning import Plan, Problem, gantt, solve, verify
+from tasks.planning import Plan, Problem, ProblemError, gantt, solve, verify
+from tasks.planning.solve import Objective
 
 
-@task(name="plan", retries=1, cache_policy=NO_CACHE, persist_result=False)
-def plan_task(problem: Problem, *, time_limit_s: float, seed: int) -> Plan:
-    """Solves the problem, has the plan checked by the independent verifier, and shows it in Prefect's UI."""
-    plan = solve(problem, time_limit_s=time_limit_s, seed=seed)
+def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Whether a second attempt can help: deadlines that cannot be met stay so."""
+    return not isinstance(state.result(raise_on_failure=False), ProblemError)
+
+
+@task(name="plan", retries=1, retry_condition_fn=_may_go_well_again, cache_policy=NO_CACHE, persist_result=False)
+def plan_task(problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan") -> Plan:
+    """Solves the problem, has the plan checked by the independent verifier, and shows it in Prefect's UI.
+
+    Raises ProblemError where no plan meets the deadlines.
+    """
+    plan = solve(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
     faults = verify(plan, problem)
     assert not faults, f"the planner made an invalid plan of {problem.name}: {'; '.join(faults)}"
     create_markdown_artifact(

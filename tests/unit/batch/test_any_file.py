@@ -12,7 +12,8 @@ from tasks.batch import Batch, BatchFileError, parse_batch
 
 RIGHT = {
     "name": "n",
-    "objective": "makespan",
+    "objective": "weighted",
+    "price_per_device_hour": 0.5,
     "devices": {"cpu": 2},
     "jobs": [
         {
@@ -26,6 +27,8 @@ RIGHT = {
             "num_steps": 10,
             "techniques": ["single"],
             "num_devices": [1],
+            "deadline_s": 60,
+            "weight": 2.0,
         },
         {"name": "b", "model": {"from_pretrained": "gpt2"}, "data": {"source": "digits"}, "num_epochs": 1.5},
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
+from tasks.planning.terms import Terms
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -50,7 +51,7 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 @pytest.mark.parametrize(("section", "dataclass"), PAIRS.items(), ids=lambda cls: cls.__name__)
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    assert set(section.model_fields) == set(fields)
+    assert set(section.model_fields) - set(schema.PLANNED if section is schema.JobEntry else ()) == set(fields)
     for name, field in fields.items():
         described = section.model_fields[name]
         assert described.description
@@ -255,19 +256,51 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
         Batch.of(
             name="bad name",
             jobs=[a_job(), a_job(base="nobody"), a_job(name="c", num_steps=-1, clip_grad_norm=math.inf)],
-            objective="cost",
+            objective="costs",
+            deadlines_s={"c": 0.0, "nobody": 60.0},
         )
     assert [str(fault) for fault in caught.value.faults] == [
+        "deadline_s: names 'nobody', which is no job of this batch. To fix: use the names of its jobs.",
         "name: is no valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and '.', "
         "such as tonight.",
-        "objective: 'cost' is not possible: plans minimise the makespan, when the last job ends. To fix: write "
-        "`objective: makespan` or leave it out.",
+        "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, makespan, weighted.",
         "jobs[1].name: 'a' is the name of another job already. To fix: give every job a name of its own.",
         "jobs[1].base: no job is named 'nobody'. To fix: the jobs of this batch are a, c; a registered model is "
         "models:/NAME@ALIAS.",
         "jobs[2].num_steps: must be at least 1, got -1. To fix: give the number of optimizer steps, such as 60.",
+        "jobs[2].deadline_s: must be greater than 0, got 0.0. To fix: give the seconds from the batch's start by which "
+        "the job must have ended, such as 3600.",
         "jobs[2].clip_grad_norm: must be a finite number, got inf. To fix: give a finite number.",
     ]
+
+
+def test_what_only_the_planner_reads_stands_beside_the_jobs(tmp_path: Path):
+    batch = parse("""
+        objective: cost
+        price_per_device_hour: 2.5
+        jobs:
+          - &a {name: a, model: {from_pretrained: org/model}, data: {source: digits}, num_steps: 1, deadline_s: 3600}
+        grid:
+          - template: {<<: *a, name: g, weight: 2}
+            over: {deadline_s: [60, 120]}
+        """)
+    assert [job.name for job in batch.jobs] == ["a", "g-deadline_s60", "g-deadline_s120"]
+    assert batch.terms == Terms(
+        objective="cost",
+        deadlines_s={"a": 3600, "g-deadline_s60": 60, "g-deadline_s120": 120},
+        weights={"g-deadline_s60": 2, "g-deadline_s120": 2},
+        price_per_device_hour=2.5,
+    )
+    again = Batch.of(
+        name="again",
+        jobs=batch.jobs,
+        objective="weighted",
+        deadlines_s=batch.deadlines_s,
+        weights=batch.weights,
+        folder=tmp_path,
+    )
+    assert (again.jobs, again.deadlines_s, again.weights) == (batch.jobs, batch.deadlines_s, batch.weights)
+    assert Batch.from_json(json.loads(json.dumps(again.to_json()))) == again
 
 
 def test_a_job_with_values_that_have_no_json_form_is_told():

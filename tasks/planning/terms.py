@@ -1,0 +1,81 @@
+"""What a batch asks of its plans beside its jobs: an objective, deadlines, weights and the price of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+from tasks.planning.plan import Plan
+from tasks.planning.problem import Problem, ProblemError
+from tasks.planning.solve import Objective
+
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What plans minimise and must keep to.
+
+    objective: the last end ("makespan"), the sum of weight x end ("weighted"), or what the devices cost ("cost").
+    deadlines_s: by job, in seconds from the batch's start. weights: by job; 1 for those that are not named.
+    price_per_device_hour: of any device, in any currency; at 1 a cost is in device-hours.
+    """
+
+    objective: Objective = "makespan"
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    price_per_device_hour: float = 1.0
+
+    def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
+        """The problem under these terms, its time 0 being `elapsed_s` after the batch's start.
+
+        A deadline that has passed becomes one of 0 s, which no plan meets.
+        """
+        jobs = tuple(
+            replace(
+                job,
+                deadline_s=max(0.0, self.deadlines_s[job.id] - elapsed_s) if job.id in self.deadlines_s else None,
+                weight=self.weights.get(job.id, 1.0),
+            )
+            for job in problem.jobs
+        )
+        is_paid = self.objective == "cost"
+        nodes = tuple(
+            replace(node, price=self.price_per_device_hour / HOUR_S if is_paid else node.price)
+            for node in problem.nodes
+        )
+        return replace(problem, jobs=jobs, nodes=nodes)
+
+
+def plan_giving_up_deadlines(problem: Problem, make_plan: Callable[[Problem], Plan]) -> tuple[Plan, tuple[str, ...]]:
+    """A plan that gives up as few deadlines as it must, and the jobs whose deadlines it gave up.
+
+    For a batch that runs already: a crash or a wrong prediction is no reason to stop it. The earliest deadlines are
+    given up first, since those are the ones that time has overtaken; how many is found by bisection. `make_plan`
+    raises ProblemError where it cannot meet all deadlines; so does this function where there are none.
+    """
+    dated = sorted((job.deadline_s, job.id) for job in problem.jobs if job.deadline_s is not None)
+    names = tuple(name for _, name in dated)
+    try:
+        return make_plan(problem), ()
+    except ProblemError:
+        if not names:
+            raise
+    least, most = 1, len(names)
+    best = make_plan(without_deadlines(problem, names))
+    while least < most:
+        middle = (least + most) // 2
+        try:
+            best, most = make_plan(without_deadlines(problem, names[:middle])), middle
+        except ProblemError:
+            least = middle + 1
+    return best, names[:most]
+
+
+def without_deadlines(problem: Problem, names: tuple[str, ...]) -> Problem:
+    """The problem with these jobs' deadlines taken away."""
+    given_up = set(names)
+    jobs = tuple(replace(job, deadline_s=None) if job.id in given_up else job for job in problem.jobs)
+    return replace(problem, jobs=jobs)
