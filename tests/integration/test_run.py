@@ -22,6 +22,7 @@ from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 BATCH = """
 name: nightly
 devices: {cpu: 2}
+objective: weighted
 jobs:
   - &long
     name: long
@@ -44,6 +45,8 @@ jobs:
     data: {source: digits}
     global_batch_size: 8
     num_steps: 20
+    deadline_s: 3600
+    weight: 3
     evaluation: {metrics: [accuracy]}
     techniques: [single]
     num_devices: [1]
@@ -165,7 +168,9 @@ def test_the_result_says_what_was_done(first):
     result, _ = first
     assert (result["batch"], result["status"], result["faults"]) == ("nightly", "done", [])
     assert set(result) >= {"batch", "status", "plan", "makespan_s", "num_trials", "jobs"}
-    assert set(result["plan"]) == {"makespan_s", "lower_bound_s", "gap"}
+    assert set(result["plan"]) == {"makespan_s", "lower_bound_s", "gap", "objective", "value"}
+    assert result["objective"] == result["plan"]["objective"] == "weighted"
+    assert result["value"] > result["makespan_s"]  # the sum of three jobs' ends, one of them threefold
     assert result["plan"]["makespan_s"] >= result["plan"]["lower_bound_s"] > 0
     assert result["num_trials"] == 2  # child cannot differ in speed from long
     jobs = {job["name"]: job for job in result["jobs"]}
@@ -173,6 +178,8 @@ def test_the_result_says_what_was_done(first):
     assert {name: job["num_steps"] for name, job in jobs.items()} == {"long": 600, "child": 5, "vit": 20}
     assert set(jobs["long"]["metrics"]) == {"loss"}
     assert 0 <= jobs["vit"]["metrics"]["accuracy"] <= 1
+    assert 0 < jobs["vit"]["ended_s"] < jobs["vit"]["deadline_s"] == 3600
+    assert "deadline_s" not in jobs["long"]
     for job in jobs.values():
         assert set(job) >= {"name", "status", "num_steps", "metrics", "segments", "model_dir", "model_uri"}
         (segment,) = job["segments"]
@@ -245,6 +252,18 @@ def assert_gone(processes):
     gone, alive = psutil.wait_procs(processes, timeout=20)
     assert not alive, [(process.pid, process.cmdline()) for process in alive]
     assert gone
+
+
+def test_deadlines_that_cannot_be_met_are_told_before_anything_is_trained(place, first):
+    hurried = place.folder / "hurried.yaml"
+    hurried.write_text(BATCH.replace("nightly", "hurried").replace("3600", "0.001"))
+    with place.run(batch=hurried) as run:
+        _, said = run.process.communicate(timeout=PATIENCE_S)
+    assert run.process.returncode == 2, said.decode()
+    assert "job vit: cannot end before" in said.decode()
+    assert "To fix: give" in said.decode()
+    (folder,) = (place.home / "batches" / "hurried").iterdir()
+    assert not list(folder.glob("gangs/*"))
 
 
 def test_a_wrong_file_is_told_with_every_fault_before_anything_starts(tmp_path):
