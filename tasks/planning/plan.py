@@ -37,6 +37,7 @@ class Certificate:
         by job id.
     work_prices: worth of a job's whole work, by job id; where there are any, they are the proof, and the
         others are empty.
+    cover_prices: worth of a job's whole work, by job id, where options carry several jobs; beside slot and job prices.
     typed_prices: slot prices by the type of the node's devices, where there are several types.
     """
 
@@ -44,6 +45,7 @@ class Certificate:
     job_prices: Mapping[str, float] = field(default_factory=dict)
     work_prices: Mapping[str, float] = field(default_factory=dict)
     typed_prices: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    cover_prices: Mapping[str, float] = field(default_factory=dict)
 
     def prices_of(self, device_type: str) -> Mapping[int, float]:
         """Slot prices on nodes of a type."""
@@ -60,6 +62,7 @@ class Certificate:
                 str(kind): {int(slot): float(price) for slot, price in prices.items()}
                 for kind, prices in data.get("typed_prices", {}).items()
             },
+            {str(job): float(price) for job, price in data.get("cover_prices", {}).items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +76,7 @@ class Certificate:
             "slot_prices": {str(slot): price for slot, price in self.slot_prices.items()},
             "job_prices": dict(self.job_prices),
             **({"typed_prices": typed} if typed else {}),
+            **({"cover_prices": dict(self.cover_prices)} if self.cover_prices else {}),
         }
 
 
@@ -166,8 +170,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
-        is_plain = self.certificate is not None and not (self.certificate.work_prices or self.certificate.typed_prices)
         proved = self.certificate.to_json() if self.certificate else None
+        is_plain = proved is not None and proved.keys() == {"slot_prices", "job_prices"}
         return {
             "instance": self.problem_name,
             "makespan": self.makespan_s,

@@ -5,7 +5,7 @@ short keys of the benchmark files of this field ("gpus", "nodes", "runtime", "sw
 unit throughout, though nothing depends on it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class Option:
     `technique` and `config` are carried along for whoever runs the plan; the planner does not read them.
     device_type: the only type of devices that it runs on, "" for any. startup_s, save_s: paid by every segment at its
     head and end; evaluate_s: by the job's last one. host_memory_bytes: that it takes on each of its nodes.
+    jobs: ids of further jobs that this *fused group* trains beside its owner: each second does the same share of each.
     """
 
     technique: str
@@ -55,6 +56,7 @@ class Option:
     save_s: float = 0.0
     evaluate_s: float = 0.0
     host_memory_bytes: int = 0
+    jobs: tuple[str, ...] = ()
 
     @property
     def whole_s(self) -> float:
@@ -76,11 +78,31 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Running:
+    """What a job is doing at time 0: `option` (an index) on `devices` ((node id, (device ids...)), ...).
+
+    A first segment that goes on with just that at time 0 pays neither the switch cost nor the option's start-up.
+    pinned_until_s: it must go on so at least until then, or until the job is done.
+    """
+
+    option: int
+    devices: tuple[tuple[str, tuple[int, ...]], ...]
+    pinned_until_s: float = 0.0
+
+    @property
+    def gang(self) -> frozenset[tuple[str, int]]:
+        """The devices as (node id, device id)."""
+        return frozenset((node, device) for node, ids in self.devices for device in ids)
+
+
+@dataclass(frozen=True)
 class PlanningJob:
     """A job with its options; it starts only after every job named in `after` has ended.
 
     release_s: it does not start before. deadline_s: it must end by then, None for no deadline. weight: of the moment
-    when it ends, in the objective `weighted`.
+    when it ends, in the objective `weighted`. running: what it does at time 0, None where it stands still. started: it
+    has a checkpoint, so that its first segment pays the switch cost, unless that goes on with what is running; a job
+    that is running has always started.
     """
 
     id: str
@@ -89,6 +111,19 @@ class PlanningJob:
     release_s: float = 0.0
     deadline_s: float | None = None
     weight: float = 1.0
+    running: Running | None = None
+    started: bool = False
+
+    def __post_init__(self) -> None:
+        if self.running is not None:
+            object.__setattr__(self, "started", True)
+
+    def goes_on(self, option: int, start_s: float, devices: Iterable[tuple[str, Iterable[int]]]) -> bool:
+        """Whether a segment goes on at time 0 with what the job is doing: its first segment then pays nothing."""
+        gang = frozenset((node, device) for node, ids in devices for device in ids)
+        return (
+            self.running is not None and (option, start_s) == (self.running.option, 0.0) and gang == self.running.gang
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +132,7 @@ class Problem:
     values.
 
     switch_cost_s: paid by a job that goes on under another option, on other devices or after a pause.
+    Every job has an option of its own, beside those of fused groups.
     """
 
     name: str
@@ -123,9 +159,31 @@ class Problem:
         """Whether jobs may run at any time, in any order, anywhere, at no cost but their time."""
         return (
             not any(job.after or job.release_s or job.deadline_s is not None for job in self.jobs)
+            and not any(job.started for job in self.jobs)
+            and not self.is_fused
             and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in self.nodes)
             and not any(o.startup_s or o.save_s or o.evaluate_s for job in self.jobs for o in job.options)
         )
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether some option carries several jobs."""
+        return any(option.jobs for job in self.jobs for option in job.options)
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of jobs that differ in nothing but their id, as the jobs of a sweep do; each job is in one class.
+
+        Swapping two jobs of a class in a plan changes nothing that is measured. A job that others wait for, that runs
+        already or that is carried by a fused group is alone in its class. Classes come in the order of their first job.
+        """
+        special = {other for job in self.jobs for other in job.after}
+        special |= {other for job in self.jobs for option in job.options for other in option.jobs}
+        found: dict[Hashable, list[int]] = {}
+        for j, job in enumerate(self.jobs):
+            is_alone = job.id in special or job.running or any(option.jobs for option in job.options)
+            found.setdefault(job.id if is_alone else _likeness(job), []).append(j)
+        return tuple(map(tuple, found.values()))
 
     def job(self, job_id: str) -> PlanningJob:
         """The job of that id; KeyError if there is none."""
@@ -146,3 +204,21 @@ class Problem:
         from tasks.planning.problem_file import write_problem
 
         return write_problem(self)
+
+
+def _likeness(job: PlanningJob) -> Hashable:
+    """Equal for jobs that the planner cannot tell apart."""
+    options = tuple(
+        (
+            o.num_devices,
+            o.num_nodes,
+            o.runtime_s,
+            o.device_type,
+            o.startup_s,
+            o.save_s,
+            o.evaluate_s,
+            o.host_memory_bytes,
+        )
+        for o in job.options
+    )
+    return options, job.after, job.release_s, job.deadline_s, job.weight, job.started

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError
+from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
+from tasks.planning.problem_faults import shown
 
 # JSON key -> (attribute, is it required)
 _PROBLEM_KEYS = {
@@ -27,6 +28,13 @@ _JOB_KEYS = {
     "release": ("release_s", False),
     "deadline": ("deadline_s", False),
     "weight": ("weight", False),
+    "running": ("running", False),
+    "started": ("started", False),
+}
+_RUNNING_KEYS = {
+    "option": ("option", True),
+    "gpus": ("devices", True),
+    "until": ("pinned_until_s", False),
 }
 _OPTION_KEYS = {
     "technique": ("technique", True),
@@ -39,6 +47,7 @@ _OPTION_KEYS = {
     "save": ("save_s", False),
     "evaluate": ("evaluate_s", False),
     "host_memory": ("host_memory_bytes", False),
+    "jobs": ("jobs", False),
 }
 _MISSING: Any = None  # stands for a required value that a file lacks; the value checks name it
 
@@ -51,14 +60,7 @@ def read_problem(data: Any) -> Problem:
     for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults)):
         nodes.append(Node(**_read(item, f"node {i}", faults, _NODE_KEYS)))
     for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)):
-        row = _read(item, f"job {i}", faults, _JOB_KEYS)
-        place = f"job {row['id']}"
-        options = [
-            Option(**_read(option, f"{place}, option {k}", faults, _OPTION_KEYS))
-            for k, option in enumerate(_items(row["options"], f"{place}: options", faults))
-        ]
-        after = tuple(_items(row.get("after", []), f"{place}: after", faults))
-        jobs.append(PlanningJob(**{**row, "options": tuple(options), "after": after}))
+        jobs.append(_read_job(item, i, faults))
     fields |= {"nodes": tuple(nodes), "jobs": tuple(jobs)}
     try:
         problem = Problem(**fields)
@@ -76,10 +78,36 @@ def write_problem(problem: Problem) -> dict[str, Any]:
         "switch_cost": problem.switch_cost_s,
         "nodes": [_write(node, _NODE_KEYS) for node in problem.nodes],
         "jobs": [
-            _write(job, _JOB_KEYS) | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
+            _write(job, _JOB_KEYS)
+            | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
+            | ({"running": _write_running(job.running)} if job.running else {})
             for job in problem.jobs
         ],
     }
+
+
+def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
+    row = _read(data, f"job {index}", faults, _JOB_KEYS)
+    place = f"job {row['id'] if isinstance(row['id'], str) else index}"
+    options = []
+    for k, item in enumerate(_items(row["options"], f"{place}: options", faults)):
+        option = _read(item, f"{place}, option {k}", faults, _OPTION_KEYS)
+        if "jobs" in option:
+            option["jobs"] = tuple(_items(option["jobs"], f"{place}, option {k}: jobs", faults))
+        options.append(Option(**option))
+    row |= {"options": tuple(options), "after": tuple(_items(row.get("after", []), f"{place}: after", faults))}
+    if row.get("running") is not None:
+        running = _read(row["running"], f"{place}: running", faults, _RUNNING_KEYS)
+        gpus = _items(running["devices"], f"{place}, running: gpus", faults)
+        if not all(isinstance(item, list) and len(item) == 2 and isinstance(item[1], list) for item in gpus):
+            faults.append(f"{place}, running: gpus must be a list of [node, [devices]], not {shown(gpus)}")
+            gpus = []
+        row["running"] = Running(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
+    return PlanningJob(**row)
+
+
+def _write_running(running: Running) -> dict[str, Any]:
+    return _write(running, _RUNNING_KEYS) | {"gpus": [[node, list(ids)] for node, ids in running.devices]}
 
 
 def _read(
@@ -88,20 +116,20 @@ def _read(
     """The attributes that a JSON object gives, with None for each required one that it lacks."""
     fields: dict[str, Any] = {name: _MISSING for name, required in keys.values() if required}
     if not isinstance(data, dict):
-        faults.append(f"{place}: must be an object, not {data!r:.60}")
+        faults.append(f"{place}: must be an object, not {shown(data)}")
         return fields
     for key, value in data.items():
         if key in keys:
             fields[keys[key][0]] = value
         elif strict:
-            faults.append(f"{place}: unknown key {key!r}; there are {sorted(keys)}")
+            faults.append(f"{place}: unknown key {shown(key)}; there are {sorted(keys)}")
     return fields
 
 
 def _items(data: Any, place: str, faults: list[str]) -> list[Any]:
     if isinstance(data, list):
         return data
-    faults.append(f"{place}: must be a list" + ("" if data is None else f", not {data!r:.60}"))
+    faults.append(f"{place}: must be a list" + ("" if data is None else f", not {shown(data)}"))
     return []
 
 

@@ -4,7 +4,7 @@ It shares no code with what makes plans, so that a mistake there is found here.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from tasks.planning.certificates import certified_bound
@@ -15,10 +15,13 @@ from tasks.planning.problem import Option, PlanningJob, Problem
 def verify(plan: Plan, problem: Problem) -> list[str]:
     """The faults of a plan, in words; an empty list is a valid plan whose bound and certificate hold.
 
-    1. Work: a segment does (end - start - overhead) / runtime of its job, and a job's segments do all of it.
+    1. Work: a segment does (end - start - overhead) / runtime of its job and of all others that its option carries;
+       the segments that do a job's work (in what follows: its segments) do all of it, once.
     2. Overhead: a segment that does not continue the one before (no pause, same option, same devices) pays
        its option's start-up, and the switch cost unless it is the job's first; one that is not continued
-       pays a save, and the job's last one an evaluation.
+       pays a save, and the job's last one an evaluation. The first segment of a job that has started pays the
+       switch cost too, and one that goes on at time 0 with what its job is running pays neither that nor start-up.
+       A job that is pinned goes on so, until its pin ends or it is done.
     3. Gangs: of the option's size, spread and type of device, on devices that exist and are not gone yet,
        none of which serves two segments at a time, and with host memory for all gangs of a node.
     4. Order: a job's segments do not overlap, start after its release and after every job ended that it
@@ -39,7 +42,8 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
             continue
         option = jobs[segment.job].options[segment.option]
         faults += [f"{place}: {fault}" for fault in _segment_faults(segment, option, problem, tolerance_s)]
-        by_job[segment.job].append(segment)
+        for job_id in (segment.job, *option.jobs):
+            by_job[job_id].append(segment)
         for node, ids in segment.devices:
             for device in ids:
                 by_device.setdefault((node, device), []).append(segment)
@@ -48,7 +52,7 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
             if b.start_s < a.end_s - tolerance_s:
                 faults.append(f"device {node}:{device} serves {a.job} and {b.job} at {b.start_s}")
     for job in problem.jobs:
-        faults += _job_faults(job, by_job, problem.switch_cost_s, tolerance_s)
+        faults += _job_faults(job, by_job, jobs, problem.switch_cost_s, tolerance_s)
     faults += _memory_faults(plan, problem, tolerance_s) if not faults else []
     return faults + list(_bound_faults(plan, problem))
 
@@ -57,8 +61,10 @@ def objective_value(plan: Plan, problem: Problem, objective: str) -> float:
     """A plan's makespan, its sum of weight x end (`weighted`), or what its devices cost (`cost`)."""
     if objective == "weighted":
         ends: dict[str, float] = {}
+        carried = {job.id: [option.jobs for option in job.options] for job in problem.jobs}
         for segment in plan.segments:
-            ends[segment.job] = max(segment.end_s, ends.get(segment.job, 0.0))
+            for job_id in (segment.job, *carried[segment.job][segment.option]):
+                ends[job_id] = max(segment.end_s, ends.get(job_id, 0.0))
         return sum(job.weight * ends.get(job.id, 0.0) for job in problem.jobs)
     if objective == "cost":
         price = {node.id: node.price for node in problem.nodes}
@@ -120,29 +126,24 @@ def _memory_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator
 
 
 def _job_faults(
-    job: PlanningJob, by_job: Mapping[str, list[Segment]], switch_cost_s: float, tolerance_s: float
+    job: PlanningJob,
+    by_job: Mapping[str, list[Segment]],
+    jobs: Mapping[str, PlanningJob],
+    switch_cost_s: float,
+    tolerance_s: float,
 ) -> Iterator[str]:
+    """What is wrong with the segments that do a job's work, its own and those that carry it."""
     mine = sorted(by_job[job.id], key=lambda s: (s.start_s, s.end_s))
     done = sum(segment.work for segment in mine)
-    if not done >= 1 - 1e-6:
+    if not abs(done - 1) <= 1e-6:
         yield f"job {job.id}: work {done:.9f} of 1"
     for a, b in pairwise(mine):
         if b.start_s < a.end_s - tolerance_s:
             yield f"job {job.id}: its segments overlap at {b.start_s}"
-    goes_on = [
-        a.option == b.option and _gang(a) == _gang(b) and abs(b.start_s - a.end_s) <= tolerance_s
-        for a, b in pairwise(mine)
-    ]
-    for k, segment in enumerate(mine):
-        option, is_last = job.options[segment.option], k == len(mine) - 1
-        starts, stops = k == 0 or not goes_on[k - 1], is_last or not goes_on[k]
-        owed_s = (option.startup_s + (switch_cost_s if k else 0.0)) if starts else 0.0
-        owed_s += (option.save_s if stops else 0.0) + (option.evaluate_s if is_last else 0.0)
-        if segment.overhead_s < owed_s * (1 - 1e-9):
-            verb = "switches" if k and starts else "runs"
-            yield f"job {job.id}: {verb} at {segment.start_s} but pays {segment.overhead_s} of {owed_s}"
     if not mine:
         return
+    yield from _overhead_faults(job, mine, jobs, switch_cost_s, tolerance_s)
+    yield from _pin_faults(job, mine, tolerance_s)
     if mine[0].start_s < job.release_s - tolerance_s:
         yield f"job {job.id}: starts at {mine[0].start_s}, before its release at {job.release_s}"
     if job.deadline_s is not None and mine[-1].end_s > job.deadline_s + tolerance_s:
@@ -151,6 +152,56 @@ def _job_faults(
         ended_s = max((segment.end_s for segment in by_job[other]), default=0.0)
         if mine[0].start_s < ended_s - tolerance_s:
             yield f"job {job.id}: starts at {mine[0].start_s}, but waits for {other}, which ends at {ended_s}"
+
+
+def _overhead_faults(
+    job: PlanningJob,
+    mine: Sequence[Segment],
+    jobs: Mapping[str, PlanningJob],
+    switch_cost_s: float,
+    tolerance_s: float,
+) -> Iterator[str]:
+    """Segments of a job, in order, that pay less than they owe."""
+    goes_on = [_is_running(mine[0], jobs[mine[0].job], tolerance_s)]
+    goes_on += [
+        (a.job, a.option, _gang(a)) == (b.job, b.option, _gang(b)) and abs(b.start_s - a.end_s) <= tolerance_s
+        for a, b in pairwise(mine)
+    ]
+    for k, segment in enumerate(mine):
+        option, is_last = jobs[segment.job].options[segment.option], k == len(mine) - 1
+        has_state = k > 0 or job.started
+        owed_s = 0.0 if goes_on[k] else option.startup_s + (switch_cost_s if has_state else 0.0)
+        owed_s += option.save_s if is_last or not goes_on[k + 1] else 0.0
+        owed_s += option.evaluate_s if is_last else 0.0
+        if segment.overhead_s < owed_s * (1 - 1e-9):
+            verb = "switches" if has_state and not goes_on[k] else "runs"
+            yield f"job {job.id}: {verb} at {segment.start_s} but pays {segment.overhead_s} of {owed_s}"
+
+
+def _pin_faults(job: PlanningJob, mine: Sequence[Segment], tolerance_s: float) -> Iterator[str]:
+    """What breaks a pin: the job does not go on as it ran, or not for long enough."""
+    running = job.running
+    if running is None or running.pinned_until_s <= tolerance_s:
+        return
+    if mine[0].job != job.id or not _is_running(mine[0], job, tolerance_s):
+        yield f"job {job.id}: is pinned, but does not go on with what it is running"
+        return
+    ended_s, done = 0.0, 0.0
+    for segment in mine:
+        same = (segment.job, segment.option, _gang(segment)) == (job.id, running.option, running.gang)
+        if not same or segment.start_s > ended_s + tolerance_s:
+            break
+        ended_s, done = segment.end_s, done + segment.work
+    if ended_s < running.pinned_until_s - tolerance_s and done < 1 - 1e-6:
+        yield f"job {job.id}: is pinned until {running.pinned_until_s}, but stops at {ended_s}"
+
+
+def _is_running(segment: Segment, owner: PlanningJob, tolerance_s: float) -> bool:
+    """Whether a segment goes on at time 0 with what its owner is running."""
+    running = owner.running
+    if running is None or abs(segment.start_s) > tolerance_s:
+        return False
+    return (segment.option, _gang(segment)) == (running.option, running.gang)
 
 
 def _gang(segment: Segment) -> frozenset[tuple[str, int]]:
