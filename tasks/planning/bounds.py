@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tasks.planning.certificates import certified_bound
+from tasks.planning.certificates import certified_bound, shortest_s, whole_of
 from tasks.planning.plan import Certificate
 from tasks.planning.problem import Option, PlanningJob, Problem
 
@@ -82,11 +82,16 @@ def rigid_bound(problem: Problem, *, time_limit_s: float) -> tuple[float, dict[s
 
 def critical_path_s(problem: Problem) -> float:
     """The longest chain of jobs that wait for each other, each under its fastest option."""
+    return max(earliest_ends_s(problem).values())
+
+
+def earliest_ends_s(problem: Problem) -> dict[str, float]:
+    """When each job could end if it had all devices for itself: its release, the jobs that it waits for, its time."""
     ends: dict[str, float] = {}
     for job in in_order(problem):
         start_s = max([job.release_s, *(ends[other] for other in job.after)])
-        ends[job.id] = start_s + min(option.whole_s for option in job.options)
-    return max(ends.values())
+        ends[job.id] = start_s + shortest_s(job, problem.switch_cost_s)
+    return ends
 
 
 def in_order(problem: Problem) -> Iterator[PlanningJob]:
@@ -108,7 +113,7 @@ def by_area(problem: Problem) -> Certificate:
 
 def _simple_certificate(problem: Problem) -> Certificate:
     """Prices by area, or all on the longest job."""
-    longest = max(problem.jobs, key=lambda job: min(option.runtime_s for option in job.options))
+    longest = max(problem.jobs, key=lambda job: shortest_s(job, problem.switch_cost_s))
     by_length = Certificate(job_prices={longest.id: 1.0})
     return max(by_area(problem), by_length, key=lambda certificate: certified_bound(certificate, problem))
 
@@ -120,14 +125,15 @@ class _PatternModel:
     Columns: T; y[j,o] the time of job j under option o; f[g,v,s] the time that nodes of size g step from
     place v by s devices (a slot, or 1 for a device left idle). Rows:
 
-        work   sum_o y[j,o] / runtime[j,o]  >= 1                                         for each job j
+        work   sum_o y[j,o] / whole[j,o]  >= 1                                           for each job j
         time   sum_o y[j,o] - T             <= 0                                         for each job j
         slots  sum_{j,o of slot s} nodes[o] y[j,o] - sum_{g,v} f[g,v,s]  <= 0            for each slot size s
         walk   sum_s f[g,v,s] - sum_s f[g,v-s,s] = (nodes[g] T if v = 0 else 0)          for each size g,
         place v < g
 
-    With `integral`, y[j,o] is runtime[j,o] times a yes or no: the relaxation of every plan without
-    preemption.
+    whole[j,o] are the seconds of all of job j under option o in one segment: what the prices prove where segments are
+    several, `certified_bound` says. With `integral`, y[j,o] is whole[j,o] times a yes or no: the relaxation of every
+    plan without preemption.
     """
 
     def __init__(self, problem: Problem, *, integral: bool = False) -> None:
@@ -156,7 +162,7 @@ class _PatternModel:
         ]
         for j, k, kind in self.options:
             option = problem.jobs[j].options[k]
-            runtime = option.runtime_s / self.unit_s
+            runtime = whole_of(problem.jobs[j], k, problem.switch_cost_s) / self.unit_s
             scale = runtime if integral else 1.0
             slot_row = first_slot + row_of[kind, option.slot]
             columns.append([(j, scale / runtime), (num_jobs + j, scale), (slot_row, scale * option.num_nodes)])

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 
 from tasks.planning.plan import Certificate
@@ -16,12 +16,13 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
 
     With slot prices w_s and job prices l_j, all >= 0, weak duality gives
 
-        T >= sum_j (min_o (nodes_o w_slot(o) + l_j) runtime_o + l_j release_j) / (sum_n pack(G_n) + sum_j l_j)
+        T >= sum_j (cost_j + l_j release_j) / (sum_n pack(G_n) + sum_j l_j)
 
-    where pack(G) is the most that slots which together fit G devices are worth: whatever runs on a node at
-    one moment is worth at most pack(G), a job runs once at a time from its release on, and doing job j costs
-    at least its cheapest option. Nodes of other types of devices have prices of their own. A node that goes
-    away at U is worth at most pack(G) U, which may be taken from the numerator instead of pack(G) from the
+    where cost_j is what the job costs at least (`least_of`) at nodes_o w_slot(o) + l_j for a second under option o,
+    without seconds besides runtimes min_o (nodes_o w_slot(o) + l_j) runtime_o; and pack(G) is the most that
+    slots which together fit G devices are worth: whatever runs on a node at one moment is worth at most pack(G), and a
+    job runs once at a time from its release on. Nodes of other types of devices have prices of their own. A node that
+    goes away at U is worth at most pack(G) U, which may be taken from the numerator instead of pack(G) from the
     denominator. With work prices, the formula is `bound_by_work`. Raises ValueError where a price is
     negative or not finite.
     """
@@ -33,7 +34,10 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
         return bound_by_work(certificate.work_prices, problem)
     own, types = certificate.job_prices, {node.device_type for node in problem.nodes}
     pack = {kind: _pack(certificate.prices_of(kind), problem) for kind in types}
-    cost = sum(cheapest(job, certificate, types) + own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
+    cost = sum(
+        cheapest(job, certificate, types, problem.switch_cost_s) + own.get(job.id, 0.0) * job.release_s
+        for job in problem.jobs
+    )
     worth = [(pack[node.device_type][node.num_devices], node.available_until_s) for node in problem.nodes]
     all_own = sum(own.values())
     total = sum(w for w, _ in worth) + all_own
@@ -46,17 +50,21 @@ def weighted_bound(certificate: Certificate, problem: Problem) -> float:
     """What no plan's sum of weight x end can go below, by slot prices.
 
     At the prices the nodes do W = sum_n pack(G_n) of work a second, and job j is p_j = min_o nodes_o
-    w_slot(o) runtime_o of it. So no plan ends jobs earlier than one machine of that speed, for which the
+    w_slot(o) runtime_o of it (`least_of`). So no plan ends jobs earlier than one machine of that speed, for which the
     order of p_j / weight_j is best (Smith, 1956); nor does any job end before its release and its fastest
     option.
     """
     types = {node.device_type for node in problem.nodes}
     slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
     speed = sum(_pack(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
-    alone = sum(job.weight * (job.release_s + min(o.whole_s for o in job.options)) for job in problem.jobs)
+    alone = sum(job.weight * (job.release_s + shortest_s(job, problem.switch_cost_s)) for job in problem.jobs)
     if not speed:
         return alone
-    sizes = [(cheapest(job, slots, types) / speed, job.weight) for job in problem.jobs if job.weight > 0]
+    sizes = [
+        (cheapest(job, slots, types, problem.switch_cost_s) / speed, job.weight)
+        for job in problem.jobs
+        if job.weight > 0
+    ]
     sizes.sort(key=lambda pair: pair[0] / pair[1])
     ends = accumulate(size for size, _ in sizes)
     return max(alone, sum(weight * end for end, (_, weight) in zip(ends, sizes, strict=True)))
@@ -66,59 +74,99 @@ def cost_bound(problem: Problem) -> float:
     """What no plan can cost less than: every job under its cheapest option on the cheapest nodes that can
     hold it."""
     return sum(
-        min(
-            option.num_devices * option.runtime_s * min(n.price for n in problem.nodes if option.runs_on(n))
-            for option in job.options
+        least_of(
+            job,
+            [o.num_devices * min(n.price for n in problem.nodes if o.runs_on(n)) for o in job.options],
+            problem.switch_cost_s,
         )
         for job in problem.jobs
     )
 
 
-def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str]) -> float:
-    """What a job costs at least at the prices, work alone."""
+def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], switch_cost_s: float = 0.0) -> float:
+    """What a job costs at least at the prices, all that it pays included."""
     own = certificate.job_prices.get(job.id, 0.0)
-    return min(
-        (o.num_nodes * certificate.prices_of(kind).get(o.slot, 0.0) + own) * o.runtime_s
+    prices = [
+        min(
+            (o.num_nodes * certificate.prices_of(kind).get(o.slot, 0.0) + own)
+            for kind in types
+            if o.device_type in ("", kind)
+        )
         for o in job.options
-        for kind in types
-        if o.device_type in ("", kind)
-    )
+    ]
+    return least_of(job, prices, switch_cost_s)
+
+
+def least_of(job: PlanningJob, prices: Sequence[float], switch_cost_s: float) -> float:
+    """The least that a job's seconds are worth together, where one under option o is worth prices[o].
+
+    What a plan pays is linear in how it divides the work among its segments, so all the work in one of them is
+    cheapest, and beside it at most the last one, which evaluates, is worth having:
+
+        min( min_o price_o (head_o + runtime_o + save_o + evaluate_o),
+             min_o price_o (head_o + runtime_o + save_o) + min_o price_o (switch + startup_o + save_o + evaluate_o) )
+
+    head_o: what the job's first segment pays at its head. It is the start-up, and the switch cost too where the job
+    has started before; it is nothing under the option that the job runs under at time 0.
+    """
+    rows = []
+    for k, (price, o) in enumerate(zip(prices, job.options, strict=True)):
+        whole_s = whole_of(job, k, switch_cost_s)
+        last_s = switch_cost_s + o.startup_s + o.save_s + o.evaluate_s
+        rows.append((price * whole_s, price * (whole_s - o.evaluate_s), price * last_s))
+    whole, work, last = (min(column) for column in zip(*rows, strict=True))
+    return float(min(whole, work + last))
+
+
+def whole_of(job: PlanningJob, option: int, switch_cost_s: float) -> float:
+    """Seconds of all of a job in one segment under the option of that index, what it pays at its head included."""
+    chosen = job.options[option]
+    if job.running is not None and option == job.running.option:
+        return chosen.whole_s - chosen.startup_s
+    return chosen.whole_s + (switch_cost_s if job.started else 0.0)
+
+
+def shortest_s(job: PlanningJob, switch_cost_s: float) -> float:
+    """Seconds that a job takes at least, from its first start to its end."""
+    return least_of(job, [1.0] * len(job.options), switch_cost_s)
 
 
 def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
     """Seconds that the prices p_j of the jobs' whole work prove.
 
-        T >= sum_j p_j / max_c sum_{(j, o) in c} p_j / runtime_o
+        T >= sum_j p_j c_j / max_c sum_{(j, o) in c} p_j / whole_o
 
-    where c is any set of (job, option), each job at most once, that the nodes hold together: no moment of
-    any plan earns more than that, and all work must be earned. The maximum is a dynamic program over the
-    devices left free on each node, like nodes taken as one. Raises ValueError where that has more than
-    MAX_STATES states.
+    where whole_o are the seconds of all of the job in one segment and c is any set of (job, option), each job at most
+    once, that the nodes hold together: no moment of any plan earns more than that. At 1 / whole_o for a second under
+    option o a job's seconds are worth c_j at least (`least_of`), which is 1 without seconds besides runtimes.
+    The maximum is a dynamic program over the devices left free on each node, like nodes taken as one. Raises
+    ValueError where that has more than MAX_STATES states.
     """
     if num_states(problem) > MAX_STATES:
         raise ValueError("work prices cannot be checked on so many nodes")
-    best = {tuple(sorted(node.num_devices for node in problem.nodes)): 0.0}
+    best, earned = {tuple(sorted(node.num_devices for node in problem.nodes)): 0.0}, 0.0
     for job in problem.jobs:
         price = work_prices.get(job.id, 0.0)
         if price <= 0:
             continue
+        earned += price * least_of(job, [1 / o.whole_s for o in job.options], problem.switch_cost_s)
         fastest: dict[tuple[int, int], float] = {}
         for option in job.options:
             key = (option.num_nodes, option.slot)
-            fastest[key] = min(option.runtime_s, fastest.get(key, math.inf))
+            fastest[key] = min(option.whole_s, fastest.get(key, math.inf))
         after = dict(best)
         for free, worth in best.items():
-            for (num_nodes, slot), runtime_s in fastest.items():
+            for (num_nodes, slot), whole_s in fastest.items():
                 for chosen in set(combinations(free, num_nodes)):
                     if min(chosen) >= slot:
                         left = list(free)
                         for size in chosen:
                             left.remove(size)
                         state = tuple(sorted([*left, *(size - slot for size in chosen)]))
-                        after[state] = max(after.get(state, 0.0), worth + price / runtime_s)
+                        after[state] = max(after.get(state, 0.0), worth + price / whole_s)
         best = after
     most = max(best.values())
-    return sum(work_prices.get(job.id, 0.0) for job in problem.jobs) / most if most else 0.0
+    return earned / most if most else 0.0
 
 
 def num_states(problem: Problem) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tasks.planning.bounds import in_order, preemptive_bound
+from tasks.planning.bounds import earliest_ends_s, preemptive_bound
 from tasks.planning.problem import Problem
 
 
@@ -13,10 +13,7 @@ def conflicts(problem: Problem) -> Iterator[str]:
     A job alone: its release, the jobs that it waits for and its fastest option. Jobs together: the lower bound of all
     jobs that are due by some time.
     """
-    ends: dict[str, float] = {}
-    for job in in_order(problem):
-        start_s = max([job.release_s, *(ends[other] for other in job.after)])
-        ends[job.id] = start_s + min(option.whole_s for option in job.options)
+    ends = earliest_ends_s(problem)
     alone = [job for job in problem.jobs if job.deadline_s is not None and ends[job.id] > job.deadline_s]
     for job in alone:
         yield (
