@@ -22,6 +22,7 @@ BUILTIN: dict[str, str] = {
     "context": "techniques.context:Context",
     "pipeline": "techniques.pipeline:Pipeline",
     "mesh": "techniques.mesh:Mesh",
+    "offload": "techniques.offload:Offload",
 }
 
 _registered: dict[str, str] = {}

@@ -46,6 +46,12 @@ LAYOUTS = [
     Layout("fsdp_static", 2, {"reshard": False, "micro_batch": 3}),
     Layout("fsdp_static", 4, {"reshard": True, "recompute": "full"}),
 ]
+SPILLED = Layout("offload", 1, {"num_slices": 2, "recompute": "full", "host_activations": True})
+LAYOUTS += [
+    SPILLED,
+    Layout("offload", 1, {"num_slices": 1}),
+    Layout("offload", 1, {"num_slices": 2, "micro_batch": 3}),
+]
 SWITCHED = [
     SINGLE,
     Layout("ddp", 2),
@@ -55,6 +61,7 @@ SWITCHED = [
     Layout("fsdp_static", 2, {"reshard": True}),
 ]
 PARALLEL = SWITCHED[1:]
+SWITCHED.append(SPILLED)
 # Those that cut the model itself are for transformers of some kinds; their own tests tell which, and why not others.
 PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 MODEL_PARALLEL = [
@@ -97,13 +104,13 @@ def test_every_layout_trains_the_same_llama(bench, tmp_path, layout, optimizer):
 
 
 @pytest.mark.parametrize("model", [GPT2, VIT], ids=["gpt2", "vit"])
-@pytest.mark.parametrize("layout", PARALLEL, ids=str)
+@pytest.mark.parametrize("layout", [*PARALLEL, SPILLED], ids=str)
 def test_other_architectures_too(bench, tmp_path, layout, model):
     assert_trains_the_same(bench, bench.job(model), layout, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "layout", [*PARALLEL, *MODEL_PARALLEL, Layout("fsdp", 2, {"reshard": False, "micro_batch": 2})], ids=str
+    "layout", [*PARALLEL, *MODEL_PARALLEL, SPILLED, Layout("fsdp", 2, {"reshard": False, "micro_batch": 2})], ids=str
 )
 def test_clipping_uses_the_norm_of_the_whole_gradient(bench, tmp_path, layout):
     clipped = bench.job(clip_grad_norm=0.1)  # far below the norms of the first steps

@@ -1,0 +1,132 @@
+"""Spilling: layers kept in host memory visit the device one slice at a time, the next one on its way meanwhile.
+
+Sources: FairScale's OffloadModel; Pudipeddi et al., L2L (arXiv:2002.05645); Nagrecha, Hydra (arXiv:2110.08633).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from techniques.job import Job
+from techniques.technique import (
+    GRADIENT_BYTES,
+    WEIGHT_BYTES,
+    Config,
+    GangShape,
+    StepWork,
+    Technique,
+    micro_batches,
+    training_state_bytes,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+
+FEW_SLICES = 4
+
+
+class Offload(Technique):
+    """One device; weights, gradients and optimizer state in host memory, and two slices of the layers on the device."""
+
+    name = "offload"
+    summary = "one device, the layers in host memory and on the device a slice at a time"
+    needs = "one GPU; a model with repeated layers; the whole training state in host memory"
+    saves_memory_of = "single"
+    moves_model = True
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs layers to cut between, and a host with room for everything."""
+        if gang.num_devices > 1:
+            return "one process drives one device"
+        if facts.num_layers < 2:
+            return "the model has no repeated layers between which it could be cut into slices"
+        if job.exact and facts.has_dropout:
+            return "exact: true on a model with dropout, whose layout is single's"
+        if gang.kind == "cpu" and self.name not in (job.techniques or ()):
+            return "a CPU slot's device memory is the host's, so nothing is saved (name it in techniques to use it)"
+        needed, there = self.estimate_host_memory(job, facts), host_memory_bytes()
+        if needed > there:
+            return f"needs {needed / 2**30:.1f} GiB of host memory, and this machine has {there / 2**30:.1f}"
+        return None
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Each micro-batch fetches all weights twice, so few and large ones first; then what needs less memory."""
+        counts = list(dict.fromkeys((min(FEW_SLICES, facts.num_layers), facts.num_layers)))
+        undivided = facts.has_batch_statistics
+        sizes = micro_batches(job.global_batch_size, at_most=1 if undivided else 3)
+        for recompute, on_host in (("none", False), ("full", False), ("full", True)):
+            if recompute == "full" and undivided:  # a second forward would count the batch twice
+                continue
+            for micro_batch in sizes:
+                for num_slices in counts:
+                    yield {
+                        "micro_batch": micro_batch,
+                        "recompute": recompute,
+                        "num_slices": num_slices,
+                        "host_activations": on_host,
+                    }
+
+    def num_ranks(self, gang: GangShape) -> int:
+        """Always one."""
+        return 1
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Two slices' weights, and the gradients of the layer that computes; a CPU slot holds the host's part too."""
+        layer, outside = _layer_and_outside_bytes(facts)
+        num_slices: int = config["num_slices"]
+        layers_a_slice = -(-facts.num_layers // num_slices)
+        on_device = 2 * max(layers_a_slice * layer, outside) + max(layer, outside)
+        return on_device + (self.estimate_host_memory(job, facts) if gang.kind == "cpu" else 0)
+
+    def estimate_host_memory(self, job: Job, facts: ModelFacts) -> int:
+        """Bytes of weights, gradients and optimizer state, and of the gradients that a backward has just returned."""
+        return training_state_bytes(job, facts) + facts.num_parameters * GRADIENT_BYTES
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Slices the model; its parameters stay where they are."""
+        from techniques.engine.spilling import Spilled
+
+        self._spilled = Spilled(
+            model,
+            num_slices=config.get("num_slices", FEW_SLICES),
+            recompute=config["recompute"] == "full",
+            host_activations=config.get("host_activations", False),
+        )
+        return model
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
+        """On the device that the batch is on."""
+        self._spilled.bind(work.zero().device)
+        return super().forward(model, batch, work)
+
+    @contextmanager
+    def accumulate(self, model: nn.Module, *, is_last: bool) -> Iterator[None]:
+        """After a backward its gradients are on the host, before another one comes."""
+        yield
+        self._spilled.settle()
+
+    def after_step(self, model: nn.Module) -> None:
+        """What is on the device was made of the weights before this step."""
+        self._spilled.forget()
+
+
+def host_memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _layer_and_outside_bytes(facts: ModelFacts) -> tuple[int, int]:
+    """Bytes of the weights of one layer, and of the largest module outside of the layers; about, for unequal layers."""
+    largest, weights = facts.largest_layer_bytes, facts.num_parameters * WEIGHT_BYTES
+    layers_are_largest = largest * facts.num_layers <= weights
+    layer = largest if layers_are_largest else (weights - largest) // facts.num_layers
+    outside = weights - layer * facts.num_layers
+    if facts.decoder is not None:  # embedding and head are slices of their own
+        outside = min(outside, facts.decoder.vocab_size * facts.decoder.hidden_size * WEIGHT_BYTES)
+    return layer, outside
