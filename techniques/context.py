@@ -86,6 +86,7 @@ class Context(Technique):
         self._mesh, self._exchange = mesh["cp"], config["exchange"]
         attend_across(model, self._mesh.get_group(), exchange=self._exchange)
         self._weights: Technique = Fsdp() if config["sharded"] else Ddp()
+        self._weights.precision, self._weights.communication = self.precision, self.communication
         if not self._weights.moves_model:
             model.to(mesh.device_type)
         return self._weights.parallelize(model, self._mesh, {**config, "reshard": True})

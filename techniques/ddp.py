@@ -27,11 +27,15 @@ class Ddp(DataParallel):
         """Wraps the model; gradients live in the communication buckets, so that they are never copied."""
         from torch.nn.parallel import DistributedDataParallel
 
+        from techniques.engine.half import average_in_half
         from techniques.engine.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
-        return DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+        ddp = DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+        if self.communication == "bf16":
+            ddp.register_comm_hook(mesh.get_group(), average_in_half)
+        return ddp
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Only the last micro-batch's backward exchanges gradients."""

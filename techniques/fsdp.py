@@ -108,8 +108,10 @@ class Fsdp(DataParallel):
         policies: dict[str, Any] = {
             "offload_policy": pinned if config.get("offload", False) else OffloadPolicy(),
             "mp_policy": MixedPrecisionPolicy(
-                reduce_dtype=torch.float32
-            ),  # gradients add up in fp32, whatever they are
+                # Weights are gathered as they are computed with; gradients add up in fp32 unless told otherwise.
+                param_dtype=torch.bfloat16 if self.precision == "bf16-params" else None,
+                reduce_dtype=torch.bfloat16 if self.communication == "bf16" else torch.float32,
+            ),
         }
         layers: list[FSDPModule] = []
         for name in layer_names(model):

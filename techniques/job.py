@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "bf16-params")
+COMMUNICATIONS = ("fp32", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
 METRICS = ("loss", "perplexity", "accuracy")
@@ -90,7 +91,11 @@ class Job:
     base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS"; its weights are the first ones.
     loss: None for the model's own, or "package.module:function", called as f(model_output, batch), returning
         (sum, count), so that the mean over a global batch does not depend on how the batch was divided.
-    precision: "fp32", or "bf16" (autocast; weights and optimizer stay in fp32).
+    precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is computed
+        with weights rounded to bf16, which the optimizer keeps and updates in fp32).
+    communication: what gradients are rounded to on their way between devices, "fp32" or "bf16"; they add up in fp32
+        where the technique can, and one device alone rounds nothing.
+    compile: whether the model's repeated layers are compiled (`torch.compile`); needs a C++ compiler on every node.
     clip_grad_norm: the largest global L2 norm of the gradient, or None.
     global_batch_size: samples that make one step, on whatever devices.
     num_steps, num_epochs: exactly one is given; an epoch becomes steps once the data's size is known.
@@ -105,6 +110,8 @@ class Job:
     adapter: Mapping[str, Any] | None = None
     loss: str | None = None
     precision: str = "fp32"
+    communication: str = "fp32"
+    compile: bool = False
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     clip_grad_norm: float | None = None

@@ -99,6 +99,9 @@ class Mesh(Technique):
         self._shards = Fsdp() if config["dp_shard"] > 1 else None
         self._pipeline = Pipeline() if config["pp"] > 1 else None
         self._mesh = mesh
+        for technique in (self._tensor, self._shards, self._pipeline):
+            if technique is not None:
+                technique.precision, technique.communication = self.precision, self.communication
         if self._tensor is not None:
             model = self._tensor.parallelize(model, mesh, {**config, "recompute": "none"})
 

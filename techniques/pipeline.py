@@ -96,10 +96,13 @@ class Pipeline(Technique):
         self, model: nn.Module, mesh: DeviceMesh, *, schedule: str, lay_out: Callable[[nn.Module], nn.Module]
     ) -> nn.Module:
         """`model` along the mesh's pp axis; `lay_out` is called on each stage of this rank, which keeps its class."""
+        import torch
+
         from techniques.engine.pipe import Pipe
 
         self._group = mesh.get_group("pp")
-        pipe = Pipe(model, self._group, mesh.device_type, schedule=schedule, lay_out=lay_out)
+        hidden_dtype = torch.bfloat16 if self.precision == "bf16-params" else torch.float32
+        pipe = Pipe(model, self._group, mesh.device_type, schedule=schedule, lay_out=lay_out, hidden_dtype=hidden_dtype)
         self._tied_replica = pipe.tied_replica
         replicas = [name for name, p in pipe.whole.named_parameters() if p is self._tied_replica]
         self._tied_name = replicas[0] if replicas else None

@@ -82,6 +82,9 @@ class Technique(ABC):
     saves_memory_of: ClassVar[str | None] = None
     # Whether `parallelize` brings the model to the device itself, layer by layer; else it is there whole before.
     moves_model: ClassVar[bool] = False
+    # The job's, set by the harness before `parallelize`: what is sent between ranks is rounded to it, if anything is.
+    precision: str = "fp32"
+    communication: str = "fp32"
 
     @abstractmethod
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:

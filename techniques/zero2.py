@@ -87,6 +87,7 @@ class Zero2(DataParallel):
             most_live_buckets=MOST_LIVE_BUCKETS,
             every_micro_batch=config.get("every_micro_batch", False),
             overlap=config.get("overlap", True),
+            rounds=self.communication == "bf16",
         )
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:

@@ -39,6 +39,9 @@ Source = Annotated[
 Precision = Annotated[
     str, AfterValidator(references.one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})
 ]
+Communication = Annotated[
+    str, AfterValidator(references.one_of(job.COMMUNICATIONS)), WithJsonSchema({"enum": list(job.COMMUNICATIONS)})
+]
 OptimizerName = Annotated[
     str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})
 ]
@@ -156,6 +159,10 @@ class JobEntry(Section):
         description='"package.module:function", which returns (sum, count), such as my_losses:focal',
     )
     precision: Precision = Field(default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}")
+    communication: Communication = Field(
+        default=job.Job.communication, description=f"one of {', '.join(job.COMMUNICATIONS)}"
+    )
+    compile: bool = Field(default=job.Job.compile, description="true to compile the model's layers, else false")
     optimizer: Optimizer = Field(
         default_factory=Optimizer, description="the optimizer, such as {name: adamw, lr: 3e-4}"
     )
@@ -181,6 +188,12 @@ class JobEntry(Section):
         default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out"
     )
     exact: bool = Field(default=job.Job.exact, description="true to pin the layout, else false")
+    deadline_s: Positive | None = Field(
+        default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
+    )
+    weight: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="how much the moment of the job's end counts under `objective: weighted`, such as 2"
+    )
 
 
 class GridEntry(Section):
@@ -188,12 +201,6 @@ class GridEntry(Section):
 
     template: dict[str, Any] = Field(description="a job, whose name the names of all combinations start with")
     over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
-    deadline_s: Positive | None = Field(
-        default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
-    )
-    weight: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="how much the moment of the job's end counts under `objective: weighted`, such as 2"
-    )
         description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
     )
 

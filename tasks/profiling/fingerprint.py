@@ -42,7 +42,7 @@ def speed_key(
             "adapter": to_json(job.adapter),
             "data": {**data_shape, "kwargs": to_json(spec.kwargs)},
             "loss": job.loss,
-            "precision": job.precision,
+            "precision": [job.precision, job.communication, job.compile],
             "optimizer": [job.optimizer.name, sorted(job.optimizer.options)],
             "clips": job.clip_grad_norm is not None,
             "global_batch_size": job.global_batch_size,

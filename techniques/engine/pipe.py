@@ -41,11 +41,18 @@ class Pipe(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, group: dist.ProcessGroup, device: str, *, schedule: str, lay_out: LayOut
+        self,
+        model: nn.Module,
+        group: dist.ProcessGroup,
+        device: str,
+        *,
+        schedule: str,
+        lay_out: LayOut,
+        hidden_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         stages_a_rank, style, self._schedule_class = SCHEDULES[schedule]
-        self._group, self._rank = group, dist.get_rank(group)
+        self._group, self._rank, self._hidden_dtype = group, dist.get_rank(group), hidden_dtype
         num_stages = stages_a_rank * group.size()
         self._owners = owners(group.size(), num_stages, style=style)
         parts = parts_of(model, num_stages)
@@ -86,7 +93,8 @@ class Pipe(nn.Module):
             before = self._owners[i - 1] if i else owner
             if owner == self._rank:
                 if before != owner:
-                    hidden = torch.empty(*tokens.shape, self._config.hidden_size, device=self._device)
+                    shape = (*tokens.shape, self._config.hidden_size)
+                    hidden = torch.empty(shape, device=self._device, dtype=self._hidden_dtype)
                     dist.recv(hidden, src=self._global(before), group=self._group)
                 hidden = self._stage(i, precision)(hidden)
             elif before == self._rank:
@@ -111,9 +119,10 @@ class Pipe(nn.Module):
         return self._step.loss_sum, self._step.count
 
     def _build(self, tokens: Tensor, num_micro_batches: int) -> Any:
-        """The schedule. Shapes are told, so that no trial run draws random numbers; residuals are in fp32."""
-        hidden = torch.empty(*tokens.shape, self._config.hidden_size, device="meta", requires_grad=True)
-        logits = torch.empty(*tokens.shape, self._config.vocab_size, device="meta")
+        """The schedule. Shapes are told, so that no trial run draws random numbers."""
+        like: dict[str, Any] = {"device": "meta", "dtype": self._hidden_dtype}
+        hidden = torch.empty(*tokens.shape, self._config.hidden_size, requires_grad=True, **like)
+        logits = torch.empty(*tokens.shape, self._config.vocab_size, **like)
         stages = [
             PipelineStage(
                 self.stages[i],

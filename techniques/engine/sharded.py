@@ -37,6 +37,7 @@ class ShardedModel(nn.Module):
     most_live_buckets: buffers of gradients at most, where backward reaches the buckets in their order: one fills, the
         others are under way.
     overlap: exchanges run beside computation; without it, one after the other when all gradients are there.
+    rounds: gradients are sent in bf16, and add up in fp32 where they arrive.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ShardedModel(nn.Module):
         most_live_buckets: int,
         every_micro_batch: bool,
         overlap: bool,
+        rounds: bool = False,
     ) -> None:
         super().__init__()
         self._inner = (inner,)  # in a tuple, so that its parameters are not this module's
@@ -55,7 +57,7 @@ class ShardedModel(nn.Module):
         self.buckets = divide(inner, bucket_bytes=bucket_bytes, rank=group.rank(), num_ranks=group.size())
         nothing = nn.Parameter(self.buckets[0].weights[:0])  # of a rank that has only padding; tells the device
         self.shares = nn.ParameterList([share.weight for share in self.all_shares()] or [nothing])
-        self._reduction = _Reduction(self.buckets, group, most_live=most_live_buckets, overlap=overlap)
+        self._reduction = _Reduction(self.buckets, group, most_live=most_live_buckets, overlap=overlap, rounds=rounds)
         self._gathering = _Gathering(inner, self.buckets, group)
         self._exchanges = False
         for bucket in self.buckets:
@@ -114,8 +116,11 @@ class ShardedModel(nn.Module):
 class _Reduction:
     """From gradients of parameters to summed gradients of shares."""
 
-    def __init__(self, buckets: list[Bucket], group: ProcessGroup, *, most_live: int, overlap: bool) -> None:
+    def __init__(
+        self, buckets: list[Bucket], group: ProcessGroup, *, most_live: int, overlap: bool, rounds: bool
+    ) -> None:
         self._buckets, self._group, self._most_live, self._overlap = buckets, group, most_live, overlap
+        self._dtype = torch.bfloat16 if rounds else torch.float32
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
         self._has_gradient = torch.zeros(len(self._slots), dtype=torch.uint8)
         self._filling: dict[Bucket, Tensor] = {}
@@ -178,7 +183,8 @@ class _Reduction:
             while not self._free and self._under_way and self._num_live() >= self._most_live:
                 self._receive()
             size = max(other.weights.numel() for other in self._buckets)
-            self._filling[bucket] = self._free.pop() if self._free else bucket.weights.new_zeros(size)
+            free = self._free.pop() if self._free else bucket.weights.new_zeros(size, dtype=self._dtype)
+            self._filling[bucket] = free
         return self._filling[bucket]
 
     def _num_live(self) -> int:
@@ -188,15 +194,21 @@ class _Reduction:
         bucket = self._next()
         self._num_sent += 1
         buffer = self._filling.pop(bucket)
-        total = torch.empty_like(bucket.shard(bucket.weights))
         flat = buffer[: bucket.weights.numel()]
-        work = _reduce_scatter(total, flat, group=self._group, async_op=True)
-        self._under_way.append((bucket, buffer, total, work))
+        if self._dtype == torch.float32:
+            arriving = torch.empty_like(bucket.shard(bucket.weights))
+            work = _reduce_scatter(arriving, flat, group=self._group, async_op=True)
+        else:  # the ranks' summands one by one: a sum on the way would be rounded at each rank
+            arriving = torch.empty_like(flat)
+            work = dist.all_to_all_single(arriving, flat, group=self._group, async_op=True)
+        self._under_way.append((bucket, buffer, arriving, work))
 
     def _receive(self) -> None:
-        bucket, buffer, total, work = self._under_way.popleft()
+        bucket, buffer, arriving, work = self._under_way.popleft()
         work.wait()
         self._free.append(buffer)
+        is_sum = self._dtype == torch.float32
+        total = arriving if is_sum else arriving.view(-1, bucket.shard_size).sum(0, dtype=torch.float32)
         self._sums[bucket] = self._sums[bucket].add_(total) if bucket in self._sums else total
 
 

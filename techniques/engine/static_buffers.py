@@ -79,7 +79,13 @@ class StaticReduceScatter(ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> Work | None:
-        """As FSDP2 does it by itself."""
+        """As FSDP2 does it by itself; but summands in bf16 add up in fp32, and only the sum is rounded again."""
+        if input_tensor.dtype != torch.float32:
+            arrived = self._pool.take(input_tensor.shape, dtype=input_tensor.dtype, device=input_tensor.device)
+            dist.all_to_all_single(arrived, input_tensor, group=group)
+            total = arrived.view(group.size(), -1).sum(0, dtype=torch.float32)
+            output_tensor.copy_(total / group.size() if op == dist.ReduceOp.AVG else total)
+            return None
         work: Work | None = _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         return work
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from techniques.engine.checkpoint import CheckpointStore
+from techniques.engine.compilation import compile_layers
 from techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
 from techniques.engine.gradients import scale_
+from techniques.engine.half import compute_in_half
 from techniques.engine.losses import loss_of, metrics_of
 from techniques.engine.models import build_model, export_model
 from techniques.engine.optimizers import build_optimizer, learning_rate
@@ -57,7 +59,12 @@ class Trainer:
         beat()
         if not technique.moves_model:
             model.to(ranks.device)
+        technique.precision, technique.communication = self.job.precision, self.job.communication
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
+        if self.job.precision == "bf16-params":
+            compute_in_half(technique.unwrap(self.model))
+        if self.job.compile:
+            compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
         self.optimizer = build_optimizer(self.job, technique.optimizer_parameters(self.model))
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
