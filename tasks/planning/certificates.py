@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 
 from tasks.planning.plan import Certificate
-from tasks.planning.problem import PlanningJob, Problem
+from tasks.planning.problem import Option, PlanningJob, Problem
 
 MAX_STATES = 600  # of the dynamic program that checks work prices
 
@@ -14,73 +14,138 @@ MAX_STATES = 600  # of the dynamic program that checks work prices
 def certified_bound(certificate: Certificate, problem: Problem) -> float:
     """Seconds below which the certificate proves that no plan, preemptive or not, can end.
 
-    With slot prices w_s and job prices l_j, all >= 0, weak duality gives
+    With slot prices w_s and job prices l_j, all >= 0, weak duality gives T, the least time at which
 
-        T >= sum_j (cost_j + l_j release_j) / (sum_n pack(G_n) + sum_j l_j)
+        sum_n pack(G_n) min(T, end_n) + sum_j l_j T  >=  sum_j (cost_j + l_j release_j)
 
-    where cost_j is what the job costs at least (`least_of`) at nodes_o w_slot(o) + l_j for a second under option o,
-    without seconds besides runtimes min_o (nodes_o w_slot(o) + l_j) runtime_o; and pack(G) is the most that
-    slots which together fit G devices are worth: whatever runs on a node at one moment is worth at most pack(G), and a
-    job runs once at a time from its release on. Nodes of other types of devices have prices of their own. A node that
-    goes away at U is worth at most pack(G) U, which may be taken from the numerator instead of pack(G) from the
-    denominator. With work prices, the formula is `bound_by_work`. Raises ValueError where a price is
-    negative or not finite.
+    where pack(G) is the most that slots which together fit G devices are worth: whatever runs on a node at one moment
+    is worth at most pack(G), nothing runs there after the node went away at end_n, and a job runs once at a time from
+    its release on. Where no node goes away, T is the right side over sum_n pack(G_n) + sum_j l_j. cost_j is what the
+    job costs at least, `costs_of`; nodes of other types of devices have prices of their own. With work prices, the
+    formula is `bound_by_work`. Infinite where the nodes go away too early for all work. Raises ValueError where a
+    price is negative or not finite.
     """
     every = [*certificate.slot_prices.values(), *certificate.job_prices.values(), *certificate.work_prices.values()]
+    every += [*certificate.cover_prices.values()]
     every += [price for prices in certificate.typed_prices.values() for price in prices.values()]
     if any(not math.isfinite(price) or price < 0 for price in every):
         raise ValueError("a price is negative or not finite")
     if certificate.work_prices:
         return bound_by_work(certificate.work_prices, problem)
-    own, types = certificate.job_prices, {node.device_type for node in problem.nodes}
-    pack = {kind: _pack(certificate.prices_of(kind), problem) for kind in types}
-    cost = sum(
-        cheapest(job, certificate, types, problem.switch_cost_s) + own.get(job.id, 0.0) * job.release_s
-        for job in problem.jobs
-    )
+    own = certificate.job_prices
+    cost = sum(costs_of(certificate, problem).values())
+    cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
+    pack = {kind: _pack(certificate.prices_of(kind), problem) for kind in problem.device_types}
     worth = [(pack[node.device_type][node.num_devices], node.available_until_s) for node in problem.nodes]
-    all_own = sum(own.values())
-    total = sum(w for w, _ in worth) + all_own
-    lasting = sum(w for w, until_s in worth if until_s is None) + all_own
-    ending = sum(w * until_s for w, until_s in worth if until_s is not None)
-    return max(cost / total if total else 0.0, (cost - ending) / lasting if lasting else 0.0)
+    forever = sum(own.values()) + sum(w for w, until_s in worth if until_s is None)
+    ending = sorted((until_s, w) for w, until_s in worth if until_s is not None)
+    return _time_to_earn(cost, forever, ending)
+
+
+def _time_to_earn(cost: float, forever: float, ending: Sequence[tuple[float, float]]) -> float:
+    """The least T with forever T + sum of worth min(T, until_s) over (until_s, worth) in `ending` >= cost."""
+    earned = now_s = 0.0
+    for i, (until_s, _) in enumerate(ending):
+        rate = forever + sum(worth for _, worth in ending[i:])
+        if earned + rate * (until_s - now_s) >= cost:
+            break
+        earned, now_s = earned + rate * (until_s - now_s), until_s
+    else:
+        rate = forever
+    missing = cost - earned
+    if missing <= 1e-9 * cost:
+        return now_s
+    return now_s + missing / rate if rate else math.inf
+
+
+def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
+    """What each job costs at least at the prices w_s of slots and l_j of jobs.
+
+    Where every option is for one job: `cheapest`. Where options carry several, the cover prices pi_j, over r, with
+
+        r = max_o sum_{j in group(o)} pi_j / (nodes_o w_slot(o) + sum_{j in group(o)} l_j) runtime_o
+
+    so that no option asks more for its jobs than it costs. Without cover prices, pi_j is the least that a job could
+    pay if each option's cost were shared evenly.
+    """
+    types = problem.device_types
+    if not problem.is_fused:
+        return {job.id: cheapest(job, certificate, types, problem.switch_cost_s) for job in problem.jobs}
+    own, rows = certificate.job_prices, []
+    for job in problem.jobs:
+        for o in job.options:
+            members = (job.id, *o.jobs)
+            kinds = types if not o.device_type else (o.device_type,)
+            price = o.num_nodes * min(certificate.prices_of(kind).get(o.slot, 0.0) for kind in kinds)
+            rows.append((members, (price + sum(own.get(name, 0.0) for name in members)) * o.runtime_s))
+    return _covering(rows, certificate.cover_prices)
+
+
+def _covering(rows: Sequence[tuple[tuple[str, ...], float]], asked: Mapping[str, float]) -> dict[str, float]:
+    """What each job may be charged so that no row of (jobs, cost) is charged more than its cost.
+
+    `asked`, scaled so that it just holds; or without it even shares of the costs.
+    """
+    shares: dict[str, float] = {}
+    for members, cost in rows:
+        for name in members:
+            shares[name] = min(cost / len(members), shares.get(name, math.inf))
+    if not asked:
+        return shares
+    charged = {name: asked.get(name, 0.0) for name in shares}
+    sums = [(sum(charged[name] for name in members), cost) for members, cost in rows]
+    if any(asks > 0 and cost <= 0 for asks, cost in sums):
+        return dict.fromkeys(shares, 0.0)
+    most = max((asks / cost for asks, cost in sums if asks > 0), default=1.0)
+    return {name: price / most for name, price in charged.items()}
+
+
+def shortest_of(problem: Problem) -> dict[str, float]:
+    """Seconds that each job takes at least, from its first start to its end, alone or in a fused group."""
+    if not problem.is_fused:
+        return {job.id: shortest_s(job, problem.switch_cost_s) for job in problem.jobs}
+    shortest: dict[str, float] = {}
+    for job in problem.jobs:
+        for option in job.options:
+            for name in (job.id, *option.jobs):
+                shortest[name] = min(option.runtime_s, shortest.get(name, math.inf))
+    return {job.id: shortest[job.id] for job in problem.jobs}
 
 
 def weighted_bound(certificate: Certificate, problem: Problem) -> float:
     """What no plan's sum of weight x end can go below, by slot prices.
 
-    At the prices the nodes do W = sum_n pack(G_n) of work a second, and job j is p_j = min_o nodes_o
-    w_slot(o) runtime_o of it (`least_of`). So no plan ends jobs earlier than one machine of that speed, for which the
-    order of p_j / weight_j is best (Smith, 1956); nor does any job end before its release and its fastest
-    option.
+    At the prices the nodes do W = sum_n pack(G_n) of work a second, and job j is p_j (`costs_of`) of it. So no plan
+    ends jobs earlier than one machine of that speed, for which the order of p_j / weight_j is best (Smith, 1956); nor
+    does any job end before its release and its fastest option.
     """
-    types = {node.device_type for node in problem.nodes}
+    shortest = shortest_of(problem)
     slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
     speed = sum(_pack(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
-    alone = sum(job.weight * (job.release_s + shortest_s(job, problem.switch_cost_s)) for job in problem.jobs)
+    alone = sum(job.weight * (job.release_s + shortest[job.id]) for job in problem.jobs)
     if not speed:
         return alone
-    sizes = [
-        (cheapest(job, slots, types, problem.switch_cost_s) / speed, job.weight)
-        for job in problem.jobs
-        if job.weight > 0
-    ]
+    costs = costs_of(slots, problem)
+    sizes = [(costs[job.id] / speed, job.weight) for job in problem.jobs if job.weight > 0]
     sizes.sort(key=lambda pair: pair[0] / pair[1])
     ends = accumulate(size for size, _ in sizes)
     return max(alone, sum(weight * end for end, (_, weight) in zip(ends, sizes, strict=True)))
 
 
 def cost_bound(problem: Problem) -> float:
-    """What no plan can cost less than: every job under its cheapest option on the cheapest nodes that can
-    hold it."""
-    return sum(
-        least_of(
-            job,
-            [o.num_devices * min(n.price for n in problem.nodes if o.runs_on(n)) for o in job.options],
-            problem.switch_cost_s,
-        )
-        for job in problem.jobs
-    )
+    """What no plan can cost less than: every job under its cheapest option on the cheapest nodes that can hold it."""
+    cheapest_node: dict[tuple[str, int, int], float] = {}
+
+    def price(o: Option) -> float:
+        kind = (o.device_type, o.slot, o.host_memory_bytes)
+        if kind not in cheapest_node:
+            cheapest_node[kind] = min(n.price for n in problem.nodes if o.runs_on(n))
+        return o.num_devices * cheapest_node[kind]
+
+    if problem.is_fused:
+        rows = [((job.id, *o.jobs), price(o) * o.runtime_s) for job in problem.jobs for o in job.options]
+        return sum(_covering(rows, {}).values())
+    return sum(least_of(job, [price(o) for o in job.options], problem.switch_cost_s) for job in problem.jobs)
 
 
 def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], switch_cost_s: float = 0.0) -> float:
@@ -142,6 +207,8 @@ def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
     The maximum is a dynamic program over the devices left free on each node, like nodes taken as one. Raises
     ValueError where that has more than MAX_STATES states.
     """
+    if problem.is_fused:
+        raise ValueError("work prices cannot be checked where options carry several jobs")
     if num_states(problem) > MAX_STATES:
         raise ValueError("work prices cannot be checked on so many nodes")
     best, earned = {tuple(sorted(node.num_devices for node in problem.nodes)): 0.0}, 0.0

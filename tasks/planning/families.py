@@ -4,7 +4,9 @@ and tests.
 A family is a kind of jobs and a cluster: `paper-txt`, `paper-img` and `paper-mixed` follow the batches of
 the Saturn paper (fine-tunes of a few large models under several techniques), `gavel` the many small
 data-parallel jobs of the Gavel traces, `scale` mixes of all models in numbers, `multi` those with gangs over
-several nodes. Runtimes come from a model of each technique (below), with a few per cent of noise an option.
+several nodes, `types` those on two types of devices, `sweep` twenty jobs each of equal options, as hyperparameter
+sweeps have, `lora` small adapters of a few base models that may be trained together (fused). Runtimes come from a
+model of each technique (below), with a few per cent of noise an option.
 """
 
 import re
@@ -36,6 +38,8 @@ _FAMILIES = {
     "scale": (_TEXT + _IMAGE, False),
     "multi": (_TEXT + _IMAGE, False),
     "types": (_TEXT + _IMAGE, False),
+    "sweep": (_TEXT + _IMAGE, False),
+    "lora": (_TEXT + _IMAGE, False),
 }
 _DEFAULT_SHAPE = {
     "tiny": "6x4",
@@ -46,7 +50,11 @@ _DEFAULT_SHAPE = {
     "scale": "30x32",
     "multi": "16x64",
     "types": "30x32",
+    "sweep": "100x64",
+    "lora": "16x4",
 }
+_JOBS_A_CLASS = 20  # of `sweep`
+_ADAPTERS_A_BASE, _WIDEST_GROUP = 4, 4  # of `lora`
 _HET_NODES = (2, 2, 4, 8)
 
 
@@ -73,7 +81,16 @@ def draw(family: str, *, seed: int = 0, switch_cost_s: float | None = 60.0) -> P
     kinds = ("fast", "slow") if name == "types" else ("",)
     nodes = tuple(Node(f"n{i}", size, kinds[i % len(kinds)]) for i, size in enumerate(sizes))
     span = 4 if name == "multi" else 1
-    jobs = tuple(_draw_job(name, i, nodes, span, random) for i in range(max(1, int(num_jobs))))
+    if name == "lora":
+        jobs = _adapters(max(1, int(num_jobs)), max(sizes), random)
+    elif name == "sweep":
+        kinds_of_jobs = [_draw_job(name, i, nodes, span, random) for i in range(-(-int(num_jobs) // _JOBS_A_CLASS))]
+        jobs = tuple(
+            replace(kinds_of_jobs[i // _JOBS_A_CLASS], id=f"{kinds_of_jobs[i // _JOBS_A_CLASS].id}-{i % _JOBS_A_CLASS}")
+            for i in range(max(1, int(num_jobs)))
+        )
+    else:
+        jobs = tuple(_draw_job(name, i, nodes, span, random) for i in range(max(1, int(num_jobs))))
     if len({node.device_type for node in nodes}) > 1:
         jobs = tuple(_on_both_types(job, random) for job in jobs)
     if switch_cost_s is None:
@@ -122,6 +139,30 @@ def _on_both_types(job: PlanningJob, random: Random) -> PlanningJob:
     slower = random.uniform(1.6, 2.6)
     slow = (replace(o, device_type="slow", runtime_s=round(slower * o.runtime_s, 1)) for o in job.options)
     return replace(job, options=(*(replace(o, device_type="fast") for o in job.options), *slow))
+
+
+def _adapters(num_jobs: int, largest: int, random: Random) -> tuple[PlanningJob, ...]:
+    """Adapters of base models, some of which fill a device alone while others leave most of it idle.
+
+    n adapters of one base that are trained together share its forward pass: they take fixed x the longest of them plus
+    `fills` x all of them, instead of the sum. Neighbours in length may be grouped, two to `_WIDEST_GROUP` at once.
+    """
+    jobs: list[PlanningJob] = []
+    while len(jobs) < num_jobs:
+        base, fills = random.choice(_TEXT), random.choice((0.3, 0.6, 0.98))
+        count = min(_ADAPTERS_A_BASE, num_jobs - len(jobs))
+        hours = sorted((base.hours * random.uniform(0.05, 0.2) for _ in range(count)), reverse=True)
+        names = [f"j{len(jobs) + i}-{base.name}-lora" for i in range(count)]
+        for i, name in enumerate(names):
+            options = []
+            for size in (size for size in (1, 2, 4, 8) if size <= largest):
+                for width in range(1, min(_WIDEST_GROUP, count - i) + 1):
+                    group = hours[i : i + width]
+                    together = hours[i] if width == 1 else max(1.05 - fills, 0.1) * hours[i] + fills * sum(group)
+                    option = _option("ddp", size, together / size**base.scales, random)
+                    options.append(replace(option, jobs=tuple(names[i + 1 : i + width])))
+            jobs.append(PlanningJob(name, tuple(options)))
+    return tuple(jobs)
 
 
 def _techniques(model: _Model, size: int, hours: float, random: Random) -> list[Option]:
