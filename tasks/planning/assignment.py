@@ -6,33 +6,55 @@
 The arrays are those of `packing` and `sequences`.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit
 
 from tasks.planning.config_lp import INFEASIBLE, config_lp
-from tasks.planning.sequences import polish
+from tasks.planning.packing import OptionTable
+from tasks.planning.polish import polish
+from tasks.planning.sequences import of_group
+
+
+class Sites(NamedTuple):
+    """The groups: kinds[g], the devices of their nodes layouts[g] (0 where there is none), and by the certificate's
+    prices worth[g] a unit of time; cost[v, j], what job j costs on nodes of kind v, and own[j], the price of its own
+    time."""
+
+    kinds: Any
+    layouts: Any
+    worth: Any
+    cost: Any
+    own: Any
+
+
+class Assignment(NamedTuple):
+    """Which group does which parts, members[g, :counts[g]], and how long it takes: score[g]."""
+
+    members: Any
+    counts: Any
+    score: Any
 
 
 @njit(cache=True, nogil=True)
-def plan_group(
-    parts, job, share, release, due, moved, first, last, need, rate, slot, spread, layout,
-    switch, least_run, per_switch, budget, shakes, enough,
-):  # fmt: skip
+def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough):
     """The configuration LP of a group and its polished sequence: (score, time, sequence, times, LP's time).
 
-    parts: the group's members, as indices into job, share, release, due and moved. Where the LP's time is
-    `enough` to reject the group, it is not polished, and the LP's time is its score.
+    chosen: the group's members, as indices into `parts`. Where the LP's time is `enough` to reject the group,
+    it is not polished, and the LP's time is its score.
     """
-    members = job[parts]
-    if parts.size == 0:
+    if chosen.size == 0:
         return 0.0, 0.0, np.zeros((0, 0), np.int32), np.zeros(0), 0.0
-    lp, configs, times, prices = config_lp(members, share[parts], first, last, need, rate, slot, spread, layout)
+    kind, layout = sites.kinds[group], sites.layouts[group][sites.layouts[group] > 0]
+    here = OptionTable(
+        options.first[kind], options.last[kind], options.need, options.rate, options.slot, options.spread
+    )
+    members = of_group(parts, chosen, group, layout.size)
+    lp, configs, times, prices = config_lp(members.job, members.share, here, layout)
     if lp >= enough:
         return lp, lp, configs, times, lp
-    score, total, sequence, took = polish(
-        configs, prices, members, share[parts], release[parts], due[parts], moved[parts],
-        first, last, need, rate, slot, spread, layout, switch, least_run, per_switch, budget, shakes,
-    )  # fmt: skip
+    score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes)
     return score, total, sequence, took, lp
 
 
@@ -55,43 +77,43 @@ def effort(num_members):
 
 
 @njit(cache=True, nogil=True)
-def assign(
-    members, counts, kinds, layouts, job, share, release, due, moved, first, last, need, rate, slot, spread,
-    cost, own, worth, switch, least_run, per_switch, sharpness, heat, budget, num_draws, seed,
-):  # fmt: skip
-    """Moves and swaps jobs between groups so that the slowest group gets faster; changes members and counts
-    in place.
+def assign(now, best, clock, parts, sites, options, rules, sharpness, heat, budget, until, seed):
+    """Moves and swaps jobs between groups so that the slowest group gets faster; goes on from `now`, changed in
+    place as `best` is.
 
-    members[g, :counts[g]]: the parts that group g does; its nodes are layouts[g] (0 where there is none), of
-    kind kinds[g]. Parts that are not a whole job stay where they are.
-    cost[kind, j], own[j], worth[g]: with the certificate's prices a group takes at least sum cost / (worth +
-    sum own), which rejects most trials in no time; the configuration LP rejects most of the others.
-    Simulated annealing, from temperature `heat` down, of log(sum_g exp(sharpness * score_g)) / sharpness,
-    nearly the largest score. Returns each group's score.
+    clock: [trials spent, draws made], changed in place. It stops at `until` trials, to be called again with
+    that clock and seed -1, and ends at `budget`.
+    Parts that are not a whole job, and pinned ones, stay where they are. With the certificate's prices a group
+    takes at least sum cost / (worth + sum own), which rejects most trials in no time; the configuration LP
+    rejects most of the others. Simulated annealing, from temperature `heat` down, of log(sum_g exp(sharpness *
+    score_g)) / sharpness, nearly the largest score. Returns whether there is nothing more to do.
     """
-    np.random.seed(seed)
-    num_groups = counts.size
-    score, priced, owned = np.zeros(num_groups), np.zeros(num_groups), np.zeros(num_groups)
+    if seed >= 0:
+        np.random.seed(seed)
+    members, counts, score = now
+    job, num_groups = parts.job, counts.size
+    first, last, kinds, cost, own = options.first, options.last, sites.kinds, sites.cost, sites.own
+    priced, owned = np.zeros(num_groups), np.zeros(num_groups)
+    total, best_total = 0.0, 0.0
     for g in range(num_groups):
         for a in range(counts[g]):
             p = members[g, a]
-            priced[g] += share[p] * cost[kinds[g], job[p]]
+            priced[g] += parts.share[p] * cost[kinds[g], job[p]]
             owned[g] += own[job[p]]
-        score[g] = plan_group(
-            members[g, : counts[g]].copy(), job, share, release, due, moved, first[kinds[g]], last[kinds[g]],
-            need, rate, slot, spread, layouts[g][layouts[g] > 0], switch, least_run, per_switch,
-            effort(counts[g] + 1), 0, INFEASIBLE,
-        )[0]  # fmt: skip
-    if num_groups == 1:
-        return score
-    total = 0.0
-    for g in range(num_groups):
+        if clock[1] == 0:
+            score[g] = plan_group(
+                members[g, : counts[g]].copy(), g, parts, sites, options, rules, effort(counts[g] + 1), 0, INFEASIBLE
+            )[0]
         total += energy(score[g], sharpness)
-    best_total, best_members, best_counts, best_score = total, members.copy(), counts.copy(), score.copy()
-    spent, worst = 0, int(np.argmax(score))
-    for _ in range(num_draws):
-        if spent >= budget or score[worst] <= 1.0 + 1e-6:
-            break
+    if clock[1] == 0:
+        best.members[:], best.counts[:], best.score[:] = members, counts, score
+    for g in range(num_groups):
+        best_total += energy(best.score[g], sharpness)
+    worst = int(np.argmax(score))
+    while clock[0] < until:
+        if num_groups == 1 or clock[0] >= budget or clock[1] >= 200 * budget or score[worst] <= 1.0 + 1e-6:
+            return True
+        clock[1] += 1
         g = worst if np.random.random() < 0.6 else np.random.randint(num_groups)
         h = np.random.randint(num_groups)
         if g == h or counts[g] == 0:
@@ -102,27 +124,27 @@ def assign(
         if b < 0 and counts[h] >= members.shape[1]:
             continue
         p = members[g, a]
-        q = members[h, b] if b >= 0 else -1
-        j, k = job[p], job[q] if q >= 0 else -1
-        if share[p] < 1.0 or (q >= 0 and share[q] < 1.0):
+        q = members[h, b] if b >= 0 else p
+        if parts.share[p] < 1.0 or parts.share[q] < 1.0 or parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
             continue
-        if first[kinds[h], j] == last[kinds[h], j] or (k >= 0 and first[kinds[g], k] == last[kinds[g], k]):
+        j, k = job[p], job[q]
+        if first[kinds[h], j] == last[kinds[h], j] or (b >= 0 and first[kinds[g], k] == last[kinds[g], k]):
             continue
         before = energy(score[g], sharpness) + energy(score[h], sharpness)
-        temperature = heat * 1e-3 ** (spent / budget)
+        temperature = heat * 1e-3 ** (clock[0] / budget)
         allowed = before + total * (np.random.random() ** (-sharpness * temperature) - 1.0)
         priced_g, owned_g = priced[g] - cost[kinds[g], j], owned[g] - own[j]
         priced_h, owned_h = priced[h] + cost[kinds[h], j], owned[h] + own[j]
-        if k >= 0:
+        if b >= 0:
             priced_g += cost[kinds[g], k]
             owned_g += own[k]
             priced_h -= cost[kinds[h], k]
             owned_h -= own[k]
-        least_g = energy(priced_g / (worth[g] + owned_g), sharpness)
-        least_h = energy(priced_h / (worth[h] + owned_h), sharpness)
+        least_g = energy(priced_g / (sites.worth[g] + owned_g), sharpness)
+        least_h = energy(priced_h / (sites.worth[h] + owned_h), sharpness)
         if least_g + least_h >= allowed:
             continue
-        spent += 1
+        clock[0] += 1
         if b >= 0:
             of_g, of_h = members[g, : counts[g]].copy(), members[h, : counts[h]].copy()
             of_g[a], of_h[b] = q, p
@@ -130,18 +152,12 @@ def assign(
             of_g, of_h = np.zeros(counts[g] - 1, np.int32), np.zeros(counts[h] + 1, np.int32)
             of_g[:a], of_g[a:] = members[g, :a], members[g, a + 1 : counts[g]]
             of_h[:-1], of_h[-1] = members[h, : counts[h]], p
-        score_g = plan_group(
-            of_g, job, share, release, due, moved, first[kinds[g]], last[kinds[g]],
-            need, rate, slot, spread, layouts[g][layouts[g] > 0], switch, least_run, per_switch,
-            effort(of_g.size + 1), 0, highest(allowed - least_h, sharpness),
-        )[0]  # fmt: skip
+        enough = highest(allowed - least_h, sharpness)
+        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1), 0, enough)[0]
         if energy(score_g, sharpness) + least_h >= allowed:
             continue
-        score_h = plan_group(
-            of_h, job, share, release, due, moved, first[kinds[h]], last[kinds[h]],
-            need, rate, slot, spread, layouts[h][layouts[h] > 0], switch, least_run, per_switch,
-            effort(of_h.size + 1), 0, highest(allowed - energy(score_g, sharpness), sharpness),
-        )[0]  # fmt: skip
+        enough = highest(allowed - energy(score_g, sharpness), sharpness)
+        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1), 0, enough)[0]
         after = energy(score_g, sharpness) + energy(score_h, sharpness)
         if after >= allowed:
             continue
@@ -154,6 +170,5 @@ def assign(
         worst = int(np.argmax(score))
         if total < best_total * (1 - 1e-9):
             best_total = total
-            best_members[:], best_counts[:], best_score[:] = members, counts, score
-    members[:], counts[:] = best_members, best_counts
-    return best_score
+            best.members[:], best.counts[:], best.score[:] = members, counts, score
+    return clock[0] >= budget

@@ -15,13 +15,13 @@ INFEASIBLE = 1e18
 
 
 @njit(cache=True, nogil=True)
-def price(members, prices, first, last, need, rate, capacity, best, choice, config):
+def price(members, prices, options, capacity, best, choice, config):
     """The configuration worth most at the members' `prices`, into `config`; returns its worth.
 
     A multiple-choice knapsack by dynamic programming over free devices: best[c] is the most that c devices
     earn.
     """
-    num_members = members.size
+    num_members, need, rate = members.size, options.need, options.rate
     best[: capacity + 1] = 0.0
     for i in range(num_members):
         job = members[i]
@@ -30,7 +30,7 @@ def price(members, prices, first, last, need, rate, capacity, best, choice, conf
             continue
         for c in range(capacity, -1, -1):
             top, pick = best[c], -1
-            for o in range(first[job], last[job]):
+            for o in range(options.first[job], options.last[job]):
                 if need[o] <= c:
                     worth = best[c - need[o]] + prices[i] * rate[o]
                     if worth > top + 1e-12:
@@ -45,7 +45,7 @@ def price(members, prices, first, last, need, rate, capacity, best, choice, conf
 
 
 @njit(cache=True, nogil=True)
-def config_lp(members, share, first, last, need, rate, slot, spread, layout):
+def config_lp(members, share, options, layout):
     """The least time in which configurations can do all of the members' work, each job once at a time.
 
         min sum_c t_c   with   sum_c t_c rate[c(j)] >= share[j]  for each member j,   t >= 0
@@ -54,17 +54,18 @@ def config_lp(members, share, first, last, need, rate, slot, spread, layout):
     prices).
     """
     n, capacity, largest = members.size, layout.sum(), layout.max()
+    slot, spread, rate = options.slot, options.spread, options.rate
     inverse = np.zeros((n, n))
     basis = np.full((n, n), -1, np.int32)
     surplus = np.full(n, -1, np.int32)
     level, config = np.zeros(n), np.zeros(n, np.int32)
     for i in range(n):
         top = -1
-        for o in range(first[members[i]], last[members[i]]):
+        for o in range(options.first[members[i]], options.last[members[i]]):
             if slot[o] <= largest and spread[o] <= layout.size and (top < 0 or rate[o] > rate[top]):
                 config[:] = -1
                 config[i] = o
-                if fits(config, need, slot, spread, layout):
+                if fits(config, options, layout):
                     top = o
         if top < 0:
             return INFEASIBLE, basis[:0], level[:0], level
@@ -92,9 +93,9 @@ def config_lp(members, share, first, last, need, rate, slot, spread, layout):
             column[lowest] = -1.0
         else:
             enters = -1
-            worth = price(members, prices, first, last, need, rate, capacity, best, choice, config)
-            if worth > 1.0 + 1e-7 and layout.size > 1 and not fits(config, need, slot, spread, layout):
-                worth = repair(config, members, prices, first, last, need, rate, slot, spread, layout)
+            worth = price(members, prices, options, capacity, best, choice, config)
+            if worth > 1.0 + 1e-7 and layout.size > 1 and not fits(config, options, layout):
+                worth = repair(config, members, prices, options, layout)
             if worth <= 1.0 + 1e-7:
                 break
             for i in range(n):

@@ -3,27 +3,40 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Which gangs fit the nodes of a group together: the innermost compiled loops of preemptive planning.
 
-This file, `config_lp`, `sequences` and `assignment`, each built on those before, work on one *group* of nodes
-(one node, as a rule) and its *members*, the jobs that it serves. They share their arrays: options of all jobs
-stand in flat ones, those of job j at first[j] .. last[j] - 1; option o takes slot[o] devices on each of
-spread[o] nodes, need[o] in all, and does rate[o] of its job in one unit of time. `layout` holds the devices of
-each node of the group. A *configuration* gives each member an option or -1 (it does not run): an array of
-option indices, one a member. Times are in units of the problem's lower bound, so that 1e-9 means the same
-everywhere.
+This file, `config_lp`, `sequences`, `polish` and `assignment`, each built on those before, work on one *group* of nodes
+(one node, as a rule) and its *members*, the jobs that it serves. `layout` holds the devices of each node of the
+group. A *configuration* gives each member an option or -1 (it does not run): an array of option indices, one a
+member. Times are in units of the problem's lower bound, so that 1e-9 means the same everywhere.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 
+class OptionTable(NamedTuple):
+    """Options of all jobs in flat arrays: those of job j are first[j] .. last[j] - 1 (for a kind of nodes v,
+    first[v, j] and last[v, j]); option o takes slot[o] devices on each of spread[o] nodes, need[o] in all, and
+    does rate[o] of its job in one unit of time."""
+
+    first: Any
+    last: Any
+    need: Any
+    rate: Any
+    slot: Any
+    spread: Any
+
+
 @njit(cache=True, nogil=True)
-def place(config, kept, slot, spread, free, where):
+def place(config, kept, options, free, where):
     """Gangs of a configuration onto the nodes of a group; says whether all of them fit.
 
     kept[i]: member i's gang stays where where[i] has it. free: devices free of each node, changed in place.
     The others are placed largest slot first, each on the fullest nodes that can hold it.
     """
     n, m = config.size, free.size
+    slot, spread = options.slot, options.spread
     for i in range(n):
         if kept[i]:
             for v in range(m):
@@ -58,30 +71,30 @@ def place(config, kept, slot, spread, free, where):
 
 
 @njit(cache=True, nogil=True)
-def fits(config, need, slot, spread, layout):
+def fits(config, options, layout):
     """Whether the gangs of a configuration find room on the nodes of a group together."""
     total, capacity = 0, 0
     for i in range(config.size):
         if config[i] >= 0:
-            total += need[config[i]]
+            total += options.need[config[i]]
     for size in layout:
         capacity += size
     if total > capacity or layout.size == 1:
         return total <= capacity
     where = np.zeros((config.size, layout.size), np.bool_)
-    return place(config, np.zeros(config.size, np.bool_), slot, spread, layout.copy(), where)
+    return place(config, np.zeros(config.size, np.bool_), options, layout.copy(), where)
 
 
 @njit(cache=True, nogil=True)
-def repair(config, members, prices, first, last, need, rate, slot, spread, layout):
+def repair(config, members, prices, options, layout):
     """Makes a configuration that does not fit fit: gangs that earn least a device go, what fits in their
     place comes."""
-    n = config.size
-    while not fits(config, need, slot, spread, layout):
+    n, rate = config.size, options.rate
+    while not fits(config, options, layout):
         poorest, least = -1, 1e300
         for i in range(n):
             if config[i] >= 0:
-                worth = prices[i] * rate[config[i]] / need[config[i]]
+                worth = prices[i] * rate[config[i]] / options.need[config[i]]
                 if worth < least:
                     poorest, least = i, worth
         config[poorest] = -1
@@ -90,10 +103,10 @@ def repair(config, members, prices, first, last, need, rate, slot, spread, layou
         for i in range(n):
             before = config[i]
             earned = prices[i] * rate[before] if before >= 0 else 0.0
-            for o in range(first[members[i]], last[members[i]]):
+            for o in range(options.first[members[i]], options.last[members[i]]):
                 if prices[i] * rate[o] - earned > most:
                     config[i] = o
-                    if fits(config, need, slot, spread, layout):
+                    if fits(config, options, layout):
                         richest, pick, most = i, o, prices[i] * rate[o] - earned
             config[i] = before
         if richest < 0:

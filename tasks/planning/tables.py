@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.planning.bounds import Bound, useful_options
+from tasks.planning.packing import OptionTable
 from tasks.planning.plan import Certificate
 from tasks.planning.problem import Option, Problem
 
@@ -50,7 +50,9 @@ class Tables:
         for v, kind in enumerate(kinds):
             for j, job in enumerate(problem.jobs):
                 first[v, j] = len(rows)
-                rows += [(k, o) for k in useful_options(job) if (o := job.options[k]).device_type in ("", kind)]
+                running = {job.running.option} if job.running else set()
+                known = sorted({*useful_options(job), *running})
+                rows += [(k, o) for k in known if (o := job.options[k]).device_type in ("", kind)]
                 last[v, j] = len(rows)
         prices, own = _prices(problem, bound.certificate)
         cost = np.zeros((len(kinds), len(problem.jobs)))
@@ -84,13 +86,18 @@ class Tables:
         )
 
     @property
-    def options(self) -> tuple[Any, ...]:
-        """The arrays that kernels take, for options of all kinds of nodes."""
-        return self.first, self.last, self.need, self.rate, self.slot, self.spread
+    def options(self) -> OptionTable:
+        """What kernels take, for options of all kinds of nodes."""
+        return OptionTable(self.first, self.last, self.need, self.rate, self.slot, self.spread)
 
-    def options_of(self, kind: int) -> tuple[Any, ...]:
-        """The arrays that kernels take, for one kind of nodes."""
-        return self.first[kind], self.last[kind], self.need, self.rate, self.slot, self.spread
+    def options_of(self, kind: int) -> OptionTable:
+        """What kernels take, for one kind of nodes."""
+        return self.options._replace(first=self.first[kind], last=self.last[kind])
+
+    def option(self, kind: int, job: int, index: int) -> int:
+        """Where an option of a job stands in the row, for a kind of nodes; -1 where it does not run on them."""
+        own = range(self.first[kind, job], self.last[kind, job])
+        return next((o for o in own if self.index[o] == index), -1)
 
 
 def _prices(problem: Problem, certificate: Certificate | None) -> tuple[dict[str, dict[int, float]], list[float]]:
