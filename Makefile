@@ -12,6 +12,7 @@ TESTS ?= tests
 
 BIN := .venv/bin
 READY := .venv/.ready
+BENCH_READY := .venv-bench/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # No phoning home, whatever of ours is started.
@@ -58,8 +59,19 @@ format: $(READY)  ## Format the code, and mend what ruff can mend
 bench: $(READY)  ## Measure whole runs against what a person would do by hand
 	$(BIN)/python benchmarks/run.py
 
-bench-planning: $(READY)  ## Measure the planner on the instances of benchmarks/
-	$(BIN)/python benchmarks/planning.py
+# About 25 minutes on two cores; BENCH="--quick" or BENCH="--only sweep" for less.
+bench-planning: $(READY) $(BENCH_READY)  ## Measure the planner, and other planners on the same problems
+	$(BIN)/python -m benchmarks.planning --others $(BENCH)
+
+# OR-Tools pins an older protobuf than MLflow is tested with, and its HiGHS clashes with highspy in one process: it has
+# an environment of its own, for the benchmark alone.
+$(BENCH_READY): constraints.txt
+	@echo 'Installing OR-Tools into .venv-bench, once.'
+	$(PYTHON) -m venv .venv-bench
+	grep -Ev '^(torch|protobuf)==' constraints.txt > .venv-bench/constraints.txt
+	.venv-bench/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint .venv-bench/constraints.txt 'ortools>=9.10'
+	@touch $@
 
 environment: $(READY)  ## Install the environment into .venv, which all of these do on first use
 
@@ -86,5 +98,5 @@ constraints: $(READY)  ## Write the versions that are installed now into constra
 	@touch $(READY)
 
 clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,11 @@
-"""Measures the planner: gaps, seconds and switches by family, and other planners on the same problems in the same run.
+"""Measures the planner: gaps, seconds and switches by kind of problem, and other planners on the same problems.
 
-usage: planning.py [--seeds N] [--quick] [--others] [--families FAMILY ...]
+usage: python -m benchmarks.planning [--seeds N] [--quick] [--others] [--no-table] [--only WORD ...]
 
-Writes benchmarks/results/planning.json and the table between the markers in docs/benchmarks.md. Every plan is verified.
-`--others` adds the baselines, a time-indexed MILP, and OR-Tools' CP-SAT where that package is installed.
+Writes benchmarks/results/planning.json and the tables between the markers in docs/benchmarks.md, but for --quick and
+--only, which print. Every plan is checked by the independent verifier, and must not be longer than the best simple
+rule's.
+`--others` adds simple rules, a time-indexed MILP, OR-Tools' CP-SAT and Saturn's MILP, one problem each.
 """
 
 import argparse
@@ -12,86 +14,165 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
-from tasks.planning import Plan, solve, verify
+from benchmarks import planning_others
+from benchmarks.planning_problems import Maker, drawn, fused, replanned, ruled, sweep, switches
+from tasks.planning import Plan, Problem, solve, verify
+from tasks.planning.baselines import BASELINES
 from tasks.planning.families import draw
+from tasks.planning.listing import NoRoomError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- planning -->", "<!-- /planning -->"
-# Row of the table, families, preemption, and the goals: mean gap, worst gap, seconds.
-ROWS = [
-    (
-        "preemptive, up to 30 x 32",
-        ["tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"],
-        "auto",
-        0.4,
-        0.8,
-        2,
+DEAR_SWITCHES = 3  # times the gap that a switch cost of 5 % of a job may cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the table: what is planned, how, with how many draws of each kind, and the goals (gaps in per cent)."""
+
+    name: str
+    makers: tuple[Maker, ...]
+    preemption: str = "auto"
+    goal_mean: float | None = None
+    goal_worst: float | None = None
+    goal_s: float | None = None
+    seeds: int = 10
+    with_dear_switches: bool = True
+
+
+ROWS = (
+    Row(
+        name="preemptive, up to 30 x 32",
+        makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"))),
+        goal_mean=0.4,
+        goal_worst=0.8,
+        goal_s=2,
     ),
-    ("preemptive, nodes of 2, 2, 4, 8", ["paper-txt-12xhet"], "auto", 0.4, 0.8, 2),
-    ("preemptive, many small jobs 24 x 8", ["gavel-24x8"], "auto", 0.4, 0.8, 2),
-    ("preemptive, 100 x 128", ["scale-100x128"], "auto", 0.7, None, 5),
-    ("preemptive, gangs over nodes 100 x 256", ["multi-100x256"], "auto", 1.0, None, 10),
-    ("preemptive, 1,000 x 512", ["scale-1000x512"], "auto", 0.5, None, 10),
-    ("preemptive, 1,000 x 4,096", ["scale-1000x4096"], "auto", 0.5, None, 5),
-    ("two types of devices, 30 x 32", ["types-30x32"], "auto", 0.7, None, 1),
-    ("two types of devices, 100 x 128", ["types-100x128"], "auto", 0.7, None, 7),
-    ("without preemption, 12 x 8", ["paper-txt"], "never", 0.0, None, 10),
-    ("without preemption, 30 x 32", ["scale-30x32"], "never", 2.5, None, 10),
-    ("without preemption, 100 x 128", ["scale-100x128"], "never", 3.0, None, 20),
-]
+    Row(name="preemptive, nodes of 2, 2, 4, 8", makers=(drawn("paper-txt-12xhet"),), goal_mean=0.4, goal_s=2),
+    Row(name="preemptive, many small jobs 24 x 8", makers=(drawn("gavel-24x8"),), goal_mean=0.4, goal_s=2),
+    Row(name="preemptive, 100 x 128", makers=(drawn("scale-100x128"),), goal_mean=0.7, goal_s=5),
+    Row(
+        name="preemptive, gangs over nodes 100 x 256",
+        makers=(drawn("multi-100x256"),),
+        goal_mean=1.0,
+        goal_s=10,
+        seeds=5,
+    ),
+    Row(name="preemptive, 1,000 x 512", makers=(drawn("scale-1000x512"),), goal_mean=0.5, goal_s=10, seeds=3),
+    Row(name="preemptive, 1,000 x 4,096", makers=(drawn("scale-1000x4096"),), goal_mean=0.5, goal_s=5),
+    Row(
+        name="a sweep, 1,000 jobs of 50 kinds x 512",
+        makers=(sweep("scale-50x512", copies=20),),
+        goal_mean=0.5,
+        goal_s=10,
+        seeds=3,
+    ),
+    Row(name="two types of devices, 30 x 32", makers=(drawn("types-30x32"),), goal_mean=0.7, goal_s=1),
+    Row(name="two types of devices, 100 x 128", makers=(drawn("types-100x128"),), goal_mean=0.7, goal_s=7, seeds=5),
+    Row(
+        name="planned anew after one event, 30 x 32",
+        makers=(replanned("scale-30x32"),),
+        goal_mean=0.4,
+        goal_worst=0.8,
+        goal_s=0.5,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="planned anew after one event, 100 x 128",
+        makers=(replanned("scale-100x128"),),
+        goal_mean=0.7,
+        goal_s=3,
+        seeds=5,
+        with_dear_switches=False,
+    ),
+    Row(name="fused groups, 12 x 8", makers=(fused("paper-txt"),), with_dear_switches=False, seeds=5),
+    Row(
+        name="order, releases, start-up, memory, a node that ends, 12 x 16",
+        makers=(ruled("paper-img"),),
+        with_dear_switches=False,
+        seeds=5,
+    ),
+    Row(name="the same, 30 x 32", makers=(ruled("scale-30x32"),), with_dear_switches=False, seeds=3),
+    Row(
+        name="without preemption, up to 12 jobs",
+        makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img"))),
+        preemption="never",
+        goal_mean=0.0,
+        goal_s=10,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="without preemption, 30 x 32",
+        makers=(drawn("scale-30x32"),),
+        preemption="never",
+        goal_mean=2.5,
+        goal_s=10,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="without preemption, 100 x 128",
+        makers=(drawn("scale-100x128"),),
+        preemption="never",
+        goal_mean=3.0,
+        goal_s=20,
+        seeds=3,
+        with_dear_switches=False,
+    ),
+)
+LARGE = ("256", "512", "4,096")  # what --quick leaves out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--quick", action="store_true", help="two seeds, nothing above 100 jobs")
+    parser.add_argument("--seeds", type=int, default=10, help="draws of each kind, at most; dear rows have fewer")
+    parser.add_argument("--quick", action="store_true", help="two draws, nothing above 128 devices")
     parser.add_argument("--others", action="store_true", help="other planners beside ours")
-    parser.add_argument("--families", nargs="*", help="only rows with these families")
+    parser.add_argument("--no-table", action="store_true", help="the other planners alone")
+    parser.add_argument("--only", nargs="*", default=[], help="only rows whose name has one of these words")
     arguments = parser.parse_args()
-    seeds = 2 if arguments.quick else arguments.seeds
-    solve(draw("scale-12x16"))  # compile the kernels before the first clock
-    rows = []
-    for name, families, preemption, *goals in ROWS:
-        too_large = arguments.quick and any("1000x" in family or "256" in family for family in families)
-        if too_large or (arguments.families and not set(families) & set(arguments.families)):
+    for preemption in ("auto", "never"):  # compile the kernels, or read them, before the first clock
+        solve(draw("scale-12x16"), preemption=preemption)
+    is_whole = not (arguments.quick or arguments.only or arguments.no_table)
+    rows: list[dict] = []
+    for row in () if arguments.no_table else ROWS:
+        is_large = arguments.quick and any(size in row.name for size in LARGE)
+        if is_large or (arguments.only and not any(word in row.name for word in arguments.only)):
             continue
-        for switch_cost_s in (60.0, None):
-            if switch_cost_s is None and preemption == "never":
-                continue
-            row = measure(name, families, preemption, seeds=seeds, switch_cost_s=switch_cost_s)
-            rows.append(row | {"goal_mean": goals[0], "goal_worst": goals[1], "goal_s": goals[2]})
+        for switch_cost_s in (60.0, None) if row.with_dear_switches else (60.0,):
+            seeds = min(2 if arguments.quick else arguments.seeds, row.seeds)
+            rows.append(measure(row, seeds=seeds, switch_cost_s=switch_cost_s))
             print(line(rows[-1]), flush=True)
-            record(rows, [])
-    if arguments.others:
-        record(rows, compare(seeds))
+            if is_whole:
+                record(rows, [])
+    compared = planning_others.compare() if arguments.others and not arguments.only else []
+    if is_whole:
+        record(rows, compared)
+    elif compared:
+        print("\n".join(planning_others.table(compared)))
 
 
-def record(rows: list[dict], compared: list[dict]) -> None:
-    """Writes what was measured so far, so that a run that is stopped leaves its rows."""
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"processor": platform.machine(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
-    RESULTS.write_text(json.dumps({"machine": machine, "rows": rows, "compared": compared}, indent=1) + "\n")
-    write_page(rows, compared, machine)
-
-
-def measure(name: str, families: list[str], preemption: str, *, seeds: int, switch_cost_s: float | None) -> dict:
-    """One row: gaps in per cent, seconds by the wall and of processors, switches a job."""
-    gaps, walls, processors, switches = [], [], [], []
-    for family in families:
+def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
+    """One row: gaps in per cent, seconds by the wall and of processors, switches a job, ratios to the best rule."""
+    gaps, walls, processors, moves, ratios = [], [], [], [], []
+    for make in row.makers:
         for seed in range(seeds):
-            problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
-            wall, processor = time.perf_counter(), time.process_time()
-            plan = solve(problem, preemption=preemption, seed=seed)
-            walls.append(time.perf_counter() - wall)
-            processors.append(time.process_time() - processor)
-            check(plan, problem)
+            problem = make(seed, switch_cost_s)
+            wall_s, processor_s = time.perf_counter(), time.process_time()
+            plan = solve(problem, preemption=row.preemption, seed=seed)
+            walls.append(time.perf_counter() - wall_s)
+            processors.append(time.process_time() - processor_s)
+            ratios += check(plan, problem)
             gaps.append(100 * plan.gap)
-            switches.append(plan.num_switches / len(problem.jobs))
-    return {
-        "name": name,
+            moves.append(switches(plan, problem) / len(problem.jobs))
+    goals = {key: value for key, value in asdict(row).items() if key.startswith("goal_")}
+    return goals | {
+        "name": row.name,
         "switch_cost": "60 s" if switch_cost_s else "5 % of a job",
         "num_problems": len(gaps),
         "gap_mean": statistics.mean(gaps),
@@ -99,74 +180,85 @@ def measure(name: str, families: list[str], preemption: str, *, seeds: int, swit
         "seconds_mean": statistics.mean(walls),
         "seconds_worst": max(walls),
         "processor_mean": statistics.mean(processors),
-        "switches_mean": statistics.mean(switches),
-        "switches_worst": max(switches),
+        "switches_mean": statistics.mean(moves),
+        "switches_worst": max(moves),
+        "best_rule_mean": statistics.mean(ratios) if ratios else None,
+        "best_rule_least": min(ratios, default=None),
     }
 
 
-def check(plan: Plan, problem) -> None:
-    faults = verify(plan, problem)
-    if faults:
+def check(plan: Plan, problem: Problem) -> list[float]:
+    """The best simple rule's makespan over the plan's, if any rule has one. Ends the benchmark at a wrong plan."""
+    if faults := verify(plan, problem):
         raise SystemExit(f"{problem.name}: {faults[:3]}")
+    if any(job.running for job in problem.jobs):
+        return []  # a rule knows nothing of what runs already
+    found = [ended for rule in BASELINES if (ended := _makespan_s(rule, problem))]
+    if found and min(found) < plan.makespan_s * (1 - 1e-9):
+        raise SystemExit(f"{problem.name}: a simple rule ends at {min(found)} s, the plan at {plan.makespan_s} s")
+    return [min(found) / plan.makespan_s] if found else []
 
 
-def compare(seeds: int) -> list[dict]:
-    """Makespans of other planners over ours, on the same problems."""
-    from benchmarks.planning_others import OTHERS
+def _makespan_s(rule: Callable[[Problem], Plan], problem: Problem) -> float | None:
+    try:
+        return rule(problem).makespan_s
+    except NoRoomError:
+        return None
 
-    rows = []
-    for family in ("paper-txt", "paper-img", "scale-30x32"):
-        ratios: dict[str, list[float]] = {name: [] for name in OTHERS}
-        for seed in range(min(3, seeds)):
-            problem = draw(family, seed=seed)
-            ours = solve(problem, seed=seed)
-            for name, planner in OTHERS.items():
-                plan = planner(problem)
-                if plan is not None:
-                    check(plan, problem)
-                    ratios[name].append(plan.makespan_s / ours.makespan_s)
-        rows.append({"family": family} | {name: statistics.mean(r) if r else None for name, r in ratios.items()})
-        print(rows[-1], flush=True)
-    return rows
+
+def record(rows: list[dict], compared: list[dict]) -> None:
+    """Writes what was measured so far, so that a run that is stopped leaves its rows."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": platform.machine(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
+    result = {"date": date.today().isoformat(), "machine": machine, "rows": rows, "compared": compared}
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_page(rows, compared, machine)
 
 
 def line(row: dict) -> str:
-    times = 1 if row["switch_cost"] == "60 s" else 3  # dear switches may cost three times the gap
-    goal = f"<= {times * row['goal_mean']:.1f} %" + (
-        f", worst {times * row['goal_worst']:.1f} %" if row["goal_worst"] else ""
-    )
+    best = "" if row["best_rule_mean"] is None else f"{row['best_rule_mean']:.2f}"
     return (
         f"| {row['name']} | {row['switch_cost']} | {row['num_problems']} | {row['gap_mean']:.2f} % | "
-        f"{row['gap_worst']:.2f} % | {goal} | {row['seconds_mean']:.1f} | {row['seconds_worst']:.1f} | "
-        f"{row['goal_s']} | {row['switches_mean']:.2f} | {row['switches_worst']:.2f} |"
+        f"{row['gap_worst']:.2f} % | {_goal(row)} | {row['seconds_mean']:.1f} | {row['seconds_worst']:.1f} | "
+        f"{row['goal_s'] or ''} | {row['switches_mean']:.2f} | {row['switches_worst']:.2f} | {best} |"
     )
+
+
+def _goal(row: dict) -> str:
+    if row["goal_mean"] is None:
+        return ""
+    times = 1 if row["switch_cost"] == "60 s" else DEAR_SWITCHES
+    worst = f", worst {times * row['goal_worst']:.1f} %" if row["goal_worst"] else ""
+    return f"<= {times * row['goal_mean']:.1f} %{worst}"
 
 
 def write_page(rows: list[dict], compared: list[dict], machine: dict) -> None:
     """The tables, between the markers; what else is on the page stays."""
-    head = [
+    body = [
         BEGIN,
-        "Certified gap between the plan and its lower bound, over random problems of each family (jobs x devices);",
-        "every plan was checked by the verifier. Goals stand beside what was reached; seconds are those of the wall,",
-        f"with {machine['cores']} cores and a load of {machine['load_1min']} by whatever else ran on the machine.",
+        f"{date.today().isoformat()}, {machine['cores']} cores, {machine['processor']}, a load of "
+        f"{machine['load_1min']} by whatever else ran. Random problems of each kind (jobs x devices):",
+        "certified gap between the plan and its lower bound, seconds of the wall, and switches a job, each mean and",
+        "worst. Every plan was checked by the verifier. *Rule*: the best simple rule's makespan over the plan's.",
         "",
-        "| problems | switch cost | drawn | gap | worst | goal | seconds | worst | goal | switches a job | worst |",
-        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| problems | switch cost | drawn | gap | worst | goal | s | worst | goal | switches | worst | rule |",
+        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *map(line, rows),
     ]
-    body = [line(row) for row in rows]
     if compared:
-        names = [name for name in compared[0] if name != "family"]
-        body += ["", "Makespans of other planners, as multiples of ours on the same problems:", ""]
-        body += ["| problems | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
-        for row in compared:
-            cells = [f"{row[name]:.2f}" if row[name] else "no plan" for name in names]
-            body.append(f"| {row['family']} | " + " | ".join(cells) + " |")
-    section = "\n".join([*head, *body, END])
-    page = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n\n" + BEGIN + END + "\n"
+        body += [
+            "",
+            "Other planners on the same problems in the same run: their makespans over ours (preemptive, certified;",
+            "its seconds in the second column). Only ours switches between options, so ours without preemption",
+            "stands beside it. *Invalid*: the plan breaks a rule, such as two jobs on one device at a time.",
+            "",
+            *planning_others.table(compared),
+        ]
+    page = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
     if BEGIN not in page:
-        page = page.rstrip() + "\n\n" + BEGIN + END + "\n"
+        page = page.rstrip() + f"\n\n{BEGIN}{END}\n"
     before, rest = page.split(BEGIN, 1)
-    PAGE.write_text(before + section + rest.split(END, 1)[1])
+    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
 
 
 if __name__ == "__main__":

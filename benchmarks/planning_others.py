@@ -1,66 +1,101 @@
-"""Other planners, for comparison on the same problems: simple rules, a time-indexed MILP, and CP-SAT if installed."""
+"""Other planners on the same problems: simple rules, a time-indexed MILP, OR-Tools' CP-SAT, and Saturn's own MILP.
 
-import importlib.util
-import math
+Each answer is checked by the verifier that checks ours: a plan that breaks a rule is "invalid".
+"""
 
-from tasks.planning import Plan, Problem
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.planning_saturn import saturn
+from tasks.planning import Plan, Problem, solve, verify
 from tasks.planning.baselines import current_practice, even_split, optimus_greedy
-from tasks.planning.bounds import useful_options
+from tasks.planning.families import draw
 from tasks.planning.listing import schedule
 from tasks.planning.time_indexed import solve_time_indexed
 
-CP_SAT_S, MILP_S = 40.0, 40.0
+ROOT = Path(__file__).resolve().parent.parent
+CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`
+CP_SAT_S, MILP_S, SATURN_S = 40.0, 40.0, 60.0
+FAMILIES = ("tiny-6x4", "paper-txt-12x8", "paper-img-12x16", "paper-mixed-24x32", "scale-30x32")
+SMALL = 20  # jobs up to which Saturn's model is also solved as published; beyond, HiGHS finds no plan in a minute
+RULES = (current_practice, even_split, optimus_greedy)
 
 
 def time_indexed(problem: Problem) -> Plan | None:
     """The joint MILP on a grid of time, within 40 seconds."""
-    horizon_s = min(rule(problem).makespan_s for rule in (current_practice, even_split, optimus_greedy))
+    horizon_s = min(rule(problem).makespan_s for rule in RULES)
     choices = solve_time_indexed(problem, horizon_s=horizon_s, time_limit_s=MILP_S)
     return Plan(problem.name, schedule(problem, choices)) if choices else None
 
 
 def cp_sat(problem: Problem) -> Plan | None:
-    """OR-Tools' CP-SAT: an optional interval for each (job, option, node), a cumulative resource a node."""
-    if importlib.util.find_spec("ortools") is None:
-        return None
-    from ortools.sat.python import cp_model
+    """OR-Tools' CP-SAT within 40 seconds, in a process and an environment of its own.
 
-    model, horizon = cp_model.CpModel(), math.ceil(current_practice(problem).makespan_s)
-    makespan = model.new_int_var(0, horizon, "makespan")
-    on_node = {node.id: ([], []) for node in problem.nodes}
-    starts = {}
-    for job in problem.jobs:
-        taken = []
-        for k in useful_options(job):
-            option = job.options[k]
-            for node in problem.nodes:
-                if option.num_nodes > 1 or not option.runs_on(node):
-                    continue
-                is_taken = model.new_bool_var("")
-                start = model.new_int_var(0, horizon, "")
-                length = math.ceil(option.runtime_s)
-                interval = model.new_optional_fixed_size_interval_var(start, length, is_taken, "")
-                model.add(start + length <= makespan).only_enforce_if(is_taken)
-                on_node[node.id][0].append(interval)
-                on_node[node.id][1].append(option.num_devices)
-                taken.append(is_taken)
-                starts[job.id, k, node.id] = (start, is_taken)
-        model.add_exactly_one(taken)
-    for node in problem.nodes:
-        model.add_cumulative(*on_node[node.id], node.num_devices)
-    model.minimize(makespan)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds, solver.parameters.num_workers = CP_SAT_S, 2
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    chosen = [(solver.value(start), job, k) for (job, k, _), (start, taken) in starts.items() if solver.value(taken)]
-    return Plan(problem.name, schedule(problem, [(job, k) for _, job, k in sorted(chosen)]))
+    OR-Tools brings a build of HiGHS whose symbols clash with highspy's, and pins an older protobuf than MLflow's.
+    """
+    command = [str(CP_SAT_PYTHON), "-m", "benchmarks.planning_cp_sat", str(CP_SAT_S)]
+    said = subprocess.run(
+        command, cwd=ROOT, input=json.dumps(problem.to_json()), capture_output=True, text=True, check=True
+    )
+    choices = json.loads(said.stdout)
+    return Plan(problem.name, schedule(problem, [(job, k) for job, k in choices])) if choices else None
 
 
-OTHERS = {
+def saturn_as_published(problem: Problem) -> Plan | None:
+    """Saturn's MILP with its M = 1e10, where it may find something."""
+    return saturn(problem, time_limit_s=SATURN_S, published=True) if len(problem.jobs) <= SMALL else None
+
+
+OTHERS: dict[str, Callable[[Problem], Plan | None]] = {
     "current practice": current_practice,
     "even split": even_split,
     "Optimus-style greedy": optimus_greedy,
-    "time-indexed MILP, 40 s": time_indexed,
-    "CP-SAT, 40 s": cp_sat,
+    f"time-indexed MILP, {MILP_S:.0f} s": time_indexed,
+    f"CP-SAT, {CP_SAT_S:.0f} s": cp_sat,
+    f"Saturn's MILP, {SATURN_S:.0f} s": partial(saturn, time_limit_s=SATURN_S),
+    f"the same, M = 1e10, {SATURN_S:.0f} s": saturn_as_published,
 }
+
+
+def compare(families: tuple[str, ...] = FAMILIES) -> list[dict]:
+    """A row a problem: our makespan, bound and seconds, and each other planner's makespan over ours, or why not."""
+    rows = []
+    for family in families:
+        problem = draw(family)
+        began_s = time.perf_counter()
+        ours = solve(problem)
+        row = {"family": family, "seconds": time.perf_counter() - began_s, "makespan_s": ours.makespan_s}
+        row["lower bound"] = _said(ours.lower_bound_s / ours.makespan_s)
+        row["ours, no preemption"] = _judged(partial(solve, preemption="never"), problem, ours)
+        for name, planner in OTHERS.items():
+            is_missing = planner is cp_sat and not CP_SAT_PYTHON.exists()
+            row[name] = "not installed" if is_missing else _judged(planner, problem, ours)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def table(rows: list[dict]) -> list[str]:
+    """The comparison as lines of markdown."""
+    names = [name for name in rows[0] if name not in ("family", "seconds", "makespan_s")]
+    lines = ["| problem | ours, s | " + " | ".join(names) + " |", "| --- | ---: |" + " ---: |" * len(names)]
+    for row in rows:
+        cells = [row["family"], f"{row['seconds']:.1f}", *(row[name] for name in names)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _judged(planner: Callable[[Problem], Plan | None], problem: Problem, ours: Plan) -> str:
+    plan = planner(problem)
+    if plan is None:
+        return "no plan"
+    faults = verify(plan, problem)
+    return f"invalid ({plan.makespan_s / ours.makespan_s:.2f})" if faults else _said(plan.makespan_s / ours.makespan_s)
+
+
+def _said(ratio: float) -> str:
+    return f"{ratio:.3f}"
