@@ -1,14 +1,16 @@
-"""List scheduling: jobs, each with its option, are placed one after another where they can start first."""
+"""List scheduling: pieces of jobs, each with its option, are placed one after another where they can start first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from tasks.planning.overheads import overhead_s
 from tasks.planning.plan import Segment
 from tasks.planning.problem import Option, PlanningJob, Problem
 
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option
+Piece = tuple[str, int, float]  # and the share of the job that is done there
 
 
 class NoRoomError(ValueError):
@@ -33,33 +35,40 @@ class Timeline:
         self._memory: list[list[tuple[float, float, int]]] = [[] for _ in sizes]
 
     def earliest(
-        self, option: Option, ready_s: float = 0.0, *, cheaply_by_s: float | None = None
+        self,
+        option: Option,
+        ready_s: float = 0.0,
+        *,
+        length_s: float | None = None,
+        cheaply_by_s: float | None = None,
     ) -> tuple[float, list[int]]:
-        """The first moment from `ready_s` when the gang fits, and its nodes: those that wait idle for it least.
+        """The first moment from `ready_s` when the gang fits for `length_s` seconds (None: those of the whole job), and
+        its nodes: those that wait idle for it least.
 
         cheaply_by_s: take the cheapest nodes instead where the job then still ends by that time. Raises NoRoomError.
         """
+        whole_s = option.whole_s if length_s is None else length_s
         starts = np.maximum(self._free_s[:, option.slot - 1], ready_s)
         if not self._is_uniform:
             for v, node in enumerate(self._nodes):
-                starts[v] = self._with_memory(option, v, starts[v]) if option.runs_on(node) else np.inf
-        starts[starts + option.whole_s > self._until_s] = np.inf
+                starts[v] = self._with_memory(option, v, starts[v], whole_s) if option.runs_on(node) else np.inf
+        starts[starts + whole_s > self._until_s] = np.inf
         if option.num_nodes > 1 or cheaply_by_s is not None:
             keys = (np.arange(len(starts)), starts)
             if cheaply_by_s is not None:
-                too_late = starts + option.whole_s > cheaply_by_s
+                too_late = starts + whole_s > cheaply_by_s
                 keys = (starts, np.where(too_late, np.inf, self._price), too_late)  # type: ignore[assignment]
             chosen = np.lexsort(keys)[: option.num_nodes]
             start_s = float(starts[chosen].max())
             if not np.isfinite(start_s) or any(
-                self._with_memory(option, int(v), start_s) > start_s or start_s + option.whole_s > self._until_s[v]
+                self._with_memory(option, int(v), start_s, whole_s) > start_s or start_s + whole_s > self._until_s[v]
                 for v in chosen
             ):
-                raise NoRoomError(f"no {option.num_nodes} node(s) hold {option.slot} devices for {option.whole_s} s")
+                raise NoRoomError(f"no {option.num_nodes} node(s) hold {option.slot} devices for {whole_s} s")
             return start_s, [int(v) for v in chosen]
         start_s = float(starts.min())
         if not np.isfinite(start_s):
-            raise NoRoomError(f"no node holds {option.slot} devices for {option.whole_s} s")
+            raise NoRoomError(f"no node holds {option.slot} devices for {whole_s} s")
         ties = np.flatnonzero(starts == start_s)
         if len(ties) > 1:
             idle_s = np.maximum(start_s - self._free_s[ties], 0.0).sum(axis=1)
@@ -70,50 +79,114 @@ class Timeline:
         """The first moment when the gang fits on one given node."""
         return float(self._free_s[node, option.slot - 1])
 
-    def take(self, option: Option, start_s: float, nodes: Sequence[int]) -> Gang:
-        """Holds a gang from `start_s` for all of the option's seconds, on the devices that became free last."""
-        gang, end_s = [], start_s + option.whole_s
+    def take(self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None) -> Gang:
+        """Holds a gang from `start_s` for `length_s` (None: all of the option's seconds), on the devices that became
+        free last."""
+        gang, end_s = [], start_s + (option.whole_s if length_s is None else length_s)
         for v in nodes:
             free_s, device = self._free_s[v], self._device[v]
             top = int(np.searchsorted(free_s, start_s, side="right"))
             ids = tuple(sorted(int(d) for d in device[top - option.slot : top]))
             free_s[top - option.slot : top] = end_s
-            order = np.argsort(free_s, kind="stable")
-            self._free_s[v], self._device[v] = free_s[order], device[order]
-            if option.host_memory_bytes and self._nodes[v].host_memory_bytes is not None:
-                self._memory[v].append((start_s, end_s, option.host_memory_bytes))
-            gang.append((self._nodes[v].id, ids))
+            gang.append(self._held(option, v, start_s, end_s, ids))
         return tuple(gang)
 
-    def _with_memory(self, option: Option, v: int, start_s: float) -> float:
+    def hold(self, option: Option, devices: Gang, length_s: float) -> None:
+        """Holds given devices from time 0, for what runs there already. Nothing else may be on them yet.
+
+        Raises NoRoomError where they go away before.
+        """
+        index = {node.id: v for v, node in enumerate(self._nodes)}
+        for name, ids in devices:
+            v = index[name]
+            if length_s > self._until_s[v]:
+                raise NoRoomError(f"what runs on node {name} for {length_s} s cannot go on there")
+            self._free_s[v][np.isin(self._device[v], ids)] = length_s
+            self._held(option, v, 0.0, length_s, ids)
+
+    def _held(
+        self, option: Option, v: int, start_s: float, end_s: float, ids: tuple[int, ...]
+    ) -> tuple[str, tuple[int, ...]]:
+        order = np.argsort(self._free_s[v], kind="stable")
+        self._free_s[v], self._device[v] = self._free_s[v][order], self._device[v][order]
+        if option.host_memory_bytes and self._nodes[v].host_memory_bytes is not None:
+            self._memory[v].append((start_s, end_s, option.host_memory_bytes))
+        return self._nodes[v].id, ids
+
+    def _with_memory(self, option: Option, v: int, start_s: float, length_s: float) -> float:
         """The first moment from `start_s` when the node has host memory for the option as long as it runs."""
         limit = self._nodes[v].host_memory_bytes
         if limit is None or not option.host_memory_bytes:
             return start_s
         for candidate_s in [start_s, *sorted(end for _, end, _ in self._memory[v] if end > start_s)]:
-            beside = [row for row in self._memory[v] if row[1] > candidate_s and row[0] < candidate_s + option.whole_s]
+            beside = [row for row in self._memory[v] if row[1] > candidate_s and row[0] < candidate_s + length_s]
             if sum(row[2] for row in beside) + option.host_memory_bytes <= limit:
                 return candidate_s
         return np.inf
 
 
 def schedule(problem: Problem, choices: Sequence[Choice], *, cheaply: bool = False) -> tuple[Segment, ...]:
-    """One segment a job, placed in the order of `choices`; a job that waits for others comes behind them.
+    """One segment a job, placed in the order of `choices`; a job that waits for others comes behind them, and one that
+    is pinned under another option than chosen goes on there first.
 
     cheaply: prefer cheap nodes to an early start, as far as deadlines allow. Raises NoRoomError.
     """
     jobs = {job.id: job for job in problem.jobs}
-    timeline, ends, segments = Timeline(problem), dict[str, float](), []
-    for job_id, k in after_respected(choices, jobs):
-        job, option = jobs[job_id], jobs[job_id].options[k]
-        ready_s = max([job.release_s, *(ends[other] for other in job.after)])
-        by_s = (np.inf if job.deadline_s is None else job.deadline_s) if cheaply else None
-        start_s, nodes = timeline.earliest(option, ready_s, cheaply_by_s=by_s)
-        gang = timeline.take(option, start_s, nodes)
-        ends[job_id] = start_s + option.whole_s
-        overhead_s = option.whole_s - option.runtime_s
-        segments.append(Segment(job_id, k, start_s, ends[job_id], 1.0, overhead_s, gang))
+    pieces = (
+        piece for job_id, k in after_respected(choices, jobs) for piece in _pinned_first(problem, jobs[job_id], k)
+    )
+    return schedule_pieces(problem, list(pieces), cheaply=cheaply)
+
+
+def schedule_pieces(problem: Problem, pieces: Sequence[Piece], *, cheaply: bool = False) -> tuple[Segment, ...]:
+    """One segment a piece, placed in their order: those of a job one after another, behind the jobs that it waits for.
+
+    A job whose first piece is under the option that it runs under goes on where it runs. Raises NoRoomError.
+    """
+    jobs, timeline, segments = {job.id: job for job in problem.jobs}, Timeline(problem), []
+    firsts, lasts = dict[str, int](), dict[str, int]()
+    for i, (job_id, _, _) in enumerate(pieces):
+        firsts.setdefault(job_id, i)
+        lasts[job_id] = i
+    going_on = [i for i in firsts.values() if _goes_on(jobs[pieces[i][0]], pieces[i][1])]
+    ends: dict[str, float] = {}
+    for i in [*going_on, *(i for i in range(len(pieces)) if i not in set(going_on))]:
+        job_id, k, share = pieces[i]
+        job = jobs[job_id]
+        option, is_first = job.options[k], firsts[job_id] == i
+        paid_s = overhead_s(
+            problem, job, option, is_first=is_first, is_last=lasts[job_id] == i, continues=is_first and _goes_on(job, k)
+        )
+        length_s = paid_s + share * option.runtime_s
+        if is_first and job.running is not None and k == job.running.option:
+            start_s, gang = 0.0, job.running.devices
+            timeline.hold(option, gang, length_s)
+        else:
+            waits = (ends[other] for other in job.after) if is_first else (ends[job_id],)
+            by_s = (np.inf if job.deadline_s is None else job.deadline_s) if cheaply else None
+            start_s, nodes = timeline.earliest(
+                option, max([job.release_s, *waits]), length_s=length_s, cheaply_by_s=by_s
+            )
+            gang = timeline.take(option, start_s, nodes, length_s)
+        ends[job_id] = start_s + length_s
+        segments.append(Segment(job_id, k, start_s, ends[job_id], share, paid_s, gang))
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
+
+
+def _goes_on(job: PlanningJob, option: int) -> bool:
+    return job.running is not None and option == job.running.option
+
+
+def _pinned_first(problem: Problem, job: PlanningJob, option: int) -> Iterable[Piece]:
+    """A job in one piece under an option, behind what a pinned job must still do where it runs."""
+    if job.running is None or option == job.running.option or not job.running.pinned_until_s:
+        return [(job.id, option, 1.0)]
+    now = job.options[job.running.option]
+    share = (job.running.pinned_until_s - now.save_s) / now.runtime_s
+    if share >= 1.0:
+        return [(job.id, job.running.option, 1.0)]
+    share = max(0.0, share)
+    return [(job.id, job.running.option, share), (job.id, option, 1.0 - share)]
 
 
 def after_respected(choices: Sequence[Choice], jobs: Mapping[str, PlanningJob]) -> list[Choice]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tasks.planning.bounds import useful_options
 from tasks.planning.listing import Choice, NoRoomError, schedule
-from tasks.planning.plan import Plan
+from tasks.planning.plan import Plan, Segment
 from tasks.planning.problem import Problem
 from tasks.planning.verify import objective_value
 
@@ -46,7 +46,13 @@ def improve(
 
 def rank(plan: Plan, problem: Problem, objective: str) -> tuple[float, float, float]:
     """What is better is less: seconds of lateness over all deadlines, then the objective, then the makespan."""
-    return lateness_s(plan, problem), objective_value(plan, problem, objective), plan.makespan_s
+    return (*value(plan.segments, problem, objective), plan.makespan_s)
+
+
+def value(segments: tuple[Segment, ...], problem: Problem, objective: str) -> tuple[float, float]:
+    """Seconds of lateness over all deadlines, and the objective."""
+    plan = Plan(problem.name, segments)
+    return lateness_s(plan, problem), objective_value(plan, problem, objective)
 
 
 def lateness_s(plan: Plan, problem: Problem) -> float:
