@@ -69,15 +69,16 @@ def simulate(
     ] = 0.1,
     failures_per_day: Annotated[float, typer.Option(help="How often one device fails.", min=0.0)] = 0.0,
     replan_every: Annotated[
-        float, typer.Option(help="Plan anew after this share of the makespan; 0: never.", min=0.0, max=1.0)
+        float, typer.Option(help="Plan anew after this share of what is left; 0: never.", min=0.0, max=1.0)
     ] = 0.1,
     seed: Annotated[int, typer.Option(help="Of the errors and failures.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """What a plan is worth when predictions are wrong, with re-planning and without."""
+    from tasks.execution.introspection import Policy
+    from tasks.execution.simulate import clairvoyant
+    from tasks.execution.simulate import simulate as run
     from tasks.planning import Plan, verify
-    from tasks.planning.simulate import clairvoyant
-    from tasks.planning.simulate import simulate as run
 
     problem = _problem(problem_file, None, seed)
     try:
@@ -87,11 +88,16 @@ def simulate(
     if faults := verify(planned, problem):
         raise InputError([f"{plan_file}: {fault}" for fault in faults])
     errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
-    kept = run(problem, planned, **errors)
+    try:
+        kept = run(problem, planned, **errors)
+    except ValueError as error:
+        raise InputError([str(error)]) from None
     ideal_s = clairvoyant(problem, noise=noise, seed=seed).makespan_s
     rows = [("plan kept", kept)]
     if replan_every:
-        rows.append(("planned anew", run(problem, planned, replan_every=replan_every, **errors)))
+        rows.append(
+            ("planned anew", run(problem, planned, replan="clock", policy=Policy(every=replan_every), **errors))
+        )
     if as_json:
         result = {name.replace(" ", "_"): vars(row) for name, row in rows}
         print_json(result | {"predicted_s": planned.makespan_s, "clairvoyant_s": ideal_s})
@@ -99,7 +105,7 @@ def simulate(
     lines = [f"predicted {planned.makespan_s:.1f} s; who knew the true runtimes would plan {ideal_s:.1f} s"]
     lines += [
         f"{name:>13}: {row.makespan_s:.1f} s ({row.makespan_s / ideal_s - 1:+.1%}), {row.num_switches} switches, "
-        f"{row.num_plans} plans, {row.num_failures} failures"
+        f"{row.num_plans} plans ({row.num_adopted} followed), {row.num_failures} failures"
         for name, row in rows
     ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -62,21 +62,71 @@ def startable(
     *,
     running: Iterable[PlannedSegment],
     done_jobs: Collection[str],
-    bases: Mapping[str, str],
+    after: Mapping[str, Collection[str]],
 ) -> list[PlannedSegment]:
     """The segments of `planned` (those not started yet, in order) that may start now, the first one first.
 
-    bases: the job that each waits for, where there is one.
+    after: the jobs that each job waits for, where there are any.
     """
     busy = {device for segment in running for device in segment.devices}
     active_jobs = {segment.job for segment in running}
     result = []
     for segment in planned:
-        base = bases.get(segment.job)
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
-        if is_free and (base is None or base in done_jobs):
+        if is_free and all(other in done_jobs for other in after.get(segment.job, ())):
             result.append(segment)
         # Whether it starts or waits, later segments of its job or on its devices come after it.
         busy.update(segment.devices)
         active_jobs.add(segment.job)
     return result
+
+
+def gives_way(
+    segment: PlannedSegment,
+    planned: Sequence[PlannedSegment],
+    *,
+    running: Iterable[PlannedSegment],
+    done_jobs: Collection[str],
+    after: Mapping[str, Collection[str]],
+) -> bool:
+    """Whether a running segment that has come to its last step must end: with it gone, its job's next segment could
+    start, or another one on its devices. Else it goes on: where a segment ends is a proposal."""
+    others = [other for other in running if other is not segment]
+    heirs = startable(planned, running=others, done_jobs=done_jobs, after=after)
+    return any(heir.job == segment.job or not set(heir.devices).isdisjoint(segment.devices) for heir in heirs)
+
+
+def is_same_gang(a: PlannedSegment, b: PlannedSegment) -> bool:
+    """Whether two segments are of one job, under one option and on the same devices."""
+    return (a.job, a.option, set(a.devices)) == (b.job, b.option, set(b.devices))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """What a new plan asks of the segments that run.
+
+    stays: the new last step of each running job that goes on as it is; stops: the running jobs that must checkpoint and
+    end; planned: what is left to be started.
+    """
+
+    stays: Mapping[str, int]
+    stops: frozenset[str]
+    planned: tuple[PlannedSegment, ...]
+
+
+def hand_over(planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment]) -> Handover:
+    """Fits a new plan to what runs: a gang goes on where the plan begins with that very gang on its devices."""
+    active = {segment.job: segment for segment in running}
+    taken: set[DeviceId] = set()
+    seen: set[str] = set()
+    stays: dict[str, int] = {}
+    left = []
+    for segment in planned:
+        is_first = segment.job not in seen and taken.isdisjoint(segment.devices)
+        if is_first and segment.job in active and is_same_gang(segment, active[segment.job]):
+            stays[segment.job] = segment.last_step
+        else:
+            left.append(segment)
+        seen.add(segment.job)
+        taken.update(segment.devices)
+    return Handover(stays=stays, stops=frozenset(active) - frozenset(stays), planned=tuple(left))

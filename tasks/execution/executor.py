@@ -95,6 +95,7 @@ class Executor:
         self._waited_for: set[str] = set()
         self._stopping = False
         self._bases = {job.name: job.base for job in jobs if job.base in self._jobs and job.base is not None}
+        self._after = {job: (base,) for job, base in self._bases.items()}
 
     def run(self) -> bool:
         """Runs the batch; returns whether it came to its end (False: it was stopped on the way, and can be resumed)."""
@@ -122,8 +123,8 @@ class Executor:
             return
         done = {job.name: records[job.name].step for job in jobs}
         problem = planning_problem(jobs, self._profiles, self._workplace.cluster, name=self._name, steps_done=done)
-        plan = self._make_plan(problem)
         problem = self._on_terms(problem)
+        plan = self._make_plan(problem)
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         steps = {job.name: job.total_steps for job in jobs}
         self._planned = [*kept, *in_steps(plan, num_steps=steps, steps_done=done)]
@@ -138,7 +139,7 @@ class Executor:
         lease_names = self._workplace.cluster.lease_names()
         holders: set[str] = set()
         waits = False
-        for segment in startable(self._planned, running=running, done_jobs=done, bases=self._bases):
+        for segment in startable(self._planned, running=running, done_jobs=done, after=self._after):
             names = tuple(lease_names[device] for device in segment.devices)
             if self._workplace.leases.take(names, holder=self._workplace.holder):
                 self._start(segment, names)

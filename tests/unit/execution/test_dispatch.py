@@ -17,7 +17,9 @@ def planned(job, *devices, at=0.0, last_step=1):
 
 
 def starts(segments, *, running=(), done=(), bases=None):
-    found = startable(segments, running=running, done_jobs=set(done), bases=bases or {})
+    found = startable(
+        segments, running=running, done_jobs=set(done), after={job: (base,) for job, base in (bases or {}).items()}
+    )
     return [segment.job for segment in found]
 
 
@@ -67,10 +69,11 @@ def orders(draw):
 @given(orders())
 def test_everything_starts_once_in_order_and_no_device_serves_two(case):
     segments, bases, draw = case
+    after = {job: (base,) for job, base in bases.items()}
     left, running, started, done = list(enumerate(segments)), [], [], set()
     while left or running:
         found = startable(
-            [segment for _, segment in left], running=[s for _, s in running], done_jobs=done, bases=bases
+            [segment for _, segment in left], running=[s for _, s in running], done_jobs=done, after=after
         )
         for segment in found:
             number = next(i for i, s in left if s is segment)

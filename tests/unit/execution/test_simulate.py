@@ -1,0 +1,136 @@
+"""Plans played against a world in which predictions are wrong and devices fail."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tasks.execution.simulate import Simulated, clairvoyant
+from tasks.execution.simulate import simulate as simulated
+from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from tasks.planning.baselines import BASELINES
+from tests.unit.planning.draw import tiny
+
+
+def at_once(problem):
+    """The best of what simple rules plan, which takes no time."""
+    return min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
+
+
+simulate = partial(simulated, make_plan=at_once)
+REPLANS = pytest.mark.parametrize("replan", ["never", "completions", "clock"])
+
+
+@REPLANS
+def test_without_errors_a_plan_takes_what_it_says(replan):
+    problem = tiny(num_jobs=4)
+    plan = solve(problem)
+    done = simulate(problem, plan, noise=0.0, replan=replan)
+    assert plan.lower_bound_s * (1 - 1e-9) <= done.makespan_s <= plan.makespan_s * (1 + 1e-6)
+    if replan == "never":
+        assert done.makespan_s == pytest.approx(plan.makespan_s)
+        assert done.num_switches == plan.num_switches
+    assert done.num_failures == 0
+
+
+@REPLANS
+def test_errors_and_failures_repeat_with_their_seed_and_cost_time(replan):
+    problem = tiny(num_jobs=4)
+    plan = solve(problem)
+    faulty = {"noise": 0.25, "failures_per_day": 500.0, "repair_s": 20.0, "seed": 3, "replan": replan}
+    first = simulate(problem, plan, **faulty)
+    assert first == simulate(problem, plan, **faulty)
+    assert first.num_failures > 0
+    assert first.makespan_s > clairvoyant(problem, noise=0.25, seed=3).lower_bound_s
+
+
+@REPLANS
+def test_nobody_beats_the_bound_of_who_knows_the_runtimes(replan):
+    problem = tiny(num_jobs=4)
+    bound_s = clairvoyant(problem, noise=0.25, seed=1).lower_bound_s
+    done = simulate(problem, solve(problem), noise=0.25, seed=1, replan=replan)
+    assert done.makespan_s >= bound_s * (1 - 1e-9)
+
+
+def one_job(runtime_s=1000.0, *, num_devices=1, **changes):
+    job = PlanningJob("j", (Option("single", 1, runtime_s, **changes),))
+    return Problem("one", (Node("n", num_devices),), (job,), switch_cost_s=10.0)
+
+
+def test_each_segment_pays_what_its_option_costs():
+    problem = one_job(startup_s=7.0, save_s=3.0, evaluate_s=5.0)
+    one = solve(problem)
+    assert simulate(problem, one, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)
+    two = replace(one, segments=(part(0, 500, 0.5), part(600, 1100, 0.5, device=0)))
+    assert simulate(problem, two, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)  # it goes on: nobody waits
+
+
+def part(start_s, end_s, work, *, device=0, job="j"):
+    return Segment(job, 0, float(start_s), float(end_s), work, 0.0, (("n", (device,)),))
+
+
+def test_a_switch_is_paid_where_a_job_moves():
+    problem = one_job(num_devices=2)
+    plan = Plan("one", (part(0, 500, 0.5), part(500, 1010, 0.5, device=1)))
+    done = simulate(problem, plan, noise=0.0)
+    assert done == Simulated(pytest.approx(1010.0), num_switches=1, num_plans=1, num_adopted=1, num_failures=0)
+
+
+def test_a_failed_gang_loses_what_it_did_since_its_checkpoint_and_waits_for_its_device():
+    problem = one_job(100_000.0)
+    done = simulate(problem, solve(problem), noise=0.0, failures_per_day=4.0, repair_s=600.0, seed=1)
+    assert done.num_failures > 0
+    assert done.num_switches == 0
+    least_s = done.num_failures * (600.0 + problem.switch_cost_s)
+    assert done.makespan_s > 100_000.0 + least_s
+    # Checkpoints come at least every sqrt(2 * 5 s * 21,600 s) = 465 s.
+    assert done.makespan_s <= 100_000.0 + least_s + done.num_failures * 465.0
+
+
+def test_a_failed_device_is_planned_around():
+    jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 40_000.0),)) for i in range(4))
+    problem = Problem("four", (Node("n", 2),), jobs, switch_cost_s=10.0)
+    faulty = {"noise": 0.0, "failures_per_day": 2.0, "repair_s": 60_000.0, "seed": 5}
+    kept = simulate(problem, solve(problem), **faulty)
+    assert kept.num_failures > 0
+    replanned = simulate(problem, solve(problem), replan="clock", **faulty)
+    assert replanned.num_adopted > 1
+    assert replanned.makespan_s < kept.makespan_s
+
+
+def test_segments_end_on_whole_steps_where_jobs_have_steps():
+    problem = one_job(1000.0, num_devices=2)
+    plan = Plan("one", (part(0, 260, 0.26), part(260, 1010, 0.74, device=1)))
+    whole = simulate(problem, plan, noise=0.0, num_steps={"j": 2})  # 0.26 of two steps rounds to the first one
+    assert (whole.makespan_s, whole.num_switches) == (pytest.approx(1010.0), 1)
+    none = simulate(problem, plan, noise=0.0, num_steps={"j": 1})
+    assert (none.makespan_s, none.num_switches) == (pytest.approx(1000.0), 0)
+
+
+def test_replanning_on_the_clock_mends_a_plan_that_relied_on_wrong_runtimes():
+    problem = tiny(num_jobs=5)
+    plan = solve(problem)
+    realised = {
+        replan: sum(simulate(problem, plan, noise=0.25, seed=seed, replan=replan).makespan_s for seed in range(3))
+        for replan in ("never", "clock")
+    }
+    ideal_s = sum(clairvoyant(problem, noise=0.25, seed=seed).makespan_s for seed in range(3))
+    assert realised["clock"] < realised["never"]
+    assert realised["clock"] < 1.1 * ideal_s
+
+
+@pytest.mark.parametrize(
+    ("problem", "fault"),
+    [
+        (lambda p: replace(p, nodes=(replace(p.nodes[0], available_until_s=1e6),)), "go away"),
+        (lambda p: replace(p, jobs=(replace(p.jobs[0], options=(*p.jobs[0].options, fused())), *p.jobs[1:])), "fused"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(problem, fault):
+    plain = tiny(num_jobs=2)
+    with pytest.raises(ValueError, match=fault):
+        simulate(problem(plain), solve(plain))
+
+
+def fused():
+    return Option("fused", 1, 50.0, jobs=("j1",))
