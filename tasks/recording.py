@@ -203,7 +203,9 @@ class Recorder:
                 name=data["name"], digest=data["digest"], source=data["source"], context=context, num_rows=num_rows
             )
             for context, num_rows in (("training", data["num_samples"]), ("evaluation", data["num_held_out"]))
+            if data["num_samples"]  # a command that reads its own data does not say which
         ]
+        num_parameters = survey.facts["num_parameters"]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
@@ -211,7 +213,10 @@ class Recorder:
             kind="fine-tuned" if parent else "pretrained",
             parents=[parent] if parent else [],
             datasets=datasets,
-            params={"num_parameters": survey.facts["num_parameters"], "num_steps": event.details["step"]},
+            params={
+                **({"num_parameters": num_parameters} if num_parameters else {}),
+                "num_steps": event.details["step"],
+            },
             metrics=event.details["metrics"],
         )
 

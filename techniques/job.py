@@ -13,11 +13,13 @@ METRICS = ("loss", "perplexity", "accuracy")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Where a model comes from: exactly one of `architecture`, `from_pretrained` and `factory`.
+    """Where a model comes from: exactly one of `architecture`, `from_pretrained`, `factory` and `command`.
 
     architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM".
     from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
     factory: "package.module:function", called with `kwargs`, returning a torch module.
+    command: the words of a command that builds and trains the model by itself (docs/commands.md); `configs` are what
+        it may be told as its config, one of which is chosen by measuring; it finds `kwargs` in its order.
     """
 
     architecture: str | None = None
@@ -25,13 +27,16 @@ class ModelSpec:
     from_pretrained: str | None = None
     factory: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] | None = None
+    configs: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """Where samples come from: exactly one of `source`, `path`, `dataset` and `factory`; always map-style.
 
-    source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes).
+    source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes); or
+        "command", for a model's command that reads its own.
     path: a glob of text, JSONL or Parquet files. dataset: a Hugging Face `datasets` name or folder.
     factory: "package.module:function", called with `kwargs`, returning (training, held_out): two objects with
         `__len__` and `__getitem__(index) -> dict of tensors`.

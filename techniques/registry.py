@@ -23,6 +23,7 @@ BUILTIN: dict[str, str] = {
     "pipeline": "techniques.pipeline:Pipeline",
     "mesh": "techniques.mesh:Mesh",
     "offload": "techniques.offload:Offload",
+    "command": "techniques.command:Command",
 }
 
 _registered: dict[str, str] = {}

@@ -7,7 +7,11 @@ check costs milliseconds and never runs the user's code.
 import ast
 import glob
 import importlib.util
+import os
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
@@ -125,6 +129,25 @@ def pretrained(name: str, info: ValidationInfo) -> str:
                 f"{path} holds no safetensors weights, and no other kind is read",
                 "save the model again with `save_pretrained`, whose default is safetensors",
             )
+    return found
+
+
+def command(value: Any, info: ValidationInfo) -> list[str]:
+    """The words of a command; those that name files below the batch file's folder become absolute."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else list(value)
+    except (ValueError, TypeError) as error:
+        raise wrong(f"cannot be divided into words: {error}", "write a command line, or a list of words") from error
+    if not words or not all(isinstance(word, str) for word in words):
+        raise wrong(f"must be a command line or a list of words, {got(value)}", 'write "python train.py"')
+    found = [_absolute(word, info) if Path(_absolute(word, info)).is_file() else word for word in words]
+    # As the command will find it: what runs us comes first.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if not found[0].startswith("{") and shutil.which(found[0], path=path) is None:
+        raise wrong(f"there is no program {words[0]!r}", "name one that is on the PATH, or a file that can be executed")
+    missing = [word for word in found[1:] if word.endswith((".py", ".sh")) and not Path(word).is_file()]
+    if missing:
+        raise wrong(f"there is no file {missing[0]!r}", f"put it into {_folder(info)}, or give its whole path")
     return found
 
 

@@ -27,7 +27,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     """What is wrong between the values of one job, its places seen from the job."""
     job = _mapping(raw)
     yield from _not_finite(job, place=())
-    yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory"), section=Model)
+    yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory", "command"), section=Model)
     yield from _one_of(job, "data", ("source", "path", "dataset", "factory"), section=Data)
     yield from _arguments(job)
     yield from _length(job)
@@ -101,13 +101,26 @@ def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section])
 def _arguments(job: Raw) -> Iterator[Finding]:
     for name in ("model", "data"):
         section = _mapping(job.get(name))
-        takers = ("factory", "dataset") if name == "data" else ("factory",)
+        takers = ("factory", "dataset") if name == "data" else ("factory", "command")
         if section.get("kwargs") and all(section.get(taker) is None for taker in takers):
             message = f"are arguments for no {' or '.join(takers)}"
             yield Finding((name, "kwargs"), message, f"give a {takers[0]} too, or remove kwargs")
     model = _mapping(job.get("model"))
     if model.get("config") and model.get("factory") is not None:
         yield Finding(("model", "config"), "does not go with a factory", "hand the values to the factory as kwargs")
+    yield from _command(job, model)
+
+
+def _command(job: Raw, model: Raw) -> Iterator[Finding]:
+    has_command, reads_its_own = model.get("command") is not None, _mapping(job.get("data")).get("source") == "command"
+    if has_command and model.get("config"):
+        yield Finding(("model", "config"), "does not go with a command", "hand the values to the command as kwargs")
+    if model.get("configs") and not has_command:
+        yield Finding(("model", "configs"), "are for a command", "give a command too, or remove configs")
+    if reads_its_own and not has_command:
+        yield Finding(("data", "source"), "is no data of ours", "name other data, or a command as the model")
+    if reads_its_own and job.get("num_epochs") is not None:
+        yield Finding(("num_epochs",), "cannot be counted in data that only the command knows", "give num_steps")
 
 
 def _length(job: Raw) -> Iterator[Finding]:

@@ -29,6 +29,11 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Kwargs = dict[str, Any]
 Factory = Annotated[str, AfterValidator(references.factory)]
 Folder = Annotated[str, AfterValidator(references.folder)]
+Command = Annotated[
+    Any,
+    AfterValidator(references.command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
 
 
 Source = Annotated[
@@ -64,7 +69,7 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """Where a model comes from: exactly one of architecture, from_pretrained and factory."""
+    """Where a model comes from: exactly one of architecture, from_pretrained, factory and command."""
 
     architecture: Annotated[str, AfterValidator(references.architecture)] | None = Field(
         default=None, description="a Hugging Face class, such as LlamaForCausalLM"
@@ -79,6 +84,10 @@ class Model(Section):
         description='"package.module:function", which returns a torch module, such as my_models:build',
     )
     kwargs: Kwargs = Field(default={}, description="the arguments of the factory, such as {width: 64}")
+    command: Command | None = Field(
+        default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
+    )
+    configs: list[Kwargs] = Field(default=[], description="what the command may be told, such as [{micro_batch: 8}]")
 
 
 class Data(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -48,7 +48,7 @@ def speed_key(
             "global_batch_size": job.global_batch_size,
             "exact": job.exact,  # which decides what configs there are
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
-            "sources": {name: source_digest(name, import_paths) for name in factories},
+            "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
         }
     )
 
@@ -75,6 +75,12 @@ def fingerprint(
 def technique_code(name: str, import_paths: tuple[str, ...]) -> str:
     """The digest of the module of a user's technique; empty for our own, which come with the version."""
     return "" if name in registry.BUILTIN else source_digest(registry.dotted_path(name), import_paths)
+
+
+def _scripts(command: Sequence[str] | None) -> dict[str, str]:
+    """The text of each file that a command names: another trainer has another speed."""
+    files = [word for word in command or () if Path(word).is_file()]
+    return {word: digest(Path(word).read_text(errors="replace")) for word in files}
 
 
 def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:

@@ -22,6 +22,10 @@ class Reporter:
         self._commands: set[str] = set()
         signal.signal(signal.SIGTERM, lambda *_: self._commands.add(STOP))
 
+    def fileno(self) -> int:
+        """The channel's file descriptor, for selectors: it can be read when a command comes."""
+        return self._channel.fileno()
+
     def phase(self, name: str, *, patience_s: float) -> None:
         """From now on this rank may be silent for `patience_s` before it is taken for hung."""
         self.send("phase", phase=name, patience_s=patience_s)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from techniques import registry
+from techniques.black_box import BlackBox
 from techniques.engine.channel import Channel
 from techniques.engine.data import prepare
 from techniques.engine.models import ModelFacts, model_facts
@@ -52,7 +53,8 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
             continue
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
-            reason = technique.supports(job, shape, facts) or _needless(technique, found, shape)
+            reason = _black_box(technique, job) or technique.supports(job, shape, facts)
+            reason = reason or _needless(technique, found, shape)
             found[name] = [] if reason else list(_fitting(technique, job, shape, facts))
             if not found[name]:
                 reason = reason or _too_large(technique, job, shape, facts)
@@ -65,6 +67,13 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
         candidates=tuple(candidates),
         refusals=tuple(refusals),
     )
+
+
+def _black_box(technique: Technique, job: Job) -> str | None:
+    """Why a technique that lays models out cannot train a command's, or None."""
+    if job.model.command is None or isinstance(technique, BlackBox):
+        return None
+    return "the model is a command's, which trains it by itself"
 
 
 def _needless(technique: Technique, found: Mapping[str, list[Candidate]], shape: GangShape) -> str | None:

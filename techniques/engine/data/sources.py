@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from techniques.engine.data.commands import of_command
 from techniques.engine.data.digits import digits
 from techniques.engine.data.factories import describe_factory, open_factory
 from techniques.engine.data.hugging_face import hugging_face
@@ -15,7 +16,11 @@ from techniques.engine.data.samples import ArraySamples
 from techniques.engine.data.text_files import text_files
 from techniques.job import DataSpec
 
-SOURCES: Mapping[str, Callable[[DataSpec], Source]] = {"python-stdlib": python_stdlib, "digits": digits}
+SOURCES: Mapping[str, Callable[[DataSpec], Source]] = {
+    "python-stdlib": python_stdlib,
+    "digits": digits,
+    "command": of_command,
+}
 
 
 def prepare(spec: DataSpec, *, cache_dir: Path) -> PreparedData:

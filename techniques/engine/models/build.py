@@ -43,6 +43,8 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
 
 def check_model(spec: ModelSpec) -> None:
     """Raises ValueError where `spec` is wrong in itself, without building or loading anything."""
+    if spec.command is not None:
+        raise ValueError("model: a command's model is known to the command alone. To fix: evaluate it there")
     given = [name for name in ("architecture", "from_pretrained", "factory") if getattr(spec, name) is not None]
     if len(given) != 1:
         said = " and ".join(given) or "none"

@@ -40,8 +40,21 @@ class ModelFacts:
     decoder: Decoder | None = None
 
 
+# Of a model that only its command knows.
+UNKNOWN = ModelFacts(
+    num_parameters=0,
+    parameter_bytes=0,
+    largest_layer_bytes=0,
+    num_layers=0,
+    has_batch_statistics=False,
+    has_dropout=False,
+)
+
+
 def model_facts(spec: ModelSpec, *, data: PreparedData) -> ModelFacts:
     """The facts of the model that `build_model` would build; cached. Raises its ValueErrors, except on weights."""
+    if spec.command is not None:
+        return UNKNOWN
     return _facts(json.dumps([to_json(spec), to_json(data)], sort_keys=True))
 
 

@@ -1,0 +1,49 @@
+"""Trainers that are run as they are: nothing is known of what they do inside, only what they say.
+
+The kind of technique that Saturn's `search` and `execute` are (Nagrecha and Kumar, arXiv:2309.01226).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from techniques.job import Job
+from techniques.technique import Config, GangShape, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from techniques.engine.models import ModelFacts
+    from techniques.engine.order import GangOrder
+    from techniques.engine.reporter import Reporter
+
+
+class BlackBox(Technique):
+    """Trains by itself, on all devices of a gang, what no other technique can; one worker process watches over it."""
+
+    @abstractmethod
+    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+        """A trial, with the events and the result of `techniques.engine.trials.trial`."""
+
+    @abstractmethod
+    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+        """A segment, with the events and the result of `techniques.engine.training.train`."""
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """One, without knobs."""
+        yield {}
+
+    def num_ranks(self, gang: GangShape) -> int:
+        """The one that watches."""
+        return 1
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Nobody knows before it was tried."""
+        return 0
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Never called: the model is inside the box."""
+        raise NotImplementedError(f"{self.name} lays out no model")
