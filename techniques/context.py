@@ -16,6 +16,7 @@ from techniques.decoders import why_unknown
 from techniques.fsdp import Fsdp
 from techniques.job import Job
 from techniques.technique import (
+    RECOMPUTE,
     Config,
     GangShape,
     StepWork,
@@ -63,7 +64,7 @@ class Context(Technique):
         exchanges = ["all_gather"]
         if facts.decoder.num_heads % gang.num_devices == 0 and facts.decoder.num_kv_heads % gang.num_devices == 0:
             exchanges.insert(0, "ulysses")
-        for recompute, sharded, exchange in product(("none", "full"), (False, True), exchanges):
+        for recompute, sharded, exchange in product(RECOMPUTE, (False, True), exchanges):
             # The number of micro-batches says little about which exchange is quicker: varied for one of them.
             for micro_batch in micro_batches(job.global_batch_size, at_most=2 if exchange == exchanges[0] else 1):
                 yield {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from techniques.job import Job
 from techniques.technique import (
+    RECOMPUTE,
     Config,
     GangShape,
     Technique,
@@ -37,5 +38,5 @@ class DataParallel(Technique):
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Recomputation only where memory asks for it, so last; fewer, larger micro-batches first."""
         sizes = micro_batches(job.global_batch_size // gang.num_devices)
-        for recompute, *values, micro_batch in product(("none", "full"), *self.knobs.values(), sizes):
+        for recompute, *values, micro_batch in product(RECOMPUTE, *self.knobs.values(), sizes):
             yield {"micro_batch": micro_batch, "recompute": recompute, **dict(zip(self.knobs, values, strict=True))}

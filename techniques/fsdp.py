@@ -15,6 +15,7 @@ from techniques.job import Job
 from techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
+    RECOMPUTE,
     WEIGHT_BYTES,
     Config,
     GangShape,
@@ -64,8 +65,8 @@ class Fsdp(DataParallel):
             yield {"micro_batch": micro_batch, "recompute": "none", "reshard": False}
         for variant in variants:
             yield {"micro_batch": sizes[0], "recompute": "none", "reshard": True, **variant}
-        for recompute in ("none", "full"):
-            for micro_batch in sizes:
+        for recompute in RECOMPUTE:
+            for micro_batch in sizes[:1] if recompute == "selective" else sizes:
                 yield {"micro_batch": micro_batch, "recompute": recompute, "reshard": True}
         if gang.kind == "gpu":  # a CPU's memory is the host's
             yield {"micro_batch": sizes[-1], "recompute": "full", "reshard": True, "offload": True}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from techniques.decoders import why_unknown
 from techniques.job import Job
 from techniques.technique import (
+    RECOMPUTE,
     Config,
     GangShape,
     StepWork,
@@ -60,7 +61,7 @@ class Pipeline(Technique):
         """
         rows, num = job.global_batch_size, gang.num_devices
         counts = micro_batch_counts(rows, num)
-        for recompute in ("none", "full"):
+        for recompute in RECOMPUTE:
             for schedule, stages_a_device in STAGES_A_DEVICE.items():
                 if facts.num_layers < stages_a_device * num:
                     continue

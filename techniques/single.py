@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from techniques.job import Job
-from techniques.technique import Config, GangShape, Technique, micro_batches, undivided_batch_only
+from techniques.technique import RECOMPUTE, Config, GangShape, Technique, micro_batches, undivided_batch_only
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +37,7 @@ class Single(Technique):
         if undivided_batch_only(job, facts):
             yield {"micro_batch": job.global_batch_size, "recompute": "none"}
             return
-        for recompute in ("none", "full"):
+        for recompute in RECOMPUTE:
             for micro_batch in micro_batches(job.global_batch_size):
                 yield {"micro_batch": micro_batch, "recompute": recompute}
 

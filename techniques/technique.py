@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 
+# Which activations a layer computes again in backward, the quickest first: see `engine.recomputation`.
+RECOMPUTE = ("none", "selective", "full")
+
 # fp32 weights and gradients, and what the optimizer keeps for each weight.
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4
 OPTIMIZER_STATE_BYTES = {"adamw": 8, "sgd": 4}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from techniques.job import Job
 from techniques.technique import (
+    RECOMPUTE,
     Config,
     GangShape,
     StepWork,
@@ -55,9 +56,7 @@ class TensorParallel(Technique):
         """Activations between the matrices divided too (sequence parallelism) where the tokens can be, first."""
         assert facts.decoder is not None
         sequence = (True, False) if facts.decoder.seq_len % gang.num_devices == 0 else (False,)
-        for recompute, by_sequence, micro_batch in product(
-            ("none", "full"), sequence, micro_batches(job.global_batch_size)
-        ):
+        for recompute, by_sequence, micro_batch in product(RECOMPUTE, sequence, micro_batches(job.global_batch_size)):
             yield {
                 "micro_batch": micro_batch,
                 "recompute": recompute,

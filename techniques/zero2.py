@@ -15,6 +15,7 @@ from techniques.job import Job
 from techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
+    RECOMPUTE,
     WEIGHT_BYTES,
     Config,
     GangShape,
@@ -55,7 +56,7 @@ class Zero2(DataParallel):
         """Where memory asks for recomputation, gradients are kept in shares too. No buckets larger than the model."""
         rows = job.global_batch_size // gang.num_devices
         smaller = [size for size in BUCKET_BYTES if size < facts.parameter_bytes]
-        for recompute in ("none", "full"):
+        for recompute in RECOMPUTE:
             for bucket_bytes in smaller or BUCKET_BYTES[-1:]:
                 for micro_batch in micro_batches(rows):
                     config = {"micro_batch": micro_batch, "recompute": recompute, "bucket_bytes": bucket_bytes}

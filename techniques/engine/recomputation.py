@@ -1,28 +1,52 @@
 """Activation checkpointing: layers whose activations are recomputed in backward instead of kept.
 
-Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174).
+Sources: Chen et al., Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174); Korthikanti et al., Reducing
+Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for what is worth keeping.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from techniques.engine.models import layer_names
 
+# What takes long and is kept by "selective": products of matrices, attention, and what came from other ranks.
+DEAR_OPERATORS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "convolution", "grouped_mm"}
+    | {f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")}
+    | {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"}
+)
+COLLECTIVES = "_c10d_functional"
+
 
 def recompute_layers(model: nn.Module, mode: str) -> None:
-    """Makes each repeated layer of `model` recompute its activations where `mode` is "full"; "none" leaves it.
+    """Makes each repeated layer of `model` recompute activations: all ("full"), the cheap ones ("selective") or "none".
 
     A layer's `forward` is replaced rather than the layer wrapped, so that parameters keep their names. The random
     numbers of the first forward are drawn again in the recomputation.
     """
     if mode == "none":
         return
-    if mode != "full":
-        raise ValueError(f"recompute {mode!r} is unknown: there are none, full")
+    if mode not in ("selective", "full"):
+        raise ValueError(f"recompute {mode!r} is unknown: there are none, selective, full")
+    contexts: dict[str, Any] = {"context_fn": _contexts} if mode == "selective" else {}
     for name in layer_names(model):
         layer = model.get_submodule(name)
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, **contexts)
+
+
+def _contexts() -> Any:
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+
+
+def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Whether an operator's outputs are kept."""
+    assert isinstance(operator, torch._ops.OpOverload)
+    name = operator.overloadpacket.__name__
+    is_dear = name in DEAR_OPERATORS or operator.namespace == COLLECTIVES
+    return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
