@@ -18,6 +18,7 @@ for command in (
     commands_running.run,
     commands_running.profile,
     commands_planning.plan,
+    commands_planning.check,
     commands_planning.simulate,
     commands_retraining.sweep,
     commands_retraining.retrain,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.faults import InputError
-from flows.output import AsJson, print_json
+from flows.output import AsJson, output_console, print_json
 
 if TYPE_CHECKING:
     from tasks.planning import Plan, Problem
@@ -58,7 +58,40 @@ def plan(
     if as_json:
         print_json(found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple})
     else:
-        sys.stdout.write(_report(found, problem, simple))
+        from flows.plan_report import print_plan
+
+        print_plan(found, problem, simple, output_console())
+
+
+def check(
+    problem_file: Annotated[Path, typer.Argument(metavar="PROBLEM.json", help="The problem that was planned.")],
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.json", help="What `ringmaster plan -o` wrote.")],
+) -> None:
+    """Check a plan by arithmetic alone: that it keeps all rules, and that its prices prove its bound.
+
+    Exit 0 where all of it holds, else 1 and the faults on stdout. No solver is used, nor code that makes plans.
+    """
+    from tasks.planning import certified_bound, verify
+
+    problem, planned = _problem(problem_file, None, 0), _plan(plan_file)
+    if faults := verify(planned, problem):
+        sys.stdout.write("\n".join(faults) + "\n")
+        raise typer.Exit(1)
+    lines = [
+        f"OK: {len(planned.segments)} segments of {len(problem.jobs)} jobs keep every rule and end at "
+        f"{planned.makespan_s:.1f} s"
+    ]
+    if planned.certificate is not None:
+        bound_s = certified_bound(planned.certificate, problem)
+        above = (
+            f"the plan is at most {planned.makespan_s / bound_s - 1:.2%} longer" if bound_s else "which says nothing"
+        )
+        lines.append(f"OK: by the prices that it carries no plan ends before {bound_s:.1f} s; {above}")
+    elif planned.lower_bound_s:
+        lines.append(
+            f"its bound of {planned.lower_bound_s:.1f} s has no prices: it rests on {planned.proof or 'a claim'}"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def simulate(
@@ -78,13 +111,9 @@ def simulate(
     from tasks.execution.introspection import Policy
     from tasks.execution.simulate import clairvoyant
     from tasks.execution.simulate import simulate as run
-    from tasks.planning import Plan, verify
+    from tasks.planning import verify
 
-    problem = _problem(problem_file, None, seed)
-    try:
-        planned = Plan.from_json(_read(plan_file))
-    except ValueError as error:
-        raise InputError([f"{plan_file}: {error}"]) from None
+    problem, planned = _problem(problem_file, None, seed), _plan(plan_file)
     if faults := verify(planned, problem):
         raise InputError([f"{plan_file}: {fault}" for fault in faults])
     errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
@@ -129,6 +158,15 @@ def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
         raise InputError([f"{path}: {fault}" for fault in error.faults]) from None
 
 
+def _plan(path: Path) -> Plan:
+    from tasks.planning import Plan
+
+    try:
+        return Plan.from_json(_read(path))
+    except ValueError as error:
+        raise InputError([f"{path}: {error}"]) from None
+
+
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -156,22 +194,3 @@ def _simple(problem: Problem) -> dict[str, float]:
             plan = rule(problem)
             makespans[plan.method] = plan.makespan_s
     return makespans
-
-
-def _report(found: Plan, problem: Problem, simple: dict[str, float]) -> str:
-    from tasks.planning.gantt import render_text
-
-    bound = found.lower_bound_s or 0.0
-    above = found.makespan_s / bound - 1 if bound else 0.0
-    lines = [
-        *([render_text(found, problem, 110), ""] if problem.num_devices <= 64 else []),
-        f"{'makespan':>22}  {found.makespan_s:.1f} s, {found.num_switches} switches ({found.method})",
-        *([f"{found.objective:>22}  {found.value:.2f}, no plan below {found.value_bound:.2f}"] if found.value else []),
-        f"{'no plan beats':>22}  {bound:.1f} s (gap {above:.2%}, proved by {found.proof})",
-        *(
-            f"{name:>22}  {seconds:.1f} s ({seconds / found.makespan_s:.2f} times as long)"
-            for name, seconds in simple.items()
-        ),
-        f"{'seconds by stage':>22}  " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in found.seconds.items()),
-    ]
-    return "\n".join(lines) + "\n"

@@ -22,6 +22,11 @@ def error_console() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else FILE_WIDTH)
 
 
+def output_console() -> Console:
+    """Where a result that people read goes: stdout, likewise."""
+    return Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
+
+
 def print_json(value: Any) -> None:
     """Writes one JSON object, a line, to stdout."""
     json.dump(_finite(value), sys.stdout, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Pictures of plans: a self-contained SVG, and text for a terminal."""
+"""Pictures of plans: a self-contained SVG. In a browser, pointing at a job shows where else it runs."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,7 +8,8 @@ from tasks.planning.plan import Plan, Segment
 from tasks.planning.problem import Problem
 
 # Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
-COLOURS = ["#8ecae6", "#ffb703", "#95d5b2", "#f4a3a8", "#cdb4db", "#d9c27e", "#a3b8ef", "#f2a65a", "#9ad1c9", "#c9c9c9"]
+COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b4c4f0", "#f3bf92", "#a5d8d2", "#cfcfcf"]
+MAX_LINKED = 300  # segments beyond which jobs are not told apart when pointed at: the picture would grow too large
 WIDTH, LEFT, TOP, RIGHT, NODE_GAP = 1200, 110, 92, 24, 10
 
 
@@ -21,9 +22,10 @@ def render_svg(plan: Plan, problem: Problem) -> str:
     scale = (WIDTH - LEFT - RIGHT) / (end_s * 1.01)
     techniques = sorted({_technique(segment, problem) for segment in plan.segments})
     colour_of = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(techniques)}
-    parts = [_head(plan, height), _legend(colour_of), _axis(end_s, scale, height)]
+    number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
+    parts = [_head(plan, height, num_jobs=len(number)), _legend(colour_of), _axis(end_s, scale, height)]
     for node in problem.nodes:
-        y, tall, name = top_of[node.id], row * node.num_devices, escape(_short(node.id, 10))
+        y, tall, name = top_of[node.id], row * node.num_devices, escape(shortened(node.id, 10))
         parts.append(
             f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{tall:.1f}" class="node"/>'
             f'<text x="{LEFT - 34}" y="{y + tall / 2 + 4:.1f}" class="name">{name}</text>'
@@ -34,51 +36,31 @@ def render_svg(plan: Plan, problem: Problem) -> str:
                 for d in range(node.num_devices)
             ]
     for segment in plan.segments:
-        parts += _boxes(segment, problem, scale, row, top_of, colour_of[_technique(segment, problem)])
+        boxes = _boxes(segment, problem, scale, row, top_of, colour_of[_technique(segment, problem)])
+        parts.append(f'<g class="job j{number.get(segment.job, 0)}">{"".join(boxes)}</g>')
     parts.append(_bound_line(plan, scale, height))
     return "\n".join([*parts, "</svg>"])
-
-
-def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:
-    """The plan for a terminal of `width` columns: a line a device, a letter a job, and the jobs' names
-    below."""
-    names = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-    letter = {job.id: names[i % len(names)] for i, job in enumerate(problem.jobs)}
-    margin = max(len(f"{node.id}:{node.num_devices - 1}") for node in problem.nodes)
-    columns = max(20, width - margin - 3)
-    end_s = plan.makespan_s or 1.0
-    lines = []
-    for node in problem.nodes:
-        for device in range(node.num_devices):
-            cells = ["·"] * columns
-            for segment in plan.segments:
-                if any(name == node.id and device in ids for name, ids in segment.devices):
-                    first = min(columns - 1, round(segment.start_s / end_s * columns))
-                    last = max(first + 1, round(segment.end_s / end_s * columns))
-                    cells[first:last] = letter[segment.job] * (min(last, columns) - first)
-            lines.append(f"{f'{node.id}:{device}':>{margin}} |{''.join(cells)}|")
-    lines.append(f"{'':>{margin}} 0{_seconds(end_s):>{columns}}")
-    for job in problem.jobs:
-        ran = [
-            f"{_technique(s, problem)} x{job.options[s.option].num_devices} {_seconds(s.start_s)}..{_seconds(s.end_s)}"
-            for s in plan.segments_of(job.id)
-        ]
-        lines.append(_short(f"{letter[job.id]}  {job.id}: {', then '.join(ran)}", max(width, 40)))
-    return "\n".join(lines)
 
 
 def _technique(segment: Segment, problem: Problem) -> str:
     return problem.job(segment.job).options[segment.option].technique
 
 
-def _short(text: str, length: int) -> str:
+def job_label(segment: Segment, problem: Problem) -> str:
+    """What a segment is called where there is room: its job, those that a fused group carries along, its technique."""
+    option = problem.job(segment.job).options[segment.option]
+    return f"{' + '.join((segment.job, *option.jobs))} · {option.technique}"
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, cut to a length."""
     return text if len(text) <= length else text[: max(1, length - 1)] + "…"
 
 
-def _seconds(value: float) -> str:
-    """Seconds as a person reads them."""
+def seconds_text(value: float) -> str:
+    """Seconds as a person reads them, to three or four digits or hundredths of an hour."""
     if value >= 7200:
-        return f"{value / 3600:.1f} h"
+        return f"{value / 3600:.2f} h" if value < 360_000 else f"{value / 3600:.0f} h"
     if value >= 300:
         return f"{value / 60:.1f} min"
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
@@ -94,10 +76,10 @@ def _rows(problem: Problem, row: float) -> tuple[dict[str, float], float]:
     return top_of, y - gap + 44
 
 
-def _head(plan: Plan, height: float) -> str:
-    said = [f"makespan {_seconds(plan.makespan_s)}"]
+def _head(plan: Plan, height: float, *, num_jobs: int) -> str:
+    said = [f"makespan {seconds_text(plan.makespan_s)}"]
     if plan.lower_bound_s and plan.gap is not None:
-        said.append(f"no plan beats {_seconds(plan.lower_bound_s)} (gap {plan.gap:.2%})")
+        said.append(f"no plan beats {seconds_text(plan.lower_bound_s)} (gap {plan.gap:.2%})")
     said.append(f"{len(plan.segments)} segments, {plan.num_switches} switches")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
@@ -108,13 +90,19 @@ def _head(plan: Plan, height: float) -> str:
         ".device{font-size:10px;text-anchor:end;fill:#7b8894}"
         ".tick{font-size:11px;text-anchor:middle;fill:#52616d}"
         ".legend{font-size:12px}.label{font-size:11px}.node{fill:#f3f5f7}.grid{stroke:#dde3e8}"
-        ".bound{stroke:#c1121f;stroke-dasharray:5 4}</style>\n"
+        ".bound{stroke:#c1121f;stroke-dasharray:5 4}.least{font-size:11px;text-anchor:end;fill:#a30f1a}"
+        f"{_pointed_at(num_jobs)}</style>\n"
         '<defs><pattern id="switch" width="5" height="5" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><rect width="2" height="5" fill="#22303c" opacity=".55"/></pattern></defs>\n'
+        'patternTransform="rotate(45)"><rect width="2.5" height="5" fill="#22303c" opacity=".6"/></pattern></defs>\n'
         f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>\n'
-        f'<text x="{LEFT}" y="28" class="title">{escape(_short(plan.problem_name, 80))}</text>'
+        f'<text x="{LEFT}" y="28" class="title">{escape(shortened(plan.problem_name, 80))}</text>'
         f'<text x="{LEFT}" y="48" class="said">{escape(" · ".join(said))}</text>'
     )
+
+
+def _pointed_at(num_jobs: int) -> str:
+    """Styles by which a job that is pointed at stays and all others fade."""
+    return "".join(f"svg:has(.j{i}:hover) .job:not(.j{i}){{opacity:.25}}" for i in range(num_jobs))
 
 
 def _legend(colour_of: dict[str, str]) -> str:
@@ -155,31 +143,30 @@ def _round_step(value: float) -> float:
 def _boxes(
     segment: Segment, problem: Problem, scale: float, row: float, top_of: dict[str, float], colour: str
 ) -> list[str]:
-    """One box for each run of neighbouring devices; the tallest carries the label."""
+    """One box for each run of neighbouring devices, with a label where it fits and a dark head where it pays first."""
     technique = _technique(segment, problem)
     x, wide = LEFT + segment.start_s * scale, max(0.8, segment.duration_s * scale)
-    paid = min(wide, segment.overhead_s * scale)
+    least = 2.5 if segment.overhead_s > 0 else 0.0  # wide enough to be seen
+    paid = min(wide / 2, max(least, segment.overhead_s * scale))
     title = (
         f"{segment.job}: {technique} on {sum(len(ids) for _, ids in segment.devices)} devices, "
-        f"{_seconds(segment.start_s)} to {_seconds(segment.end_s)}, {segment.work:.1%} of its work"
+        f"{seconds_text(segment.start_s)} to {seconds_text(segment.end_s)}, {segment.work:.1%} of its work"
     )
-    runs = [(node, run) for node, ids in segment.devices for run in _neighbours(ids)]
-    tallest = max(range(len(runs)), key=lambda i: (len(runs[i][1]), -i))
-    parts = []
-    for i, (node, run) in enumerate(runs):
+    if others := problem.job(segment.job).options[segment.option].jobs:
+        title += f", together with {', '.join(others)}"
+    parts = [f"<title>{escape(title)}</title>"]
+    for node, run in [(node, run) for node, ids in segment.devices for run in _neighbours(ids)]:
         y, tall = top_of[node] + run[0] * row, len(run) * row - min(1.5, row / 4)
         parts.append(
-            f"<g><title>{escape(title)}</title>"
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{wide:.2f}" height="{tall:.2f}" rx="{min(3.0, row / 5):.1f}" '
             f'fill="{colour}" stroke="#5b6873" stroke-width="{0.8 if row > 6 else 0.3}"/>'
         )
-        if paid > 0.3:
+        if paid:
             parts.append(f'<rect x="{x:.2f}" y="{y:.2f}" width="{paid:.2f}" height="{tall:.2f}" fill="url(#switch)"/>')
-        letters = int((wide - paid - 8) / 6.3)
-        if i == tallest and tall >= 10 and letters >= 3:
-            label = escape(_short(f"{segment.job} · {technique}", letters))
+        letters = int((wide - paid - 8) / 6.1)
+        if tall >= 10 and letters >= 3:
+            label = escape(shortened(job_label(segment, problem), letters))
             parts.append(f'<text x="{x + paid + 5:.1f}" y="{y + tall / 2 + 4:.1f}" class="label">{label}</text>')
-        parts.append("</g>")
     return parts
 
 
@@ -200,4 +187,6 @@ def _bound_line(plan: Plan, scale: float, height: float) -> str:
     return (
         f'<line x1="{x:.1f}" y1="{TOP - 12}" x2="{x:.1f}" y2="{height - 38:.1f}" class="bound">'
         "<title>no plan can end before this</title></line>"
+        f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="least">'
+        f"no plan ends before {seconds_text(plan.lower_bound_s)}</text>"
     )

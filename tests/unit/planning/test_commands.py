@@ -11,6 +11,7 @@ from tasks.planning import Plan, Problem, verify
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(commands_planning.plan)
 app.command()(commands_planning.simulate)
+app.command()(commands_planning.check)
 
 
 def run(*arguments: object):
@@ -29,6 +30,24 @@ def test_plan_and_simulate(tmp_path):
     told = json.loads(run("simulate", problem, plan, "--noise", "0.2", "--replan-every", "0.5", "--json").output)
     assert told["plan_kept"]["makespan_s"] > 0
     assert told["planned_anew"]["num_plans"] > 1
+
+
+def test_check_judges_a_plan_and_its_bound(tmp_path):
+    problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
+    run("plan", "--draw", "tiny", "-o", plan, "--save-problem", problem)
+    right = run("check", problem, plan)
+    assert right.exit_code == 0, right.output
+    assert "keep every rule" in right.output
+    assert "no plan ends before" in right.output
+    content = json.loads(plan.read_text())
+    content["lower_bound"] *= 2
+    content["segments"][0]["work"] /= 2
+    plan.write_text(json.dumps(content))
+    wrong = run("check", problem, plan)
+    assert wrong.exit_code == 1
+    assert "lower bound" in wrong.output
+    assert "work" in wrong.output
+    assert isinstance(run("check", problem, problem).exception, InputError)
 
 
 @pytest.mark.parametrize(

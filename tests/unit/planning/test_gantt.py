@@ -2,8 +2,9 @@ from xml.etree import ElementTree
 
 from hypothesis import given, settings
 
-from tasks.planning import Node, Option, PlanningJob, Problem, solve
-from tasks.planning.gantt import render_svg, render_text
+from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from tasks.planning.gantt import render_svg
+from tasks.planning.gantt_text import render_text, rows
 
 from .draw import problems, tiny
 
@@ -28,3 +29,30 @@ def test_text_names_jobs_devices_and_techniques():
 def test_names_are_escaped():
     problem = Problem("a<b & c", (Node("n", 1),), (PlanningJob("<job>", (Option("t&", 1, 5.0),)),))
     ElementTree.fromstring(render_svg(solve(problem), problem))
+
+
+def test_rows_fill_their_columns_and_name_each_gang_once():
+    problem = tiny()
+    plan = solve(problem)
+    found = rows(plan, problem, 57)
+    assert [name for name, _ in found] == ["n0:0", "n0:1"]
+    for _, pieces in found:
+        assert sum(len(piece.text) for piece in pieces) == 57
+    text = "".join(piece.text for _, pieces in found for piece in pieces)
+    for segment in plan.segments:
+        if segment.duration_s > 0.3 * plan.makespan_s:
+            assert text.count(f" {segment.job} ·") == len(plan.segments_of(segment.job))
+
+
+def test_a_fused_group_is_named_with_all_its_jobs():
+    both = Option("fused", 1, 8.0, jobs=("b",))
+    problem = Problem(
+        "p",
+        (Node("n", 1),),
+        (PlanningJob("a", (both, Option("one", 1, 6.0))), PlanningJob("b", (Option("one", 1, 9.0),))),
+    )
+    plan = Plan("p", (Segment("a", 0, 0.0, 8.0, 1.0, 0.0, (("n", (0,)),)),))
+    assert "a + b · fused" in render_svg(plan, problem)
+    text = render_text(plan, problem)
+    assert "a + b · fused" in text
+    assert "b: trained along with another job" in text

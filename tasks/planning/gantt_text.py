@@ -1,0 +1,105 @@
+"""Pictures of plans for a terminal: a row a device, and who runs where in words."""
+
+from dataclasses import dataclass
+
+from tasks.planning.gantt import job_label, seconds_text, shortened
+from tasks.planning.plan import Plan, Segment
+from tasks.planning.problem import Problem
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+IDLE = "·"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some neighbouring cells of a row: a segment, or idle ones. The first `num_named` of them say the job's name."""
+
+    text: str
+    segment: Segment | None
+    num_named: int = 0
+
+
+def letters(problem: Problem) -> dict[str, str]:
+    """A letter for each job; beyond 52 jobs they repeat."""
+    return {job.id: LETTERS[i % len(LETTERS)] for i, job in enumerate(problem.jobs)}
+
+
+def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Piece]]]:
+    """For each device its name, and pieces that fill `columns` cells together.
+
+    The first row of a gang carries the job's name. What is shorter than a cell may be covered by its neighbour.
+    """
+    letter, end_s = letters(problem), plan.makespan_s or 1.0
+    by_device: dict[tuple[str, int], list[Segment]] = {}
+    named: dict[int, tuple[str, int]] = {}
+    for segment in sorted(plan.segments, key=lambda s: s.start_s):
+        for node, ids in segment.devices:
+            for device in ids:
+                named.setdefault(id(segment), (node, device))
+                by_device.setdefault((node, device), []).append(segment)
+    found = []
+    for node_ in problem.nodes:
+        for device in range(node_.num_devices):
+            pieces: list[Piece] = []
+            at = 0
+            for segment in by_device.get((node_.id, device), []):
+                first = max(at, min(columns - 1, round(segment.start_s / end_s * columns)))
+                last = min(columns, max(first + 1, round(segment.end_s / end_s * columns)))
+                if first > at:
+                    pieces.append(Piece(IDLE * (first - at), None))
+                if last > first:
+                    name = job_label(segment, problem) if named[id(segment)] == (node_.id, device) else ""
+                    said = _said(letter[segment.job], name, last - first)
+                    fill = letter[segment.job] * (last - first - len(said))
+                    pieces.append(Piece(said + fill, segment, len(said)))
+                at = max(at, last)
+            pieces.append(Piece(IDLE * (columns - at), None))
+            found.append((f"{node_.id}:{device}", pieces))
+    return found
+
+
+def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:
+    """The plan in `width` columns: a line a device, a letter a job, and what each job does below."""
+    margin, columns = margin_and_columns(problem, width)
+    lines = [
+        f"{shortened(name, margin):>{margin}} |{''.join(piece.text for piece in pieces)}|"
+        for name, pieces in rows(plan, problem, columns)
+    ]
+    return "\n".join([*lines, axis(plan, margin, columns), *job_lines(plan, problem, width)])
+
+
+def margin_and_columns(problem: Problem, width: int) -> tuple[int, int]:
+    """Columns for the devices' names, and for the time."""
+    margin = min(24, max(len(f"{node.id}:{node.num_devices - 1}") for node in problem.nodes))
+    return margin, max(20, width - margin - 3)
+
+
+def axis(plan: Plan, margin: int, columns: int) -> str:
+    """The line below the rows: four moments, each at its column."""
+    end_s = plan.makespan_s or 1.0
+    line = list(" " * (columns + 1))
+    for quarter in range(5):
+        said = "0" if quarter == 0 else seconds_text(end_s * quarter / 4)
+        at = min(round(columns * quarter / 4), columns + 1 - len(said))
+        line[at : at + len(said)] = said
+    return f"{'':>{margin}} {''.join(line)}"
+
+
+def job_lines(plan: Plan, problem: Problem, width: int) -> list[str]:
+    """A line a job: its letter, its name, and what it does when."""
+    letter = letters(problem)
+    lines = []
+    for job in problem.jobs:
+        ran = [
+            f"{job.options[s.option].technique} x{job.options[s.option].num_devices} "
+            f"{seconds_text(s.start_s)}..{seconds_text(s.end_s)}"
+            for s in plan.segments_of(job.id)
+        ]
+        said = ", then ".join(ran) or "trained along with another job"
+        lines.append(shortened(f"{letter[job.id]}  {job.id}: {said}", max(width, 40)))
+    return lines
+
+
+def _said(letter: str, name: str, length: int) -> str:
+    """What the cells of a segment begin with: the job's letter and name where at least four characters of it fit."""
+    return f"{letter} {shortened(name, length - 3)} " if name and length >= 7 else ""
