@@ -81,9 +81,10 @@ def _by(problem: Problem, cost: Callable[[PlanningJob, int], float], method: str
 def _largest(job: PlanningJob) -> int:
     """The fastest of a job's options with the most devices on one node, or on the fewest nodes that any
     has."""
-    fewest = min(option.num_nodes for option in job.options)
+    alone = [k for k, option in enumerate(job.options) if not option.jobs]
+    fewest = min(job.options[k].num_nodes for k in alone)
     return max(
-        (k for k, option in enumerate(job.options) if option.num_nodes == fewest),
+        (k for k in alone if job.options[k].num_nodes == fewest),
         key=lambda k: (job.options[k].num_devices, -job.options[k].runtime_s),
     )
 
@@ -93,7 +94,7 @@ def _smallest(job: PlanningJob) -> int:
 
 
 def _within(job: PlanningJob, share: int) -> int:
-    fits = [k for k, option in enumerate(job.options) if option.num_devices <= share]
+    fits = [k for k, option in enumerate(job.options) if option.num_devices <= share and not option.jobs]
     if not fits:
         return _smallest(job)
     return max(fits, key=lambda k: (job.options[k].num_devices, -job.options[k].runtime_s))

@@ -27,6 +27,7 @@ def solve(
     seed: int = 0,
     preemption: Preemption = "auto",
     objective: Objective = "makespan",
+    least_segment_switches: float = 5.0,
 ) -> Plan:
     """The best plan found for a problem, never worse than any of `baselines.BASELINES`.
 
@@ -34,23 +35,50 @@ def solve(
     the outer guard; once it is reached, the best plan so far is returned with its gap.
     preemption: "never" keeps each job in one segment, "always" plans with switches, "auto" takes the better
     of the two.
+    least_segment_switches: no segment of a job that has several is planned to be shorter, in switch costs.
     objective: the last end; or the sum of weight x end of all jobs; or what the devices cost. Deadlines come first.
-    Raises ValueError for an unknown preemption or objective, and ProblemError where deadlines cannot be met.
+    Raises ValueError for an unknown preemption or objective or a negative length, and ProblemError where deadlines cannot be met.
     """
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
     if objective not in ("makespan", "weighted", "cost"):
         raise ValueError(f"objective is makespan, weighted or cost, not {objective!r}")
-    return _Search(problem, time_limit_s, seed, preemption, objective).run()
+    if not least_segment_switches >= 0:
+        raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
+    if problem.is_fused:
+        from tasks.planning.fused import solve_fused
+
+        return solve_fused(
+            problem,
+            partial(
+                solve,
+                seed=seed,
+                preemption=preemption,
+                objective=objective,
+                least_segment_switches=least_segment_switches,
+            ),
+            time_limit_s=time_limit_s,
+            preemption=preemption,
+            objective=objective,
+        )
+    least_segment_s = least_segment_switches * problem.switch_cost_s
+    return _Search(problem, time_limit_s, seed, preemption, objective, least_segment_s).run()
 
 
 class _Search:
     """Stages from the cheapest to the dearest, each of which may better the best plan so far."""
 
     def __init__(
-        self, problem: Problem, time_limit_s: float, seed: int, preemption: Preemption, objective: Objective
+        self,
+        problem: Problem,
+        time_limit_s: float,
+        seed: int,
+        preemption: Preemption,
+        objective: Objective,
+        least_segment_s: float,
     ) -> None:
         self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
+        self.least_segment_s = least_segment_s
         self.ends_at = time.monotonic() + time_limit_s
         self.seconds: dict[str, float] = {}
 
@@ -98,12 +126,40 @@ class _Search:
                 seed=self.seed,
                 is_over=self._is_over,
                 objective=self.objective,
-                placements=6 * PLACEMENTS,
+                placements=PLACEMENTS,
             )
+        if self._is_worth_searching():
+            self._pieces()
         if (late_s := lateness_s(self.best, self.problem)) > 1e-6 * self.best.makespan_s:
             proved = list(conflicts(self.problem))
             unproved = [f"no plan was found that meets all deadlines: the best one is {late_s:.1f} s late in sum"]
             raise ProblemError(proved or unproved)
+
+    def _pieces(self) -> None:
+        from tasks.planning.constrained import plan_constrained
+
+        self.best = plan_constrained(
+            self.problem,
+            self.best,
+            bound_s=self.bound.seconds,
+            objective=self.objective,
+            preemptive=self.preemption != "never",
+            least_s=self.least_segment_s,
+            seed=self.seed,
+            is_over=self._is_over,
+        )
+
+    def _is_worth_searching(self) -> bool:
+        """Whether the objective could still be better by more than it costs to look for it, or a deadline met."""
+        from tasks.planning.local_search import rank
+
+        late_s, value, makespan_s = rank(self.best, self.problem, self.objective)
+        if late_s > 1e-6 * makespan_s and not self._is_over():
+            return True
+        if self.objective == "makespan":
+            return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
+        share = 1.0 - self._value_bound() / value if value else 0.0
+        return share > 1e-3 and share * makespan_s > WORTH_S and not self._is_over()
 
     def _only_waits(self) -> bool:
         """Whether `after` is all that makes the problem less than plain."""
