@@ -23,7 +23,7 @@ from tasks.planning.baselines import current_practice, even_split, optimus_greed
 from tasks.planning.bounds import useful_options
 
 PUBLISHED_M = 1e10
-MAX_ROWS = 400_000  # what PuLP builds in half a minute
+MAX_ROWS = 600_000  # what PuLP builds in half a minute
 
 
 def saturn(problem: Problem, *, time_limit_s: float, published: bool = False) -> Plan | None:

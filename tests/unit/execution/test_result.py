@@ -1,0 +1,53 @@
+"""What a batch came to, read from its journal."""
+
+import pytest
+
+from flows.result import collect
+from tasks.batch import Batch
+from tasks.execution.journal import DONE, Journal
+from techniques import DataSpec, Job, ModelSpec
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    yield journal
+    journal.close()
+
+
+def job(name: str) -> Job:
+    return Job(name=name, model=ModelSpec(factory="math:sqrt"), data=DataSpec(source="digits"), num_steps=1)
+
+
+def result_of(journal, monkeypatch, *, objective: str):
+    """Two jobs that train from second 100 to 110 on two devices, and from 110 to 140 on one; the batch began at 90."""
+    batch = Batch.of(
+        name="b",
+        jobs=[job("a"), job("b")],
+        objective=objective,
+        weights={"b": 2.0},
+        deadlines_s={"a": 60.0},
+        price_per_device_hour=36.0,
+    )
+    journal.put("started_s", 90.0)
+    for name, began_s, ended_s, devices in (("a", 100.0, 110.0, ["0", "1"]), ("b", 110.0, 140.0, ["0"])):
+        monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
+        what = {"technique": "ddp", "config": {}, "num_devices": len(devices), "devices": devices, "first_step": 0}
+        number = journal.start_segment(name, what)
+        monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
+        journal.end_segment(number, {"status": "done"})
+        journal.write_job(name, status=DONE, step=1)
+    return collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
+
+
+@pytest.mark.parametrize(("objective", "value"), [("makespan", 40.0), ("weighted", 10 + 2 * 40), ("cost", 0.5)])
+def test_the_value_is_that_of_the_objective(journal, monkeypatch, objective, value):
+    result = result_of(journal, monkeypatch, objective=objective)
+    assert (result.objective, result.makespan_s) == (objective, 40.0)
+    assert result.value == pytest.approx(value)
+
+
+def test_a_deadline_stands_beside_the_end_from_the_start_of_the_batch(journal, monkeypatch):
+    a, b = result_of(journal, monkeypatch, objective="makespan").jobs
+    assert (a["deadline_s"], a["ended_s"]) == (60.0, 20.0)
+    assert "deadline_s" not in b
