@@ -13,6 +13,8 @@ ARCHITECTURES = (
     "GPT2LMHeadModel",
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )

@@ -1,0 +1,68 @@
+"""Which kinds of models train exactly under which technique, and what is said of the others."""
+
+import pytest
+
+from techniques import ModelSpec, registry
+from tests.integration.test_conformance import SWITCHED, assert_trains_the_same, facts
+from tests.integration.workbench import Layout
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+DECODERS = {
+    "Qwen2ForCausalLM": {},  # biases
+    "Qwen3ForCausalLM": {"head_dim": 16},  # norms of heads
+    "MistralForCausalLM": {"sliding_window": 8},
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Phi3ForCausalLM": {"pad_token_id": 0},  # fused projections
+    "GemmaForCausalLM": {"head_dim": 16},  # scaled embeddings
+}
+ONE_EACH = [  # those that run on every change: what is special of a model meets what is special of a technique
+    ("MixtralForCausalLM", Layout("fsdp", 2, {"reshard": True})),
+    ("MixtralForCausalLM", Layout("zero2", 2, {"bucket_bytes": 1 << 14})),
+    ("MixtralForCausalLM", Layout("pipeline", 2, {"micro_batch": 4, "schedule": "1f1b"})),
+    ("MistralForCausalLM", Layout("context", 2, {"micro_batch": 8, "exchange": "all_gather", "sharded": False})),
+    ("Qwen3ForCausalLM", SWITCHED[[x.technique for x in SWITCHED].index("tensor")]),
+    ("Phi3ForCausalLM", Layout("pipeline", 2, {"micro_batch": 2, "schedule": "gpipe", "recompute": "selective"})),
+]
+
+
+def spec(architecture):
+    return ModelSpec(architecture=architecture, config={**SIZES, **DECODERS[architecture]})
+
+
+def reason(bench, job, layout):
+    return registry.load(layout.path).supports(job, bench.shape(layout.num_devices), facts(bench, job))
+
+
+@pytest.mark.parametrize(("architecture", "layout"), ONE_EACH, ids=str)
+def test_what_a_model_has_of_its_own_is_trained_exactly(bench, tmp_path, architecture, layout):
+    assert_trains_the_same(bench, bench.job(spec(architecture)), layout, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", DECODERS)
+@pytest.mark.parametrize("layout", [x for x in SWITCHED if x.technique not in ("single", "mesh")], ids=str)
+def test_every_kind_under_every_technique_that_takes_it(bench, tmp_path, architecture, layout):
+    job = bench.job(spec(architecture), techniques=(layout.technique,))
+    if (why := reason(bench, job, layout)) is not None:
+        pytest.skip(why)
+    assert_trains_the_same(bench, job, layout, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "technique", "words"),
+    [
+        ("MixtralForCausalLM", "tensor", "does not know how to divide"),
+        ("Phi3ForCausalLM", "tensor", "qkv_proj"),
+        ("GemmaForCausalLM", "pipeline", "does not know how to cut GemmaForCausalLM"),
+        ("GemmaForCausalLM", "context", "it knows"),
+    ],
+)
+def test_what_is_not_known_is_refused_in_words(bench, architecture, technique, words):
+    layout = next(x for x in SWITCHED if x.technique == technique)
+    assert words in reason(bench, bench.job(spec(architecture)), layout)
