@@ -20,7 +20,9 @@ from flows.result import BatchResult, collect
 from flows.views import current_view, describe
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
 from tasks.execution.events import ExecutionEvent
-from tasks.execution.executor import Executor, MakePlan, begin
+from tasks.execution.executor import Executor, MakePlan
+from tasks.execution.journal import begin
+from tasks.execution.replanner import Replanner
 from tasks.execution.task import ProgressArtifact, submit_with
 from tasks.planning import Plan, Problem, ProblemError
 from tasks.planning.task import plan_task
@@ -109,6 +111,12 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
     )
     begin(shop.journal, batch.jobs, faults=profiled.faults)
     total_steps = sum(job.total_steps for job in profiled.jobs)
+    make_plan = _planner(shop, seed=seed)
+
+    def on_terms(problem: Problem) -> Problem:
+        return batch.terms.on(problem, elapsed_s=_elapsed_s(shop))
+
+    replanner = Replanner(name=batch.name, cluster=shop.bench.cluster, make_plan=make_plan, on_terms=on_terms)
     executor = Executor(
         name=batch.name,
         jobs=[jobs.get(job.name, job) for job in batch.jobs],
@@ -116,8 +124,10 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
         workplace=replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()}),
         journal=shop.journal,
         submit=submit_with(shop.runner),
-        make_plan=_planner(shop, seed=seed),
-        on_terms=lambda problem: batch.terms.on(problem, elapsed_s=_elapsed_s(shop)),
+        make_plan=make_plan,
+        on_terms=on_terms,
+        replanner=replanner,
+        steer=shop.runner.steer,
         listeners=[
             view.listen,
             shop.recorder.listen,
@@ -173,6 +183,7 @@ def _finish_records(shop: Workshop, result: BatchResult) -> None:
         "makespan_s": result.makespan_s,
         "planned_makespan_s": result.plan["makespan_s"],
         "current_practice_s": result.current_practice_s,
+        "objective_value": result.value if result.objective != "makespan" else None,
         "num_trials": float(result.num_trials),
         "profiling_s": result.profiling_s,
     }

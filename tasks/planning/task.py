@@ -44,6 +44,7 @@ def plan_markdown(plan: Plan, problem: Problem) -> str:
         "",
         f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {len(problem.jobs)} jobs on "
         f"{problem.num_devices} devices, {plan.num_switches} switches. Found by {plan.method}.",
+        *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",
