@@ -35,7 +35,7 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     own = certificate.job_prices
     cost = sum(costs_of(certificate, problem).values())
     cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
-    pack = {kind: _pack(certificate.prices_of(kind), problem) for kind in problem.device_types}
+    pack = {kind: pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
     worth = [(pack[node.device_type][node.num_devices], node.available_until_s) for node in problem.nodes]
     forever = sum(own.values()) + sum(w for w, until_s in worth if until_s is None)
     ending = sorted((until_s, w) for w, until_s in worth if until_s is not None)
@@ -121,7 +121,7 @@ def weighted_bound(certificate: Certificate, problem: Problem) -> float:
     """
     shortest = shortest_of(problem)
     slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
-    speed = sum(_pack(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
+    speed = sum(pack_of(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
     alone = sum(job.weight * (job.release_s + shortest[job.id]) for job in problem.jobs)
     if not speed:
         return alone
@@ -242,7 +242,7 @@ def num_states(problem: Problem) -> int:
     return math.prod(math.comb(size + count, count) for size, count in sizes.items())
 
 
-def _pack(prices: Mapping[int, float], problem: Problem) -> list[float]:
+def pack_of(prices: Mapping[int, float], problem: Problem) -> list[float]:
     """The most that slots which together fit g devices are worth, for each g."""
     pack = [0.0]
     for size in range(1, max(node.num_devices for node in problem.nodes) + 1):
