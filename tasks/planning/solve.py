@@ -87,7 +87,7 @@ class _Search:
 
         with self._stage("bounds"):
             self.bound = preemptive_bound(self.problem)
-            self.rigid_s, self.relaxed = self.bound.seconds, None
+            self.rigid_s, self.rigid_proof, self.relaxed = self.bound.seconds, "pattern MILP", None
             if self.preemption == "never" or len(self.problem.jobs) <= 100:
                 rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
                 self.rigid_s = max(self.rigid_s, rigid_s)
@@ -107,6 +107,9 @@ class _Search:
         if self._is_worth_it(self.rigid_s):
             with self._stage("annealing"):
                 self._annealing()
+        if self.preemption == "never" and self._is_worth_it(self.rigid_s):
+            with self._stage("exhausted search"):
+                self._exhausted()
         if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
             with self._stage("preemptive"):
                 self._preemptive()
@@ -284,6 +287,21 @@ class _Search:
         if segments:
             self._take(Plan(self.problem.name, segments, method="annealing"))
 
+    def _exhausted(self) -> None:
+        """Few jobs: the best plan without preemption, and the proof that it is."""
+        from tasks.planning.orders import segments_of, without_overheads
+        from tasks.planning.rigid_exact import search
+
+        bare = without_overheads(self.problem)
+        if bare is None or any(job.running is not None for job in self.problem.jobs):
+            return
+        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, is_over=self._is_over)
+        if found is not None:
+            self.rigid_s, self.rigid_proof = found.lower_s, "exhausted search"
+        if found is not None and found.orders is not None:
+            segments = segments_of(self.problem, found.orders)
+            self._take(Plan(self.problem.name, segments, method="exhausted search"))
+
     def _proved(self) -> Plan:
         """The best plan with the bound for its kind, and what proves it."""
         plan = replace(self.best, seconds=self.seconds)
@@ -294,7 +312,7 @@ class _Search:
             bound = min(self._value_bound(), value)
             plan = replace(plan, objective=self.objective, value=value, value_bound=bound)
         if self.preemption == "never" and self.rigid_s > self.bound.seconds:
-            return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof="pattern MILP")
+            return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof=self.rigid_proof)
         return replace(
             plan,
             lower_bound_s=min(self.bound.seconds, plan.makespan_s),
