@@ -64,6 +64,9 @@ def misbehave(step):
 
 
 def main():
+    if HOW == "sleeps":  # before it listens to signals
+        say("beat")
+        time.sleep(600)
     signal.signal(signal.SIGTERM, end_soon)
     step, model = ORDER["first_step"], 0
     if ORDER["restore_from"]:

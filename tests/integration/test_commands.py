@@ -72,6 +72,12 @@ def test_told_to_stop_it_checkpoints_and_goes_on_later(bench, tmp_path, how):
     assert (again.outcome.result["first_step"], again.outcome.result["step"]) == (step, step + 2)
 
 
+def test_told_to_stop_before_it_has_begun_it_has_lost_nothing(bench, tmp_path):
+    """It knows of no signals yet, and dies of this one."""
+    trained = bench.train(job(bench, "sleeps"), COMMAND, tmp_path, on_event=lambda gang, _: gang.send(STOP))
+    assert (trained.outcome.status, trained.outcome.result["step"]) == ("preempted", 0)
+
+
 def test_checkpoints_are_kept_whole_and_few_and_a_damaged_one_is_passed_over(bench, tmp_path):
     bench.train(job(bench, "saves", num_steps=20), COMMAND, tmp_path, last_step=8)
     root = tmp_path / "checkpoints"

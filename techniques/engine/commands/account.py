@@ -59,6 +59,11 @@ class Account:
             )
         return newest.folder.resolve()
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether nothing has been trained since the newest checkpoint."""
+        return self._step == self.saved_step
+
     def metrics(self) -> Mapping[str, float]:
         """The metrics of the trained model. Raises ValueError where the command did not say them."""
         if self._metrics is None or self._metrics[0] != self._step:
@@ -145,7 +150,7 @@ class Account:
                 raise ValueError(f"the command failed with kind {kind!r}. To fix: give one of {', '.join(KINDS)}")
         else:
             self._check_step(event)
-            if self.saved_step != self._step:
+            if not self.is_saved:
                 raise ValueError(
                     f"the command said {event['event']} at step {self._step}, and its last checkpoint is of step "
                     f"{self.saved_step}. To fix: write a checkpoint before"

@@ -121,7 +121,8 @@ class Child:
             raise errors[end.get("kind", "crashed")](end["message"])
         if end:
             return str(end["event"])
-        if self._kept.status == PREEMPTED_STATUS:
+        # One that had not begun, or was between a checkpoint and its next step, may have died of the very signal.
+        if self._kept.status == PREEMPTED_STATUS or (self._is_terminated and self.account.is_saved):
             return "preempted"
         if num_out_of_memory_kills() > self._num_kills_before:
             raise MemoryError("the kernel killed a process of the command for want of memory")
