@@ -39,6 +39,7 @@ class Offload(Technique):
     needs = "one GPU; a model with repeated layers; the whole training state in host memory"
     saves_memory_of = "single"
     moves_model = True
+    divides_layers = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Needs layers to cut between, and a host with room for everything."""
@@ -48,6 +49,8 @@ class Offload(Technique):
             return "the model has no repeated layers between which it could be cut into slices"
         if job.exact and facts.has_dropout:
             return "exact: true on a model with dropout, whose layout is single's"
+        if job.compile:
+            return "compile: true, and a compiled layer would not let its weights go"
         if gang.kind == "cpu" and self.name not in (job.techniques or ()):
             return "a CPU slot's device memory is the host's, so nothing is saved (name it in techniques to use it)"
         needed, there = self.estimate_host_memory(job, facts), host_memory_bytes()
@@ -83,6 +86,10 @@ class Offload(Technique):
         layers_a_slice = -(-facts.num_layers // num_slices)
         on_device = 2 * max(layers_a_slice * layer, outside) + max(layer, outside)
         return on_device + (self.estimate_host_memory(job, facts) if gang.kind == "cpu" else 0)
+
+    def host_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """All of the state."""
+        return self.estimate_host_memory(job, facts) if gang.kind == "gpu" else 0
 
     def estimate_host_memory(self, job: Job, facts: ModelFacts) -> int:
         """Bytes of weights, gradients and optimizer state, and of the gradients that a backward has just returned."""
