@@ -45,15 +45,17 @@ def plan_constrained(
         method = "pieces" if pieces else "list annealing"
         plans = [exactly(problem, segments, objective=objective, least_s=least_s) for segments in found]
         best = min(
-            [best, *(replace(best, segments=s, method=method) for s in plans)],
+            [best, *(replace(best, segments=s, method=method) for s in plans if s)],
             key=lambda p: rank(p, problem, objective),
         )
     return best
 
 
 def exactly(problem: Problem, segments: Sequence[Segment], *, objective: str, least_s: float) -> tuple[Segment, ...]:
-    """A plan with the best times that its structure allows, and without segments that gain next to nothing."""
+    """A plan with the best times that its structure allows, and without segments that gain next to nothing; () where
+    no times make it a plan."""
     found = retimed(problem, segments, objective=objective, least_s=least_s)
+    found = found or retimed(problem, segments, objective=objective)
     if found is None:
-        return tuple(segments)
+        return ()
     return with_fewer(problem, found, objective=objective, least_s=least_s, worth=WORTH)

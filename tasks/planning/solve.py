@@ -1,6 +1,7 @@
 """The one entry of planning: `solve(problem)` gives the best plan found, with a bound that says how good it
 is."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +38,8 @@ def solve(
     of the two.
     least_segment_switches: no segment of a job that has several is planned to be shorter, in switch costs.
     objective: the last end; or the sum of weight x end of all jobs; or what the devices cost. Deadlines come first.
-    Raises ValueError for an unknown preemption or objective or a negative length, and ProblemError where deadlines cannot be met.
+    Raises ValueError for an unknown preemption or objective or a negative length, and ProblemError where
+    deadlines cannot be met.
     """
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
@@ -84,16 +86,20 @@ class _Search:
 
     def run(self) -> Plan:
         from tasks.planning.bounds import preemptive_bound, rigid_bound
+        from tasks.planning.deadlines import conflicts
+        from tasks.planning.folding import is_foldable
 
         with self._stage("bounds"):
             self.bound = preemptive_bound(self.problem)
+            if math.isinf(self.bound.seconds):
+                raise ProblemError(conflicts(self.problem))
             self.rigid_s, self.rigid_proof, self.relaxed = self.bound.seconds, "pattern MILP", None
             if self.preemption == "never" or len(self.problem.jobs) <= 100:
                 rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
                 self.rigid_s = max(self.rigid_s, rigid_s)
         with self._stage("heuristics"):
             self.best = self._simple()
-        if self.objective != "makespan" or not self.problem.is_plain:
+        if self.objective != "makespan" or not is_foldable(self.problem):
             with self._stage("local search"):
                 self._general()
         else:
@@ -116,7 +122,7 @@ class _Search:
 
     def _general(self) -> None:
         """What the compiled searches do not know: order, times, other objectives, nodes that are not always there."""
-        from tasks.planning.deadlines import conflicts
+        from tasks.planning.deadlines import conflicts, unmet
         from tasks.planning.local_search import PLACEMENTS, improve, lateness_s
 
         if self._only_waits() and self._is_small():
@@ -133,10 +139,8 @@ class _Search:
             )
         if self._is_worth_searching():
             self._pieces()
-        if (late_s := lateness_s(self.best, self.problem)) > 1e-6 * self.best.makespan_s:
-            proved = list(conflicts(self.problem))
-            unproved = [f"no plan was found that meets all deadlines: the best one is {late_s:.1f} s late in sum"]
-            raise ProblemError(proved or unproved)
+        if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
+            raise ProblemError(list(conflicts(self.problem)) or [unmet(self.best, self.problem)])
 
     def _pieces(self) -> None:
         from tasks.planning.constrained import plan_constrained
@@ -245,12 +249,18 @@ class _Search:
             self._take(improve(self.problem, plan, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over))
 
     def _preemptive(self) -> None:
+        from tasks.planning.constrained import exactly
+        from tasks.planning.folding import folded
         from tasks.planning.preemptive import plan_preemptive
 
         pattern_bound = self.bound
         with self._stage("work prices"):
             self._sharpen_bound()
-        segments = plan_preemptive(self.problem, pattern_bound, seed=self.seed, is_over=self._is_over)
+        alike = folded(self.problem)
+        segments = plan_preemptive(alike, pattern_bound, seed=self.seed, is_over=self._is_over)
+        if segments and alike is not self.problem:
+            with self._stage("retiming"):
+                segments = exactly(self.problem, segments, objective=self.objective, least_s=self.least_segment_s)
         if segments:
             self._take(Plan(self.problem.name, segments, method="configuration LP"))
 
@@ -258,9 +268,10 @@ class _Search:
         """Takes the bound by work prices where it proves more than the pattern LP's."""
         from tasks.planning.bounds import Bound
         from tasks.planning.certificates import certified_bound
+        from tasks.planning.folding import folded
         from tasks.planning.preemptive import work_prices
 
-        certificate = work_prices(self.problem, self.bound)
+        certificate = work_prices(folded(self.problem), self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
             self.bound = Bound(proved_s, certificate, "work prices")
             self.rigid_s = max(self.rigid_s, proved_s)
