@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tasks.planning import Plan
 
@@ -81,19 +82,26 @@ def startable(
     return result
 
 
-def gives_way(
+def end_of(
     segment: PlannedSegment,
     planned: Sequence[PlannedSegment],
     *,
     running: Iterable[PlannedSegment],
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
-) -> bool:
-    """Whether a running segment that has come to its last step must end: with it gone, its job's next segment could
-    start, or another one on its devices. Else it goes on: where a segment ends is a proposal."""
-    others = [other for other in running if other is not segment]
+) -> PlannedSegment | Literal["ends", "goes on"]:
+    """What becomes of a running segment at its last step, which is a proposal.
+
+    It ends where, with it gone, its job's next segment could start, or another one on its devices; where that next
+    segment is of the same gang, it goes straight on with it (which is returned). Else it goes on: nobody is waiting.
+    """
+    others = [other for other in running if other.job != segment.job]
     heirs = startable(planned, running=others, done_jobs=done_jobs, after=after)
-    return any(heir.job == segment.job or not set(heir.devices).isdisjoint(segment.devices) for heir in heirs)
+    following = next((heir for heir in heirs if heir.job == segment.job), None)
+    if following is not None:
+        return following if is_same_gang(following, segment) else "ends"
+    is_awaited = any(not set(heir.devices).isdisjoint(segment.devices) for heir in heirs)
+    return "ends" if is_awaited else "goes on"
 
 
 def is_same_gang(a: PlannedSegment, b: PlannedSegment) -> bool:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from tasks.execution.dispatch import DeviceId, PlannedSegment, hand_over
 from tasks.execution.timeline import Timeline
-from tasks.planning import Node, Option, Plan, Problem, ProblemError
+from tasks.planning import Node, Option, Plan, Problem
 from tasks.planning.bounds import preemptive_bound
 from tasks.planning.problem import Running
+from tasks.planning.terms import plan_giving_up_deadlines
 
 SHARED = 0.9  # share of the variance of a job's error (of its logarithm) that all of its options have in common
 
@@ -56,7 +57,7 @@ class Policy:
     every: share of what is left of the makespan after which the rest is planned anew. least: the shortest time between
     two plans by the clock, as a share of the first makespan. surprise: how far, as a share of what is left, a job's
     forecast end may move before the rest is planned at once. worth, per_switch: what a new plan must gain, as shares of
-    what is left: in any case, and for each job that it stops.
+    what is left: in any case, and for each job that it stops. worth_s: what it must gain at least, in seconds.
     """
 
     every: float = 0.1
@@ -64,6 +65,7 @@ class Policy:
     surprise: float = 0.05
     worth: float = 0.002
     per_switch: float = 0.0005
+    worth_s: float = 0.0
 
 
 @dataclass
@@ -122,17 +124,18 @@ class Rest:
 def remaining(
     left: Problem,
     *,
-    speeds: Speeds,
+    speeds: Speeds | None = None,
     running: Mapping[str, PlannedSegment],
     started: Collection[str],
     out: Collection[DeviceId] = (),
 ) -> Rest | None:
     """What to plan anew: what is left, at the speeds that were measured, on the devices that are there.
 
-    left: what is left of each job at the predicted speeds, on all devices. running: by job, what goes on now, which a
-    new plan prefers. started: the jobs that stand still with a checkpoint. out: devices that are not there now. None
-    where some job has no option for what is there.
+    left: what is left of each job, on all devices, at the predicted speeds, which `speeds` corrects. running: by job,
+    what goes on now, which a new plan prefers. started: the jobs that stand still with a checkpoint. out: devices that
+    are not there now. None where some job has no option for what is there.
     """
+    known = speeds or Speeds()
     devices = {n.id: tuple(i for i in range(n.num_devices) if (n.id, i) not in out) for n in left.nodes}
     nodes = tuple(replace(n, num_devices=len(devices[n.id])) for n in left.nodes if devices[n.id])
     options = {job.id: tuple(k for k, o in enumerate(job.options) if _has_room(o, nodes)) for job in left.jobs}
@@ -142,7 +145,7 @@ def remaining(
     for job in left.jobs:
         kept = options[job.id]
         corrected = tuple(
-            replace(job.options[k], runtime_s=job.options[k].runtime_s * speeds.ratio(job.id, k)) for k in kept
+            replace(job.options[k], runtime_s=job.options[k].runtime_s * known.ratio(job.id, k)) for k in kept
         )
         now = running.get(job.id)
         gang = None
@@ -160,18 +163,13 @@ def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
     """
     if any(job.deadline_s is not None for job in rest.problem.jobs):
         return True
-    return left_s > preemptive_bound(rest.problem).seconds * (1 + policy.worth)
+    could_gain_s = left_s - preemptive_bound(rest.problem).seconds
+    return could_gain_s > max(policy.worth * left_s, policy.worth_s)
 
 
 def plan_rest(rest: Rest, make_plan: Callable[[Problem], Plan]) -> Plan:
-    """Plans what is left; where deadlines cannot be met any more, without them: what is late shall end too."""
-    try:
-        plan = make_plan(rest.problem)
-    except ProblemError:
-        if not any(job.deadline_s is not None for job in rest.problem.jobs):
-            raise
-        jobs = tuple(replace(job, deadline_s=None) for job in rest.problem.jobs)
-        plan = make_plan(replace(rest.problem, jobs=jobs))
+    """Plans what is left, giving up as few deadlines as it must: what is late shall end too."""
+    plan, _ = plan_giving_up_deadlines(rest.problem, make_plan)
     return rest.real(plan)
 
 
@@ -187,7 +185,7 @@ def is_worth_it(now: Timeline, fresh: Sequence[PlannedSegment], *, policy: Polic
     kept_s, new_s = kept.finish() - now.now_s, new.finish() - now.now_s
     if new_s == math.inf:
         return False
-    price_s = (policy.worth + policy.per_switch * num_stops) * new_s
+    price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * num_stops * new_s
     late_s = kept.late_s - new.late_s
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
 

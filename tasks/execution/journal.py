@@ -9,11 +9,13 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from techniques import Job
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 
@@ -165,3 +167,22 @@ class Journal:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+
+def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:
+    """Writes the jobs into the journal, keeping what is known of them; returns those that are left to be trained.
+
+    A job that had failed gets another chance: whoever resumes a batch has mended something. faults: by job name, why a
+    job cannot be trained at all.
+    """
+    known = journal.jobs()
+    for job in jobs:
+        if job.name not in known:
+            journal.write_job(job.name)
+        elif known[job.name].status != DONE:
+            journal.write_job(job.name, status=WAITING, message="")
+    for name, message in faults.items():
+        if journal.jobs()[name].status != DONE:
+            journal.write_job(name, status=FAILED, message=message)
+    records: Mapping[str, Any] = journal.jobs()
+    return [job for job in jobs if records[job.name].status == WAITING]

@@ -13,9 +13,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import PrefectException
 
 from tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.executor import SegmentCall, Submit
 from tasks.execution.journal import Journal
 from tasks.execution.local import LocalRunner
+from tasks.execution.orders import SegmentCall, Submit
 from techniques.engine.gang import Outcome
 
 

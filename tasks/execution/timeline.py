@@ -10,8 +10,9 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from tasks.execution.dispatch import DeviceId, PlannedSegment, gives_way, hand_over, is_same_gang, startable
+from tasks.execution.dispatch import DeviceId, PlannedSegment, end_of, hand_over, is_same_gang, startable
 from tasks.planning import Problem
 
 StepSeconds = Callable[[str, int], float]
@@ -138,7 +139,7 @@ class Timeline:
             if stretch.ends_s is None and stretch.steps_end_s <= self.now_s + EPS_S:
                 self._come_to_end(job)
         for job, stretch in sorted(self.running.items()):
-            if stretch.is_over_end and stretch.ends_s is None and self._gives_way(stretch.segment):
+            if stretch.is_over_end and stretch.ends_s is None and self._end_of(stretch.segment) != "goes on":
                 self._set_end(job, stretch.step_at(self.now_s))
         return True
 
@@ -205,25 +206,22 @@ class Timeline:
                 step_s=self._step_s(job, segment.option),
             )
 
-    def _gives_way(self, segment: PlannedSegment) -> bool:
-        return gives_way(segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after)
+    def _end_of(self, segment: PlannedSegment) -> PlannedSegment | Literal["ends", "goes on"]:
+        return end_of(segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after)
 
     def _come_to_end(self, job: str) -> None:
         """The last step of a segment is done: its job is, or goes on with the same gang, or gives way, or goes on."""
         stretch = self.running[job]
         step, total = stretch.segment.last_step, self._num_steps[job]
-        if step < total:
-            following = next((s for s in self.planned if s.job == job), None)
-            others = [s for s in self._busy if s.job != job]
-            ready = startable(self.planned, running=others, done_jobs=self._done, after=self._after)
-            if following in ready and following is not None and is_same_gang(following, stretch.segment):
-                self.planned.remove(following)
-                self._set_end(job, following.last_step)
+        if step < total and any(segment.job == job for segment in self.planned):
+            end = self._end_of(stretch.segment)
+            if isinstance(end, PlannedSegment):
+                self.planned.remove(end)
+                self._set_end(job, end.last_step)
                 return
-            if following is not None and not self._gives_way(stretch.segment):
-                self.running[job] = replace(
-                    stretch, segment=replace(stretch.segment, last_step=total), is_over_end=True
-                )
+            if end == "goes on":
+                segment = replace(stretch.segment, last_step=total)
+                self.running[job] = replace(stretch, segment=segment, is_over_end=True)
                 return
         option = self._jobs[job].options[stretch.segment.option]
         tail_s = option.save_s + (option.evaluate_s if step == total else 0.0)

@@ -11,6 +11,12 @@ from techniques.engine.channel import Channel
 BEAT_EVERY_S = 0.25
 
 STOP, MEASURE = "stop", "measure"
+UNTIL = "until "
+
+
+def until(last_step: int) -> str:
+    """The command to go on up to a later step than was ordered."""
+    return f"{UNTIL}{last_step}"
 
 
 class Reporter:
@@ -42,6 +48,14 @@ class Reporter:
 
     def told(self, command: str) -> bool:
         """Whether the command has been given to this rank, now or before."""
+        self._listen()
+        return command in self._commands
+
+    def told_until(self) -> int:
+        """The latest step up to which this rank was told to go on, 0 where it was not."""
+        self._listen()
+        return max((int(c.removeprefix(UNTIL)) for c in self._commands if c.startswith(UNTIL)), default=0)
+
+    def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
             self._commands.add(message["command"])
-        return command in self._commands

@@ -47,10 +47,13 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, root: Path) -
     """The steps of the segment; returns whether they were cut short by a command."""
     progress = _Progress(reporter)
     patience = _Patience(reporter)
-    saved_s = time.monotonic()
-    while trainer.next_step < order.last_step:
+    saved_s, last_step = time.monotonic(), order.last_step
+    is_first = trainer.ranks.rank == 0
+    while trainer.next_step < last_step:
         save_due = order.checkpoint_every_s is not None and time.monotonic() - saved_s >= order.checkpoint_every_s
-        report = trainer.step((float(reporter.told(STOP)), float(save_due)))
+        # All ranks act on the sums, so that they stop, save and go on at the same step; rank 0 alone says how far.
+        told_until = float(reporter.told_until()) if is_first else 0.0
+        report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until))
         if not math.isfinite(report.loss):
             raise ValueError(
                 f"the loss became {report.loss} at step {report.step}. To fix: a lower learning rate, a warm-up, "
@@ -58,11 +61,12 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, root: Path) -
             )
         progress.add(report)
         patience.learn(report.seconds)
-        stop, save = (asked > 0 for asked in report.asked)
-        if stop and trainer.next_step < order.last_step:
+        stop, save = (asked > 0 for asked in report.asked[:2])
+        last_step = max(last_step, int(report.asked[2]))
+        if stop and trainer.next_step < last_step:
             progress.flush()
             return True
-        if save and trainer.next_step < order.last_step:
+        if save and trainer.next_step < last_step:
             _save_on_the_way(trainer, reporter, root)
             saved_s = time.monotonic()
             patience.announce()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from tasks.cluster import Cluster, Device, Node
 from tasks.execution.events import SegmentEnded, SegmentStarted
-from tasks.execution.executor import Executor, begin
-from tasks.execution.journal import Journal
+from tasks.execution.executor import Executor
+from tasks.execution.journal import Journal, begin
 from tasks.execution.workplace import Workplace
 from tasks.planning import Plan, Segment
 from techniques import DataSpec, Job, ModelSpec, Profile
@@ -176,6 +176,7 @@ class Bench:
             self.plans.append(problem)
             return make_plan(problem)
 
+        self.plan = plan
         self.executor = Executor(
             name="batch",
             jobs=jobs,

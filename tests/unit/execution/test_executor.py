@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from tasks.execution.executor import begin
-from tasks.execution.journal import DONE, FAILED, WAITING, Journal
+from tasks.execution.journal import DONE, FAILED, WAITING, Journal, begin
 from tasks.execution.leases import Leases
 from techniques.values import from_json, to_json
 from tests.unit.execution.fakes import (

@@ -1,0 +1,58 @@
+"""What a segment's gang is told to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from tasks.execution.cadence import checkpoint_interval_s
+from tasks.execution.dispatch import PlannedSegment
+from tasks.execution.workplace import Workplace
+from tasks.profiling.trials import slots_of
+from techniques import Job, Profile, registry
+from techniques.engine.gang import Event, Outcome
+from techniques.engine.order import TRAIN, GangOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentCall:
+    """All that a segment's task needs: the gang's order, its ranks, and where its events go."""
+
+    label: str
+    order: GangOrder
+    num_ranks: int
+    on_event: Callable[[Event], None]
+
+
+Submit = Callable[[SegmentCall], "Future[Outcome]"]
+"""Starts a segment in the background; the future's `add_done_callback` and `result` are used."""
+
+
+def gang_order(
+    job: Job, segment: PlannedSegment, profile: Profile, *, place: Workplace, number: int, base: str | None
+) -> GangOrder:
+    """The order to train a job on a segment's devices under a profile; number: of the segment in the journal.
+
+    base: the job of the batch whose finished model is adapted, None where there is none.
+    """
+    weights = place.model_dir(base) if base else place.weights.get(job.name)
+    every_s = place.checkpoint_every_s or checkpoint_interval_s(profile.save_s, num_devices=profile.num_devices)
+    return GangOrder(
+        purpose=TRAIN,
+        job=job,
+        technique=registry.dotted_path(profile.technique),
+        config=profile.config,
+        slots=slots_of([place.device(device) for device in segment.devices]),
+        folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
+        cache_dir=str(place.cache_dir),
+        data=place.data.get(job.name),
+        checkpoint_dir=str(place.checkpoint_dir(job.name)),
+        model_dir=str(place.model_dir(job.name)),
+        weights_from=str(weights) if weights else None,
+        last_step=segment.last_step,
+        checkpoint_every_s=every_s,
+        import_paths=place.import_paths,
+        ordered_at_s=time.monotonic(),
+    )

@@ -1,0 +1,238 @@
+"""Introspection of a running batch: the policy of `introspection`, fed with what gangs say, its solver in a thread."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tasks.cluster import Cluster
+from tasks.execution.dispatch import PlannedSegment, in_steps
+from tasks.execution.introspection import (
+    Policy,
+    Rest,
+    Speeds,
+    When,
+    could_gain,
+    is_worth_it,
+    plan_rest,
+    remaining,
+)
+from tasks.execution.progress import RunningSegment
+from tasks.execution.timeline import Stretch, Timeline
+from tasks.planning import Plan, Problem
+from tasks.profiling.options import planning_problem, switch_cost_s
+from techniques import Job, Profile
+
+logger = logging.getLogger(__name__)
+
+# What a plan costs to make, on a machine that may be training on the same cores, must be gained too.
+POLICY = Policy(worth_s=5.0)
+LOOKS = 5  # looks at what is forecast, between two plans by the clock
+
+Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
+"""Runs a solver where nobody waits for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Where a batch stands: the jobs that are left, their steps (of those that run: as told), what runs and what is to
+    come."""
+
+    jobs: Sequence[Job]
+    profiles: Mapping[str, Sequence[Profile]]
+    steps: Mapping[str, int]
+    running: Sequence[RunningSegment]
+    planned: Sequence[PlannedSegment]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thought:
+    """A plan in the making: of what, why, and from which step of each job; void once another plan is followed."""
+
+    rest: Rest
+    why: str
+    steps: Mapping[str, int]
+    plan: Future[Plan]
+    generation: int
+
+
+class Replanner:
+    """Decides when the rest of a batch is planned anew and whether that plan is followed. Called by one thread.
+
+    on_terms: adds what is asked of plans beside the jobs. clock: monotonic seconds. background: by default a thread, in
+    the caller's context.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster: Cluster,
+        make_plan: Callable[[Problem], Plan],
+        on_terms: Callable[[Problem], Problem] = lambda problem: problem,
+        policy: Policy = POLICY,
+        clock: Callable[[], float] = time.monotonic,
+        background: Background | None = None,
+    ) -> None:
+        self._name, self._cluster, self._policy, self._clock = name, cluster, policy, clock
+        self._make_plan, self._on_terms = make_plan, on_terms
+        self._background = background or _in_a_thread
+        self._speeds, self._when = Speeds(), When(policy)
+        self._thought: Thought | None = None
+        self._look_s, self._generation = 0.0, 0
+
+    def hear(self, running: RunningSegment, profile: Profile) -> None:
+        """Takes in the speed that a running segment has measured."""
+        if (step_s := running.step_s) is not None and profile.step_s > 0:
+            self._speeds.note(running.segment.job, running.segment.option, step_s / profile.step_s)
+
+    def forget(self, job: str) -> None:
+        """The options of a job have changed: what was measured and what is being planned says nothing any more."""
+        self._speeds.forget(job)
+        self._generation += 1
+        self._thought = None
+
+    def planned(self, state: State) -> None:
+        """A plan was made and is followed from now on."""
+        self._generation += 1
+        self._thought = None
+        self._expect(self.timeline(state))
+
+    def seconds_to_look(self) -> float:
+        """Seconds until `look` may have something to do."""
+        if self._thought is not None:
+            return math.inf
+        return max(0.0, min(self._look_s, self._when.next_s) - self._clock())
+
+    def look(self, state: State) -> Thought | None:
+        """Begins to plan anew where it is time to; the caller does not wait, but hears when the plan is made."""
+        now_s = self._clock()
+        if self._thought is not None or now_s < min(self._look_s, self._when.next_s) or not state.running:
+            return None
+        left = self._left(state)
+        ends_s = _ends(self.timeline(state, left))
+        self._look_s = now_s + self._policy.least * self._when.first_s / LOOKS
+        why = self._when.why_now(now_s, ends_s)
+        if why is None:
+            return None
+        self._when.planned(now_s, ends_s)
+        rest = remaining(
+            left,
+            running={r.segment.job: r.segment for r in state.running if not r.is_stopping},
+            started=[job for job, step in state.steps.items() if step > 0],
+        )
+        left_s = max(ends_s.values()) - now_s
+        if rest is None or not could_gain(rest, left_s, policy=self._policy):
+            return None
+        plan = self._background(partial(plan_rest, rest, self._make_plan))
+        self._thought = Thought(rest=rest, why=why, steps=dict(state.steps), plan=plan, generation=self._generation)
+        return self._thought
+
+    def judge(self, thought: Thought, state: State) -> list[PlannedSegment] | None:
+        """The segments of a thought's plan where they are worth following from where the batch stands, else None."""
+        if thought.generation != self._generation:
+            return None
+        self._thought = None
+        if error := thought.plan.exception():
+            # An improvement that fails is no reason to stop: the plan that is followed is still good.
+            logger.warning("the rest of %s could not be planned anew: %s", self._name, error, exc_info=error)
+            return None
+        totals = {job.name: job.total_steps for job in state.jobs}
+        if not set(totals) <= set(thought.steps):
+            return None
+        whole = {job: totals.get(job, step) for job, step in thought.steps.items()}
+        fresh = [
+            segment
+            for segment in in_steps(thought.plan.result(), num_steps=whole, steps_done=thought.steps)
+            if segment.job in totals and (segment.last_step > state.steps[segment.job] or is_end(segment, totals))
+        ]
+        return fresh if is_worth_it(self.timeline(state), fresh, policy=self._policy) else None
+
+    def timeline(self, state: State, left: Problem | None = None) -> Timeline:
+        """The batch from now on, by what is known of its speeds."""
+        now_s, problem = self._clock(), left or self._left(state)
+        totals = {job.name: job.total_steps for job in state.jobs}
+
+        def step_s(job: str, option: int) -> float:
+            return problem.job(job).options[option].runtime_s / max(1, totals[job] - state.steps[job])
+
+        stretches = []
+        for running in state.running:
+            job, option = running.segment.job, running.segment.option
+            starts_s = 0.0 if running.is_ready else state.profiles[job][option].startup_s
+            last_step = state.steps[job] if running.is_stopping else max(running.segment.last_step, state.steps[job])
+            stretches.append(
+                Stretch(
+                    segment=replace(running.segment, last_step=last_step),
+                    first_step=state.steps[job],
+                    works_from_s=now_s + starts_s,
+                    step_s=step_s(job, option),
+                    is_over_end=running.is_over_end,
+                )
+            )
+        active = {running.segment.job for running in state.running}
+        stand = [job for job, step in state.steps.items() if step > 0 and job not in active]
+        return Timeline(
+            problem,
+            state.planned,
+            num_steps=totals,
+            step_s=step_s,
+            steps=state.steps,
+            running=stretches,
+            ran={job: PlannedSegment(job=job, option=-1, last_step=0, devices=(), start_s=0, end_s=0) for job in stand},
+            now_s=now_s,
+        )
+
+    def _left(self, state: State) -> Problem:
+        """What is left of each job at the speeds that were measured; what runs has started up already."""
+        options = {running.segment.job: running.segment.option for running in state.running}
+        profiles = {
+            job.name: [
+                replace(
+                    profile,
+                    step_s=profile.step_s * self._speeds.ratio(job.name, k),
+                    startup_s=0.0 if options.get(job.name) == k else profile.startup_s,
+                )
+                for k, profile in enumerate(state.profiles[job.name])
+            ]
+            for job in state.jobs
+        }
+        cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
+        problem = planning_problem(state.jobs, profiles, self._cluster, name=self._name, steps_done=state.steps)
+        return self._on_terms(replace(problem, switch_cost_s=cost_s))
+
+    def _expect(self, ahead: Timeline) -> None:
+        self._when.planned(self._clock(), _ends(ahead))
+        self._look_s = self._clock() + self._policy.least * self._when.first_s / LOOKS
+
+
+def is_end(segment: PlannedSegment, totals: Mapping[str, int]) -> bool:
+    """Whether a segment is the last one of its job."""
+    return segment.last_step == totals[segment.job]
+
+
+def _ends(ahead: Timeline) -> dict[str, float]:
+    ahead.finish()
+    return ahead.ended_s
+
+
+def _in_a_thread(think: Callable[[], Plan]) -> Future[Plan]:
+    """Runs in a thread of its own that does not outlive the process, in the caller's context (a flow run's)."""
+    future: Future[Plan] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(think))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is told where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="replanning", daemon=True).start()
+    return future

@@ -1,0 +1,132 @@
+"""Gangs on a clock that a test owns: they take the seconds that a test says, and hear what they are told on the way."""
+
+import math
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.execution.replanner import Replanner
+from techniques.engine.gang import Outcome
+from techniques.engine.reporter import STOP, UNTIL
+from tests.unit.execution.fakes import Bench
+
+
+@dataclass
+class _Gang:
+    """`chunk` steps are on their way since `since_s` and are told of when the last of them is done."""
+
+    call: Any
+    future: Future
+    step_s: float
+    first_step: int
+    step: int
+    last_step: int
+    since_s: float
+    chunk: int = 0
+    stops: bool = False
+
+    @property
+    def next_s(self):
+        return self.since_s + self.chunk * self.step_s
+
+
+@dataclass
+class ClockedGangs:
+    """Runner, inbox and clock of one executor: where that waits, the clock goes on to what happens next.
+
+    step_s: true seconds of a step by (job, technique, number of devices). startup_s: of each gang. Progress is told
+    every `report_s`.
+    """
+
+    step_s: dict
+    startup_s: float = 0.0
+    report_s: float = 5.0
+    now_s: float = 0.0
+    steps: dict = field(default_factory=dict)  # of each job, checkpointed
+    heard: list = field(default_factory=list)  # (folder, command)
+
+    def __post_init__(self):
+        self.gangs, self.messages = {}, deque()
+
+    def clock(self):
+        return self.now_s
+
+    def submit(self, call):
+        order, future = call.order, Future()
+        job, first = order.job.name, self.steps.get(order.job.name, 0)
+        step_s = self.step_s[job, order.technique, len(order.slots)]
+        gang = _Gang(call, future, step_s, first, first, order.last_step, self.now_s + self.startup_s)
+        self.gangs[order.folder] = gang
+        self._begin_chunk(gang)
+        call.on_event({"event": "ready", "step": first, "startup_s": self.startup_s})
+        return future
+
+    def steer(self, folder, command):
+        self.heard.append((folder, command))
+        gang = self.gangs.get(folder)
+        if gang is None:
+            return
+        if command == STOP:
+            gang.stops = True
+            gang.chunk = min(gang.chunk, max(0, math.ceil((self.now_s - gang.since_s) / gang.step_s)))
+        else:
+            gang.last_step = max(gang.last_step, int(command.removeprefix(UNTIL)))
+
+    def put(self, message):
+        self.messages.append(message)
+
+    def get(self, timeout=None):
+        until_s = float("inf") if timeout is None else self.now_s + timeout
+        while not self.messages:
+            gang = min(self.gangs.values(), key=lambda g: g.next_s, default=None)
+            if gang is None or gang.next_s > until_s:
+                assert until_s < float("inf"), "it waits for what never comes"
+                self.now_s = max(self.now_s, until_s)
+                self.messages.append((0, None))
+            else:
+                self.now_s = max(self.now_s, gang.next_s)
+                self._go_on(gang)
+        return self.messages.popleft()
+
+    def _begin_chunk(self, gang):
+        gang.chunk = min(max(1, round(self.report_s / gang.step_s)), gang.last_step - gang.step)
+
+    def _go_on(self, gang):
+        if gang.chunk:
+            gang.call.on_event({"event": "steps", "first_step": gang.step, "seconds": [gang.step_s] * gang.chunk})
+        gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
+        if gang.step < gang.last_step and not gang.stops:
+            self._begin_chunk(gang)
+            return
+        order = gang.call.order
+        del self.gangs[order.folder]
+        self.steps[order.job.name] = gang.step
+        status = "done" if gang.step >= gang.last_step else "preempted"
+        result = {"first_step": gang.first_step, "step": gang.step}
+        if gang.step == order.job.total_steps:
+            result["metrics"] = {"loss": 1.0}
+        gang.future.set_result(Outcome(status=status, result=result))
+
+
+def at_once(think):
+    """A background without time: the plan is there before anybody waits for it."""
+    future = Future()
+    future.set_result(think())
+    return future
+
+
+def clocked_bench(folder, jobs, gangs, *, make_plan, policy, **options):
+    """A batch whose executor plans anew as it learns, on the clock of `gangs`."""
+    bench = Bench(folder, jobs, runner=gangs, make_plan=make_plan, **options)
+    bench.executor._replanner = Replanner(
+        name="batch",
+        cluster=bench.place.cluster,
+        make_plan=bench.plan,
+        policy=policy,
+        clock=gangs.clock,
+        background=at_once,
+    )
+    bench.executor._steer = gangs.steer
+    bench.executor._inbox = gangs
+    return bench
