@@ -11,8 +11,9 @@ import pytest
 
 from techniques import DataSpec, ModelSpec, registry
 from techniques.engine.order import TRIAL
+from techniques.engine.processes import ForkServer
 from techniques.engine.reporter import MEASURE, STOP
-from tests.integration.workbench import Layout
+from tests.integration.workbench import Layout, Workbench
 
 STUB = str(Path(__file__).with_name("stub_trainer.py"))
 COMMAND = Layout("command", 2, {"knob": 7})
@@ -138,6 +139,25 @@ def test_nobody_outlives_the_worker_not_even_in_a_session_of_its_own(bench, tmp_
 
     outcome = bench.train(spawning, COMMAND, tmp_path, on_event=kill).outcome
     assert outcome.status == "crashed"
+    assert len(started) == 2
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+
+
+@pytest.mark.full
+def test_nobody_outlives_the_fork_server_killed_with_all_that_it_could_have_done(tmp_path):
+    pids = tmp_path / "pids"
+    with ForkServer() as server:
+        bench = Workbench(server, tmp_path)
+        spawning = job(bench, "spawns", kwargs={"pids": str(pids)}, num_steps=ENDLESS)
+        started = []
+
+        def kill(gang, event):
+            if event["event"] == "steps" and pids.exists() and not started:
+                started.extend(psutil.Process(int(pid)) for pid in pids.read_text().split())
+                psutil.Process(gang.pids[0]).parent().kill()
+
+        assert bench.train(spawning, COMMAND, tmp_path, on_event=kill).outcome.status == "crashed"
     assert len(started) == 2
     _, alive = psutil.wait_procs(started, timeout=10)
     assert not alive
