@@ -91,8 +91,9 @@ class _Search:
 
         with self._stage("bounds"):
             self.bound = preemptive_bound(self.problem)
-            if math.isinf(self.bound.seconds):
-                raise ProblemError(conflicts(self.problem))
+            has_deadlines = any(job.deadline_s is not None for job in self.problem.jobs)
+            if (has_deadlines or math.isinf(self.bound.seconds)) and (proved := list(conflicts(self.problem))):
+                raise ProblemError(proved)
             self.rigid_s, self.rigid_proof, self.relaxed = self.bound.seconds, "pattern MILP", None
             if self.preemption == "never" or len(self.problem.jobs) <= 100:
                 rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
@@ -122,7 +123,7 @@ class _Search:
 
     def _general(self) -> None:
         """What the compiled searches do not know: order, times, other objectives, nodes that are not always there."""
-        from tasks.planning.deadlines import conflicts, unmet
+        from tasks.planning.deadlines import unmet
         from tasks.planning.local_search import PLACEMENTS, improve, lateness_s
 
         if self._only_waits() and self._is_small():
@@ -140,7 +141,7 @@ class _Search:
         if self._is_worth_searching():
             self._pieces()
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
-            raise ProblemError(list(conflicts(self.problem)) or [unmet(self.best, self.problem)])
+            raise ProblemError([unmet(self.best, self.problem)])
 
     def _pieces(self) -> None:
         from tasks.planning.constrained import plan_constrained
