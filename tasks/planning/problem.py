@@ -115,7 +115,7 @@ class PlanningJob:
     started: bool = False
 
     def __post_init__(self) -> None:
-        if self.running is not None:
+        if self.running is not None and self.started is False:
             object.__setattr__(self, "started", True)
 
     def goes_on(self, option: int, start_s: float, devices: Iterable[tuple[str, Iterable[int]]]) -> bool:
