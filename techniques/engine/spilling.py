@@ -99,7 +99,8 @@ class Spilled:
         self._device: torch.device | None = None
         self._resident: list[Slice] = []  # the one that was needed last stands last
         self._direction, self._at = 1, 0
-        self._homes: dict[int, tuple[Slice, int]] = {}  # by the address of a copy's storage
+        # By the storage itself: a view has it too, and tensors without values have no addresses.
+        self._homes: dict[int, tuple[Slice, int]] = {}
         self._returned: list[tuple[nn.Parameter, Tensor]] = []
         self._inward: Any = None
         self._outward: Any = None
@@ -164,7 +165,7 @@ class Spilled:
                 part.arrival = self._inward.record_event()
         for i, copy in enumerate(part.copies):
             if copy.numel():
-                self._homes[copy.untyped_storage().data_ptr()] = (part, i)
+                self._homes[copy.untyped_storage()._cdata] = (part, i)
 
     def _make_room(self, num_left: int) -> None:
         while len(self._resident) > num_left:
@@ -173,7 +174,7 @@ class Spilled:
     def _evict(self, part: Slice) -> None:
         self._resident.remove(part)
         for copy in part.copies:
-            self._homes.pop(copy.untyped_storage().data_ptr(), None)
+            self._homes.pop(copy.untyped_storage()._cdata, None)
             if self._device is not None and self._device.type == "cuda":  # used there, allocated on the other stream
                 copy.record_stream(torch.cuda.current_stream(self._device))
         part.copies = []
@@ -223,7 +224,7 @@ class Spilled:
 
     def _ticket(self, saved: Tensor) -> Any:
         """What autograd keeps: of a weight or a view of it, where to find it again; of all else, the thing itself."""
-        home = self._homes.get(saved.untyped_storage().data_ptr())
+        home = self._homes.get(saved.untyped_storage()._cdata)
         if home is None:
             return saved
         part, i = home
