@@ -25,7 +25,7 @@ from techniques.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
-from techniques.tensor import TensorParallel, why_not_divisible
+from techniques.tensor import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +44,7 @@ class Mesh(Technique):
     needs = "four devices or more that make equal groups; what pipeline and tensor need of a model; 1/n of the state"
 
     moves_model = True
+    divides_layers = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Needs a division of the devices that suits model and batch."""
@@ -179,6 +180,8 @@ def _why_not(job: Job, facts: ModelFacts, sizes: tuple[int, int, int]) -> str | 
         return "the model drops out, and ranks that hold different heads would draw the same mask"
     if tp > 1 and (reason := why_not_divisible(facts.decoder, tp)):
         return reason
+    if tp > 1 and job.compile and (pp > 1 or facts.decoder is None or facts.decoder.seq_len % tp):
+        return f"{COMPILED_BY_SEQUENCE}, which a pipeline sends whole"
     if pp > facts.num_layers:
         return f"{facts.num_layers} layers are too few for {pp} stages"
     if reason := batch_is_divisible(job, dp_shard):

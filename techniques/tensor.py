@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # The linear modules that a layer of Llama's kind consists of, beside its norms.
 NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"})
+# torch 2.13 loses gradients, in silence, of compiled layers whose activations are whole on every rank.
+COMPILED_BY_SEQUENCE = "compiled layers are divided with their activations along the sequence"
 KNOWN = NEEDED | {"gate_proj"}
 
 
@@ -50,12 +52,19 @@ class TensorParallel(Technique):
             return "needs two devices or more"
         if facts.has_dropout:
             return "the model drops out, and ranks that hold different heads would draw the same mask"
-        return undivided_batch_only(job, facts) or why_not_divisible(facts.decoder, gang.num_devices)
+        if reason := undivided_batch_only(job, facts) or why_not_divisible(facts.decoder, gang.num_devices):
+            return reason
+        assert facts.decoder is not None
+        if job.compile and facts.decoder.seq_len % gang.num_devices:
+            return f"{COMPILED_BY_SEQUENCE}, and {facts.decoder.seq_len} tokens make no {gang.num_devices} equal parts"
+        return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Activations between the matrices divided too (sequence parallelism) where the tokens can be, first."""
         assert facts.decoder is not None
         sequence = (True, False) if facts.decoder.seq_len % gang.num_devices == 0 else (False,)
+        if job.compile:
+            sequence = (True,)
         for recompute, by_sequence, micro_batch in product(RECOMPUTE, sequence, micro_batches(job.global_batch_size)):
             yield {
                 "micro_batch": micro_batch,

@@ -6,11 +6,28 @@ import pytest
 import torch
 from torch import nn
 
+from techniques import registry
+from techniques.engine.data import prepare
 from techniques.engine.half import compute_in_half
+from techniques.engine.models import model_facts
 from tests.integration.test_conformance import SWITCHED
 from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal
 
 HALF = {"precision": "bf16-params"}
+# Compiled layers that are divided by tensor want activations that are divided too.
+COMPILED_MESH = Layout(
+    "mesh",
+    4,
+    {
+        "micro_batch": 4,
+        "pp": 1,
+        "dp_shard": 2,
+        "tp": 2,
+        "reshard": False,
+        "sequence_parallel": True,
+        "loss_parallel": False,
+    },
+)
 EXCHANGING = [layout for layout in SWITCHED if layout.technique not in ("single", "offload", "tensor", "pipeline")]
 
 
@@ -66,7 +83,7 @@ def test_one_device_sends_nothing_and_so_rounds_nothing(bench, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.timeout(900)  # compilers are slow, and there is one a rank
-@pytest.mark.parametrize("layout", SWITCHED, ids=str)
+@pytest.mark.parametrize("layout", [x for x in SWITCHED if x.technique != "mesh"] + [COMPILED_MESH], ids=str)
 def test_compiled_layers_train_alike(bench, tmp_path, layout):
     losses = bench.train(bench.job(compile=True), layout, tmp_path).losses
     assert losses == pytest.approx(bench.reference(bench.job()).losses, rel=0, abs=2e-6)
@@ -78,6 +95,18 @@ def test_compiled_layers_train_alike(bench, tmp_path, layout):
 def test_compiled_layers_in_bf16(bench, tmp_path, precision):
     losses = bench.train(bench.job(precision=precision, compile=True), SINGLE, tmp_path).losses
     assert losses == pytest.approx(bench.reference(bench.job(precision=precision)).losses, rel=0, abs=2e-3)
+
+
+def test_what_compilers_do_wrong_is_never_offered(bench):
+    job = bench.job(compile=True)
+    odd = replace(bench.prose, seq_len=23)
+    known = model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir))
+    unknown = model_facts(job.model, data=prepare(odd, cache_dir=bench.cache_dir))
+    tensor, mesh = (registry.load(registry.dotted_path(name)) for name in ("tensor", "mesh"))
+    assert all(config["sequence_parallel"] for config in tensor.configs(job, bench.shape(2), known))
+    assert "along the sequence" in tensor.supports(job, bench.shape(2), unknown)
+    configs = list(mesh.configs(job, bench.shape(4), known))
+    assert configs and all(config["sequence_parallel"] or config["tp"] == 1 for config in configs)
 
 
 def test_weights_that_a_module_reads_of_another_are_rounded_too():
