@@ -1,0 +1,188 @@
+"""`single` against Hugging Face's Trainer: seconds a step of the same model on the same rows, in alternation.
+
+    python benchmarks/trainers.py [--rounds 5] [--steps 8]
+
+Both live in one process with the same threads and take turns; each is given its quickest optimizer kernel. What is
+compared are the medians of whole steps (data, forward, backward, clipping, update) within a round. Writes
+benchmarks/results/trainers.json and the part of docs/benchmarks.md between the markers `<!-- trainers -->`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "trainers.json", ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- trainers -->", "<!-- /trainers -->"
+# (name, hidden size, layers, tokens a row, rows a step)
+SIZES = [("small, 1.4 M", 128, 4, 128, 8), ("medium, 9 M", 320, 6, 128, 8), ("large, 29 M", 512, 8, 256, 4)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="of each contender a round; two more are not counted")
+    arguments = parser.parse_args()
+    rows = []
+    for name, *size in SIZES:
+        rows.append(compare(name, *size, num_rounds=arguments.rounds, num_steps=arguments.steps))
+        print(line(rows[-1]), flush=True)
+    record(rows)
+
+
+def compare(name, hidden_size, num_layers, seq_len, batch_size, *, num_rounds, num_steps):
+    """One model: ratios of medians, a round each."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = llama(hidden_size, num_layers, seq_len, batch_size)
+        ours, theirs = Ours(job, Path(folder)), Theirs(job, Path(folder))
+        rounds = [
+            {"ours_s": statistics.median(ours.steps(num_steps)), "theirs_s": statistics.median(theirs.steps(num_steps))}
+            for _ in range(num_rounds)
+        ]
+    return {
+        "name": name,
+        "rows_tokens": [batch_size, seq_len],
+        "ours_s": statistics.median(r["ours_s"] for r in rounds),
+        "theirs_s": statistics.median(r["theirs_s"] for r in rounds),
+        "ratios": sorted(r["theirs_s"] / r["ours_s"] for r in rounds),
+    }
+
+
+def llama(hidden_size, num_layers, seq_len, batch_size):
+    """A job on text that every machine has."""
+    from techniques import DataSpec, Job, ModelSpec, OptimizerSpec
+
+    config = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 3 * hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // 64,
+        "num_key_value_heads": hidden_size // 64,
+        "max_position_embeddings": seq_len,
+    }
+    return Job(
+        name="llama",
+        model=ModelSpec(architecture="LlamaForCausalLM", config=config),
+        data=DataSpec(source="python-stdlib", seq_len=seq_len),
+        optimizer=OptimizerSpec(name="adamw", lr=3e-4),
+        clip_grad_norm=1.0,
+        global_batch_size=batch_size,
+        num_steps=100_000,
+    )
+
+
+class Ours:
+    """The job under `single`, as a gang of one trains it."""
+
+    def __init__(self, job, folder):
+        from techniques import registry
+        from techniques.engine.order import TRIAL, GangOrder, Slot
+        from techniques.engine.ranks import join
+        from techniques.engine.trainer import Trainer
+
+        path = registry.dotted_path("single")
+        order = GangOrder(
+            purpose=TRIAL,
+            job=job,
+            technique=path,
+            config={"micro_batch": job.global_batch_size, "recompute": "none"},
+            slots=(Slot(kind="cpu", index=0, cores=tuple(sorted(os.sched_getaffinity(0)))),),
+            folder=str(folder),
+            cache_dir=str(folder),
+        )
+        ranks = join(order, 0, num_ranks=1, axes={})
+        self.trainer = Trainer(order, registry.load(path), ranks, beat=lambda: None)
+
+    def steps(self, num):
+        """Seconds of `num` steps, after two that are not counted."""
+        return [self.trainer.step().seconds for _ in range(num + 2)][2:]
+
+
+class Theirs:
+    """The same under Hugging Face's Trainer: model, rows, threads, clipping and kernel of the optimizer alike."""
+
+    def __init__(self, job, folder):
+        from techniques.engine.data import open_data, prepare
+        from techniques.engine.models import build_model
+
+        prepared = prepare(job.data, cache_dir=folder)
+        self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)
+        self.model = build_model(job.model, data=prepared, seed=job.seed)
+        self.job, self.folder = job, folder
+
+    def steps(self, num):
+        """Seconds from the end of each step to the end of the next."""
+        from transformers import Trainer, TrainingArguments
+
+        clock = stopwatch()
+        arguments = TrainingArguments(
+            output_dir=str(self.folder / "trainer"),
+            per_device_train_batch_size=self.job.global_batch_size,
+            max_steps=num + 2,
+            learning_rate=self.job.optimizer.lr,
+            lr_scheduler_type="constant",
+            max_grad_norm=self.job.clip_grad_norm,
+            optim="adamw_torch_fused",
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        Trainer(model=self.model, args=arguments, train_dataset=self.data, callbacks=[clock]).train()
+        return [b - a for a, b in zip(clock.ends, clock.ends[1:], strict=False)][1:]
+
+
+def stopwatch():
+    """A callback that notes when steps end."""
+    from transformers import TrainerCallback
+
+    class Stopwatch(TrainerCallback):
+        def __init__(self):
+            self.ends = []
+
+        def on_step_end(self, *_, **__):
+            self.ends.append(time.perf_counter())
+
+    return Stopwatch()
+
+
+def line(row):
+    least, middle, most = row["ratios"][0], statistics.median(row["ratios"]), row["ratios"][-1]
+    batch, tokens = row["rows_tokens"]
+    return (
+        f"| {row['name']} | {batch} x {tokens} | {1e3 * row['ours_s']:.0f} ms | {1e3 * row['theirs_s']:.0f} ms | "
+        f"{middle:.2f} | {least:.2f} to {most:.2f} |"
+    )
+
+
+def record(rows):
+    """Writes the figures, and the page's part between the markers."""
+    said = {"date": str(date.today()), "processor": platform.machine(), "cores": os.cpu_count(), "rows": rows}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(said, indent=1) + "\n")
+    table = [
+        BEGIN,
+        f"`single` beside Hugging Face's Trainer on {said['cores']} cores, {said['date']}: medians of whole steps of a",
+        "Llama in fp32 with AdamW, in alternation in one process. Above 1, ours is quicker.",
+        "",
+        "| parameters | rows x tokens | ours | Trainer | Trainer / ours | over the rounds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *map(line, rows),
+        END,
+    ]
+    page = PAGE.read_text()
+    if BEGIN not in page:
+        page = page.rstrip() + "\n\n## Techniques\n\n" + BEGIN + END + "\n"
+    before, rest = page.split(BEGIN, 1)
+    PAGE.write_text(before + "\n".join(table) + rest.split(END, 1)[1])
+
+
+if __name__ == "__main__":
+    main()
