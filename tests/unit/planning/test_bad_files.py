@@ -39,9 +39,8 @@ def refused(tmp_path, monkeypatch, capsys):
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
-DEEP_CONFIG = json.dumps(problem_file()).replace(
-    '"technique"', '"config": {"a": ' + "[" * 400 + "]" * 400 + '}, "x": 1, "technique"'
-)
+NESTED = '"config": {"a": ' + "[" * 400 + "]" * 400 + "}"
+DEEP_CONFIG = json.dumps(problem_file()).replace('"technique"', NESTED + ', "x": 1, "technique"')
 HUGE = json.dumps(problem_file()).replace("10.0", "1" + "0" * 400)
 LONGER = json.dumps(problem_file()).replace("10.0", "1" + "0" * 5000)
 
