@@ -88,6 +88,14 @@ class Fsdp(DataParallel):
         gathered_bytes = min(ahead_bytes, facts.parameter_bytes) if config["reshard"] else facts.parameter_bytes
         return state_bytes + gathered_bytes
 
+    def host_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """The share of the state that is offloaded."""
+        if gang.kind != "gpu" or not config.get("offload", False):
+            return 0
+        per_weight = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
+        num_shards: int = gang.num_devices // config.get("num_replicas", 1)
+        return facts.num_parameters * per_weight // num_shards
+
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Shards each layer, then what is left (embedding, norm, head) with the root."""
         import torch

@@ -39,6 +39,7 @@ class Pipeline(Technique):
     name = "pipeline"
     summary = "consecutive layers on consecutive devices, micro-batches streaming through"
     moves_model = True
+    divides_layers = True
     needs = "two devices or more, a layer for each; 1/n of the training state in each device's memory; loosely linked"
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:

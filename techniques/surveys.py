@@ -9,25 +9,48 @@ from typing import Any
 from techniques.job import Job
 from techniques.technique import GangShape
 
+REHEARSED, ARITHMETIC = "rehearsed", "arithmetic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Bytes that an option will need on each device, and beside each device in host memory.
+
+    source: "rehearsed" (its step was run without values, see `engine.rehearsal`) or "arithmetic", where it could not
+    be, because of `message`.
+    """
+
+    device_bytes: int
+    host_bytes: int = 0
+    source: str = REHEARSED
+    message: str = ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An option that could train a job, not measured yet; it takes `num_ranks` worker processes."""
+    """An option that could train a job, not measured yet; it takes `num_ranks` worker processes.
+
+    least_bytes: that a device needs at the least. forecast: what it will need, None where it surely has it.
+    step_s: predicted seconds of a step, None where nothing is known of the devices.
+    """
 
     technique: str
     config: Mapping[str, Any]
     num_devices: int
     num_ranks: int
     least_bytes: int
+    forecast: Forecast | None = None
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a technique cannot train a job on so many devices."""
+    """Why a technique cannot train a job on so many devices, or not under one `config`."""
 
     technique: str
     num_devices: int
     reason: str
+    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,8 @@ class Technique(ABC):
     saves_memory_of: ClassVar[str | None] = None
     # Whether `parallelize` brings the model to the device itself, layer by layer; else it is there whole before.
     moves_model: ClassVar[bool] = False
+    # Whether devices or moments have different layers: then what a few layers need says nothing of many.
+    divides_layers: ClassVar[bool] = False
     # The job's, set by the harness before `parallelize`: what is sent between ranks is rounded to it, if anything is.
     precision: str = "fp32"
     communication: str = "fp32"
@@ -112,6 +114,10 @@ class Technique(ABC):
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Bytes per device that this config needs at the least: an option above the device's memory is dropped."""
         return training_state_bytes(job, facts)
+
+    def host_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Bytes of host memory that one device's part takes where it does not lie on the device: of GPUs only."""
+        return 0
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
         """Gradients of the loss *sum* over this rank's share of a global step; returns that sum and its count.

@@ -1,0 +1,126 @@
+"""Counts the bytes of tensors that are alive, operator by operator: what an allocator would hold, without its gaps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+SETTING_UP = "setting up"
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it every storage that an operator makes is counted from then until nothing refers to it.
+
+    peaks: the most bytes alive at once, by phase; `enter` begins one. num_flops, num_bytes, num_operators: what the
+    operators since `reset` computed, read and wrote, and how many of them do more than look at a tensor in another way.
+    Wrappers (distributed tensors) count as what they wrap. Tensors made before are counted when an operator gives them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        self._live = 0
+        self._phase = SETTING_UP
+        self.peaks: dict[str, int] = {}
+        self.reset()
+
+    @property
+    def live(self) -> int:
+        """Bytes alive now."""
+        return self._live
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive at once since `reset`."""
+        return max(self.peaks.values(), default=self._live)
+
+    def reset(self) -> None:
+        """Forgets peaks and counts; what is alive stays counted."""
+        self.peaks.clear()
+        self.num_flops = self.num_bytes = self.num_operators = 0
+
+    def enter(self, phase: str) -> None:
+        """What happens from now on belongs to `phase`."""
+        self._phase = phase
+        self._note_peak()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Runs the operator, then looks at what it gave; wrappers run first, as operators on what they wrap."""
+        if any(hasattr(kind, "__tensor_flatten__") and kind is not FakeTensor for kind in types):
+            return NotImplemented
+        out = self.run(func, args, dict(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not _is_wrapper(leaf)]
+        is_new = [self._count(tensor) for tensor in tensors]
+        self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or func._schema.is_mutable)
+        self._note_peak()
+        return out
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `func` gives; a subclass may answer for it."""
+        return func(*args, **kwargs)
+
+    def _count(self, tensor: Tensor) -> bool:
+        """Takes a tensor's storage into the count; returns whether it is new there."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._sizes.get(key)
+        if known is None:
+            weakref.finalize(storage, self._forget, key)
+        self._sizes[key] = size
+        self._live += size - (known or 0)  # storages are resized in place: FSDP frees gathered weights so
+        return known is None
+
+    def _forget(self, key: int) -> None:
+        self._live -= self._sizes.pop(key)
+
+    def _note_peak(self) -> None:
+        self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self._live)
+
+    def _note_work(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any, *, does_more: bool) -> None:
+        if not does_more:
+            return
+        given = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
+        self.num_operators += 1
+        self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in given)
+        if (formula := flop_registry.get(func.overloadpacket)) is not None:
+            self.num_flops += int(formula(*args, **kwargs, out_val=out))
+        elif "flash_attention_for_cpu" in func.overloadpacket.__name__:
+            self.num_flops += _attention_flops(given, is_backward="backward" in func.overloadpacket.__name__)
+
+
+def watch_layers(live: LiveBytes, layers: list[nn.Module]) -> None:
+    """Makes each layer's forward and backward a phase of its own: "forward 0", ..., "backward 0".
+
+    What follows the last layer's forward (head and loss) belongs to that forward; what follows the first layer's
+    backward (the embedding's) to that backward.
+    """
+    for i, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, i=i: live.enter(f"forward {i}"))
+        layer.register_forward_hook(lambda _module, _args, out, i=i: _on_gradient(out, live, f"backward {i}"))
+
+
+def _on_gradient(out: Any, live: LiveBytes, phase: str) -> None:
+    for leaf in tree_leaves(out):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(lambda _: live.enter(phase))  # type: ignore[no-untyped-call]
+            return
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def _attention_flops(given: list[Tensor], *, is_backward: bool) -> int:
+    """Of q k^T and p v, [rows, heads, tokens, dim]; backward has five such products, the scores' recomputation one."""
+    query, key = (given[1], given[2]) if is_backward else (given[0], given[1])
+    rows, heads, num_queries, dim = query.shape
+    return (5 if is_backward else 2) * 2 * rows * heads * num_queries * key.shape[2] * dim

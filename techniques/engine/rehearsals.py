@@ -1,0 +1,170 @@
+"""Rehearsals in processes of their own, side by side, each result kept: nothing is rehearsed twice on a machine.
+
+A model of many equal layers is rehearsed with four and with five of them. Between the first two layers and the last
+two a step does the same thing over and over, so that a phase's peak is linear in the number of layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from techniques.engine.rehearsal import Rehearsed, Scene, rehearse
+from techniques.job import EvaluationSpec, ScheduleSpec
+from techniques.values import digest, from_json, to_json
+
+VERSION = 1  # raised when a rehearsal would tell something else
+FEW_LAYERS = (4, 5)
+AT_EITHER_END = 2
+PATIENCE_S = 180.0
+IRRELEVANT_DATA = ("name", "digest", "num_samples", "num_held_out", "source", "folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Why something could not be rehearsed."""
+
+    message: str
+
+
+def rehearse_all(scenes: Sequence[Scene], *, num_layers: int = 0, at_once: int = 1) -> list[Rehearsed | Fault]:
+    """Each scene's rehearsal, from the cache where it is there, else in a child process, `at_once` at the same time.
+
+    num_layers: of models that may be rehearsed with a few layers; 0 where none may.
+    """
+    few = num_layers > FEW_LAYERS[-1] + 1
+    wanted = [replace(_plain(s), num_layers=n) for s in scenes for n in (FEW_LAYERS if few else (None,))]
+    results = {_file(scene): scene for scene in wanted}
+    missing = [(file, scene) for file, scene in results.items() if not file.exists()]
+    _run(missing, at_once=at_once)
+    found = [_read(_file(scene)) for scene in wanted]
+    if not few:
+        return found
+    return [_with_layers(found[i], found[i + 1], num_layers) for i in range(0, len(found), 2)]
+
+
+def _with_layers(fewer: Rehearsed | Fault, more: Rehearsed | Fault, num_layers: int) -> Rehearsed | Fault:
+    """p(L) = p(4) + (L - 4) (p(5) - p(4)), for each phase near either end, and for the work."""
+    if isinstance(fewer, Fault) or isinstance(more, Fault):
+        return fewer if isinstance(fewer, Fault) else more
+    times = num_layers - FEW_LAYERS[0]
+    peaks = [dict(_at_the_ends(r.peaks, num)) for r, num in zip((fewer, more), FEW_LAYERS, strict=True)]
+    return Rehearsed(
+        peaks={phase: low + times * (peaks[1].get(phase, low) - low) for phase, low in peaks[0].items()},
+        num_flops=fewer.num_flops + times * (more.num_flops - fewer.num_flops),
+        num_bytes=fewer.num_bytes + times * (more.num_bytes - fewer.num_bytes),
+        num_operators=fewer.num_operators + times * (more.num_operators - fewer.num_operators),
+    )
+
+
+def _at_the_ends(peaks: Mapping[str, int], num_layers: int) -> Iterator[tuple[str, int]]:
+    """Phases by their place: of layers, the first two, and the last two counted from the end."""
+    for phase, peak in peaks.items():
+        kind, _, number = phase.partition(" ")
+        if not number.isdigit() or int(number) < AT_EITHER_END:
+            yield phase, peak
+        elif int(number) >= num_layers - AT_EITHER_END:
+            yield f"{kind} {int(number) - num_layers}", peak
+
+
+def _plain(scene: Scene) -> Scene:
+    """The scene without what makes no difference, so that jobs that differ in it share a rehearsal."""
+    job = replace(
+        scene.job,
+        name="rehearsal",
+        base=None,
+        optimizer=replace(scene.job.optimizer, lr=1e-3),
+        schedule=ScheduleSpec(),
+        num_steps=10,
+        num_epochs=None,
+        evaluation=EvaluationSpec(),
+        seed=0,
+        techniques=None,
+        num_devices=None,
+    )
+    return replace(scene, job=job, shape=replace(scene.shape, memory_bytes=0))
+
+
+def _file(scene: Scene) -> Path:
+    said = to_json(scene)
+    folder = Path(said.pop("cache_dir")) / "rehearsals"
+    if said["data"]["kind"] != "other":
+        for key in IRRELEVANT_DATA:
+            said["data"].pop(key, None)
+    return folder / f"{digest([said, torch.__version__, transformers.__version__, VERSION], length=32)}.json"
+
+
+def _read(file: Path) -> Rehearsed | Fault:
+    data = json.loads(file.read_text())
+    return from_json(Fault, data) if "message" in data else from_json(Rehearsed, data)
+
+
+def _keep(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(text)
+    aside.rename(file)
+
+
+def _run(missing: Sequence[tuple[Path, Scene]], *, at_once: int) -> None:
+    left, running = list(missing), dict[int, tuple[Path, int]]()
+    while left or running:
+        while left and len(running) < max(at_once, 1):
+            file, scene = left.pop(0)
+            pid, pipe = _start(scene)
+            running[pipe] = (file, pid)
+        ready, _, _ = select.select(list(running), [], [], PATIENCE_S)
+        for pipe in ready or list(running):
+            file, pid = running.pop(pipe)
+            _keep(file, json.dumps(_answer(pipe, pid, is_late=not ready)))
+
+
+def _start(scene: Scene) -> tuple[int, int]:
+    """A child that rehearses and writes its answer into a pipe; its pid and the pipe's end to read from."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    status = 1
+    try:
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+            answer = _told(scene)
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(json.dumps(answer))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _told(scene: Scene) -> Any:
+    torch.set_num_threads(1)
+    try:
+        return to_json(rehearse(scene))
+    except Exception as error:  # noqa: BLE001 - a model that looks at values may raise anything: told
+        return to_json(Fault(message=f"{type(error).__name__}: {error}"))
+
+
+def _answer(pipe: int, pid: int, *, is_late: bool) -> Any:
+    if is_late:
+        os.kill(pid, signal.SIGKILL)
+    with os.fdopen(pipe) as file:
+        text = file.read()
+    _, status = os.waitpid(pid, 0)
+    if is_late:
+        return to_json(Fault(message=f"took longer than {PATIENCE_S:.0f} s"))
+    if not text:
+        print(f"a rehearsal ended with status {status}", file=sys.stderr)
+        return to_json(Fault(message=f"the process ended with status {os.waitstatus_to_exitcode(status)}"))
+    return json.loads(text)
