@@ -12,6 +12,8 @@ TESTS ?= tests
 
 BIN := .venv/bin
 READY := .venv/.ready
+# What bench-gpu runs: a machine with a GPU may have its own torch and transformers, and nothing else.
+PYTHON_GPU ?= $(BIN)/python
 BENCH_READY := .venv-bench/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -24,7 +26,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-full lint check-style check-format check-types check-imports format bench bench-planning \
-	environment constraints clean
+	bench-techniques bench-gpu environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -58,6 +60,13 @@ format: $(READY)  ## Format the code, and mend what ruff can mend
 
 bench: $(READY)  ## Measure whole runs against what a person would do by hand
 	$(BIN)/python benchmarks/run.py
+
+bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, and zero2's overlap (as root)
+	$(BIN)/python benchmarks/trainers.py
+	$(BIN)/python benchmarks/overlap.py
+
+bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters on one GPU (PYTHON_GPU=python3 where torch is)
+	$(PYTHON_GPU) benchmarks/gpu.py
 
 # About 25 minutes on two cores; BENCH="--quick" or BENCH="--only sweep" for less.
 bench-planning: $(READY) $(BENCH_READY)  ## Measure the planner, and other planners on the same problems
