@@ -26,7 +26,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-full lint check-style check-format check-types check-imports format bench bench-planning \
-	bench-techniques bench-gpu environment constraints clean
+	bench-techniques bench-gpu bench-simulate environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,9 @@ bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, 
 
 bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters on one GPU (PYTHON_GPU=python3 where torch is)
 	$(PYTHON_GPU) benchmarks/gpu.py
+
+bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
+	$(BIN)/python -m benchmarks.simulate $(BENCH)
 
 # About 25 minutes on two cores; BENCH="--quick" or BENCH="--only sweep" for less.
 bench-planning: $(READY) $(BENCH_READY)  ## Measure the planner, and other planners on the same problems

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
-from benchmarks import planning_others, planning_simulated
+from benchmarks import planning_others
 from benchmarks.planning_problems import Maker, drawn, fused, replanned, ruled, sweep, switches
 from tasks.planning import Plan, Problem, solve, verify
 from tasks.planning.baselines import BASELINES
@@ -125,7 +125,6 @@ ROWS = (
         with_dear_switches=False,
     ),
 )
-SIMULATED = 2  # draws of each kind
 LARGE = ("256", "512", "4,096")  # what --quick leaves out
 
 
@@ -151,12 +150,9 @@ def main() -> None:
             print(line(rows[-1]), flush=True)
             if is_whole:
                 record(rows)
-    simulated = planning_simulated.simulated(seeds=SIMULATED) if is_whole else []
-    if is_whole:
-        record(rows, simulated)
     compared = planning_others.compare() if arguments.others and not arguments.only else []
     if is_whole:
-        record(rows, simulated, compared)
+        record(rows, compared)
     elif compared:
         print("\n".join(planning_others.table(compared)))
 
@@ -210,11 +206,11 @@ def _makespan_s(rule: Callable[[Problem], Plan], problem: Problem) -> float | No
         return None
 
 
-def record(rows: list[dict], simulated: Sequence[dict] = (), compared: Sequence[dict] = ()) -> None:
+def record(rows: list[dict], compared: Sequence[dict] = ()) -> None:
     """Writes what was measured so far, so that a run that is stopped leaves its rows."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": platform.machine(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
-    tables = {"rows": rows, "simulated": list(simulated), "compared": list(compared)}
+    tables = {"rows": rows, "compared": list(compared)}
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, **tables}, indent=1) + "\n")
     write_page(machine, **tables)
 
@@ -236,7 +232,7 @@ def _goal(row: dict) -> str:
     return f"<= {times * row['goal_mean']:.1f} %{worst}"
 
 
-def write_page(machine: dict, *, rows: list[dict], simulated: list[dict], compared: list[dict]) -> None:
+def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None:
     """The tables, between the markers; what else is on the page stays."""
     body = [
         BEGIN,
@@ -249,14 +245,6 @@ def write_page(machine: dict, *, rows: list[dict], simulated: list[dict], compar
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *map(line, rows),
     ]
-    if simulated:
-        body += [
-            "",
-            f"Simulated by the executor's own rules, each job's runtime off by N(0, {planning_simulated.NOISE:.0%}):",
-            "the realised makespan over that of one who knew the true runtimes.",
-            "",
-            *planning_simulated.table(simulated),
-        ]
     if compared:
         body += [
             "",
