@@ -13,6 +13,7 @@ what is computed again counts once. The peak is that of dense bf16 products, 989
 
 import argparse
 import importlib.util
+import itertools
 import json
 import statistics
 import subprocess
@@ -183,7 +184,7 @@ def theirs(config, kind, folder, num_steps, *, torch_compile):
     data = Tokens(config["max_position_embeddings"], config["vocab_size"])
     model = LlamaForCausalLM(LlamaConfig(**config, use_cache=False))
     Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Stopwatch()]).train()
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    return [b - a for a, b in itertools.pairwise(ends)]
 
 
 def timed(step):

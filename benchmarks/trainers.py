@@ -8,6 +8,7 @@ benchmarks/results/trainers.json and the part of docs/benchmarks.md between the 
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -136,7 +137,7 @@ class Theirs:
             disable_tqdm=True,
         )
         Trainer(model=self.model, args=arguments, train_dataset=self.data, callbacks=[clock]).train()
-        return [b - a for a, b in zip(clock.ends, clock.ends[1:], strict=False)][1:]
+        return [b - a for a, b in itertools.pairwise(clock.ends)][1:]
 
 
 def stopwatch():
