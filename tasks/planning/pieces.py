@@ -23,6 +23,7 @@ HEATS = (0.02, 0.005)  # first temperatures of the searches that run side by sid
 PER_END = 0.05  # weight of early ends beside the makespan: what makes room behind a list worth something
 PER_SWITCH = 5e-4  # of the objective, on one node: what another piece must gain
 PLACEMENTS = 24_000_000  # of pieces on nodes by one search: about two seconds
+TRIALS_PER_JOB = 12_000  # at most: small problems need no more
 SLICE = 2_000_000  # placements between two looks at the clock
 
 
@@ -100,7 +101,8 @@ class PieceSearch:
         best = List(*(array.copy() for array in now))
         clock, energies = np.zeros(1, np.int64), np.zeros(2)
         per_trial = len(self.problem.jobs) * (4 + len(self.problem.nodes))
-        steps, in_slice = max(200, placements // per_trial), max(50, SLICE // per_trial)
+        most = TRIALS_PER_JOB * len(self.problem.jobs)
+        steps, in_slice = min(most, max(200, placements // per_trial)), max(50, SLICE // per_trial)
         for k, begin in enumerate(range(0, steps, in_slice)):
             until = min(steps, begin + in_slice)
             is_done = anneal_pieces(

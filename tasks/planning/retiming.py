@@ -33,6 +33,8 @@ def retimed(
     Times of the argument matter only by their order. Returns None where no times do all of that.
     """
     structure = _Structure.of(problem, segments, least_s)
+    if not structure.keeps_pinned:
+        return None
     lengths_s = structure.best_lengths_s(objective)
     return None if lengths_s is None else structure.with_lengths(lengths_s)
 
@@ -105,6 +107,15 @@ class _Structure:
                     least[i] = max(least[i], job.running.pinned_until_s)
         follows = tuple(sorted(set(_followers(problem, rows, of_job))))
         return cls(problem, jobs, rows, tuple(paid_s), tuple(least), tuple(held), of_job, follows)
+
+    @property
+    def keeps_pinned(self) -> bool:
+        """Whether every pinned job goes on with what it does."""
+        return all(
+            self.held_at_0[self.of_job[job_id][0]]
+            for job_id, job in self.jobs.items()
+            if job.running is not None and job.running.pinned_until_s > 0.0
+        )
 
     def best_lengths_s(self, objective: str) -> list[float] | None:
         """The lengths of the segments in an optimum of the linear program; None where there is none."""
