@@ -108,8 +108,8 @@ def record(rows: list[dict]) -> None:
     RESULTS.write_text(json.dumps(content, indent=1) + "\n")
     body = [
         BEGIN,
-        f"{date.today().isoformat()}, {machine['cores']} cores. Realised over a clairvoyant's makespan, switches a job,",
-        "each mean and worst; plans that were made, and a plan's seconds of processors.",
+        f"{date.today().isoformat()}, {machine['cores']} cores. Realised over a clairvoyant's makespan, ",
+        "switches a job, each mean and worst; plans that were made, and a plan's seconds of processors.",
         "",
         *table(rows),
     ]

@@ -22,10 +22,10 @@ from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
 from tasks.execution.events import ExecutionEvent
 from tasks.execution.executor import Executor, MakePlan
 from tasks.execution.journal import begin
-from tasks.execution.replanner import Replanner
+from tasks.execution.replanner import POLICY, Replanner
 from tasks.execution.task import ProgressArtifact, submit_with
 from tasks.planning import Plan, Problem, ProblemError
-from tasks.planning.task import plan_task
+from tasks.planning.task import checked_plan, plan_task
 from tasks.planning.terms import plan_giving_up_deadlines
 from tasks.profiling.stage import Profiled
 from tasks.profiling.task import profile_task
@@ -116,7 +116,14 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
     def on_terms(problem: Problem) -> Problem:
         return batch.terms.on(problem, elapsed_s=_elapsed_s(shop))
 
-    replanner = Replanner(name=batch.name, cluster=shop.bench.cluster, make_plan=make_plan, on_terms=on_terms)
+    replanner = Replanner(
+        name=batch.name,
+        cluster=shop.bench.cluster,
+        # No Prefect task: most of these plans are not followed, and one may still be in the making when the flow ends.
+        make_plan=partial(checked_plan, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=batch.terms.objective),
+        on_terms=on_terms,
+        policy=replace(POLICY, objective=batch.terms.objective),
+    )
     executor = Executor(
         name=batch.name,
         jobs=[jobs.get(job.name, job) for job in batch.jobs],

@@ -16,6 +16,7 @@ from tasks.execution.timeline import Timeline
 from tasks.planning import Node, Option, Plan, Problem
 from tasks.planning.bounds import preemptive_bound
 from tasks.planning.problem import Running
+from tasks.planning.solve import Objective
 from tasks.planning.terms import plan_giving_up_deadlines
 
 SHARED = 0.9  # share of the variance of a job's error (of its logarithm) that all of its options have in common
@@ -58,6 +59,7 @@ class Policy:
     two plans by the clock, as a share of the first makespan. surprise: how far, as a share of what is left, a job's
     forecast end may move before the rest is planned at once. worth, per_switch: what a new plan must gain, as shares of
     what is left: in any case, and for each job that it stops. worth_s: what it must gain at least, in seconds.
+    objective: what is to gain: the last end, or for "weighted" the mean end by weight; "cost" is judged by its end.
     """
 
     every: float = 0.1
@@ -66,6 +68,7 @@ class Policy:
     worth: float = 0.002
     per_switch: float = 0.0005
     worth_s: float = 0.0
+    objective: Objective = "makespan"
 
 
 @dataclass
@@ -161,7 +164,7 @@ def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
 
     The pattern LP's bound says so in milliseconds: often, and always when only one job is left, no solver is needed.
     """
-    if any(job.deadline_s is not None for job in rest.problem.jobs):
+    if policy.objective != "makespan" or any(job.deadline_s is not None for job in rest.problem.jobs):
         return True
     could_gain_s = left_s - preemptive_bound(rest.problem).seconds
     return could_gain_s > max(policy.worth * left_s, policy.worth_s)
@@ -182,12 +185,22 @@ def is_worth_it(now: Timeline, fresh: Sequence[PlannedSegment], *, policy: Polic
     kept, new = now.fork(), now.fork()
     new.adopt(fresh)
     num_stops = len(hand_over(fresh, running=[s.segment for s in now.running.values()]).stops)
-    kept_s, new_s = kept.finish() - now.now_s, new.finish() - now.now_s
+    kept_s, new_s = _left_s(kept, now, policy), _left_s(new, now, policy)
     if new_s == math.inf:
         return False
     price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * num_stops * new_s
     late_s = kept.late_s - new.late_s
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
+
+
+def _left_s(ahead: Timeline, now: Timeline, policy: Policy) -> float:
+    """Seconds from `now` to the last end of what is played to its end, or to the mean end by weight."""
+    end_s = ahead.finish()
+    if policy.objective != "weighted" or end_s == math.inf:
+        return end_s - now.now_s
+    weights = {job.id: job.weight for job in ahead.problem.jobs if job.id not in now.ended_s}
+    total = sum(weights.values())
+    return sum(w * (ahead.ended_s[job] - now.now_s) for job, w in weights.items()) / total if total else 0.0
 
 
 def _has_room(option: Option, nodes: Sequence[Node]) -> bool:

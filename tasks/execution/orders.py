@@ -38,7 +38,8 @@ def gang_order(
     base: the job of the batch whose finished model is adapted, None where there is none.
     """
     weights = place.model_dir(base) if base else place.weights.get(job.name)
-    every_s = place.checkpoint_every_s or checkpoint_interval_s(profile.save_s, num_devices=profile.num_devices)
+    stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
+    every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
     return GangOrder(
         purpose=TRAIN,
         job=job,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
 import math
 import threading
@@ -66,8 +65,7 @@ class Thought:
 class Replanner:
     """Decides when the rest of a batch is planned anew and whether that plan is followed. Called by one thread.
 
-    on_terms: adds what is asked of plans beside the jobs. clock: monotonic seconds. background: by default a thread, in
-    the caller's context.
+    on_terms: adds what is asked of plans beside the jobs. clock: monotonic seconds. background: by default a thread.
     """
 
     def __init__(
@@ -224,13 +222,12 @@ def _ends(ahead: Timeline) -> dict[str, float]:
 
 
 def _in_a_thread(think: Callable[[], Plan]) -> Future[Plan]:
-    """Runs in a thread of its own that does not outlive the process, in the caller's context (a flow run's)."""
+    """Runs in a thread of its own, which the process does not wait for at its end."""
     future: Future[Plan] = Future()
-    context = contextvars.copy_context()
 
     def work() -> None:
         try:
-            future.set_result(context.run(think))
+            future.set_result(think())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is told where the result is asked for
             future.set_exception(error)
 

@@ -19,15 +19,21 @@ def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) 
     return not isinstance(state.result(raise_on_failure=False), ProblemError)
 
 
+def checked_plan(problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan") -> Plan:
+    """Solves the problem and has the plan checked by the independent verifier. Raises ProblemError as `solve` does."""
+    plan = solve(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+    faults = verify(plan, problem)
+    assert not faults, f"the planner made an invalid plan of {problem.name}: {'; '.join(faults)}"
+    return plan
+
+
 @task(name="plan", retries=1, retry_condition_fn=_may_go_well_again, cache_policy=NO_CACHE, persist_result=False)
 def plan_task(problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan") -> Plan:
     """Solves the problem, has the plan checked by the independent verifier, and shows it in Prefect's UI.
 
     Raises ProblemError where no plan meets the deadlines.
     """
-    plan = solve(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
-    faults = verify(plan, problem)
-    assert not faults, f"the planner made an invalid plan of {problem.name}: {'; '.join(faults)}"
+    plan = checked_plan(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
     create_markdown_artifact(
         key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
     )

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tasks.execution.local import LocalRunner
+from techniques.engine.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 
 ENDLESS = 1_000_000
@@ -24,6 +25,26 @@ def test_stopping_all_checkpoints_what_runs_and_what_is_still_to_come(bench, tmp
         assert outcome.status == "preempted"
         assert 0 < outcome.result["step"] < ENDLESS
     assert late.result["step"] == 1
+
+
+@pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
+def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tmp_path, layout):
+    runner, job = LocalRunner(bench.server), bench.job(num_steps=ENDLESS)
+    order = bench.order(job, layout, tmp_path / "gang", last_step=5)
+    last_steps = []
+
+    def on_event(event):
+        if event["event"] == "steps":
+            last_steps.append(event["first_step"] + len(event["losses"]))
+            if last_steps[-1] > 20:
+                runner.steer(order.folder, STOP)
+
+    runner.steer(order.folder, until(7))  # before it is started
+    runner.steer(order.folder, until(ENDLESS))
+    outcome = runner.run(order, num_ranks=layout.num_devices, on_event=on_event)
+    assert outcome.status == "preempted"
+    assert 20 < outcome.result["step"] < ENDLESS
+    assert last_steps[-1] == outcome.result["step"]
 
 
 def test_killing_all_ends_gangs_side_by_side(bench, tmp_path):
