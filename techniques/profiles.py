@@ -14,6 +14,7 @@ class Profile:
     peak_bytes: the most memory that one device (one rank's process, for CPU slots) held.
     startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
         evaluation on held-out data, and of writing the finished model.
+    stall_s: for which a checkpoint that is written while training goes on holds it up; None: as long as it takes.
     source: "measured" by a trial, or "predicted".
     """
 
@@ -27,6 +28,7 @@ class Profile:
     save_s: float = 0.0
     evaluate_s: float = 0.0
     export_s: float = 0.0
+    stall_s: float | None = None
     source: str = "measured"
 
     def runtime_s(self, *, num_steps: int, num_evaluations: int = 1, num_saves: int = 1) -> float:

@@ -11,9 +11,9 @@ MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # of one device
 def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = MEAN_TIME_BETWEEN_FAILURES_S) -> float:
     """Seconds of training between checkpoints that lose least, from what one takes of training and the failure rate.
 
-    With C = `stall_s` (of a checkpoint that is written while training goes on, the seconds for which it is held up; else
-    all of its seconds) and M = `mtbf_s` / `num_devices` (any device's failure ends the gang), the first-order optimum is
-    sqrt(2 C M) (Young, CACM 1974; Daly, FGCS 2006); never so short that saving costs more than 2 % of the time.
+    With C = `stall_s` (the seconds for which a checkpoint that is written while training goes on holds it up) and
+    M = `mtbf_s` / `num_devices` (any device's failure ends the gang), the first-order optimum is sqrt(2 C M) (Young,
+    CACM 1974; Daly, FGCS 2006); never so short that saving costs more than 2 % of the time.
     """
     optimum_s = math.sqrt(2 * stall_s * mtbf_s / num_devices)
     return max(optimum_s, stall_s / MOST_OVERHEAD)

@@ -8,32 +8,30 @@ Tensors bear canonical names: `model/<parameter>` and `optimizer/<parameter>/<st
 holds, each with its offset in the whole; replicated ones are written once. Reading copies the overlap of the pieces
 with what the reader's layout wants, so that layouts and world sizes need not agree. No pickle is written or read.
 
-A save goes to a folder beside, is synced, and becomes visible by one rename; a folder without a whole manifest, or with
-a file that does not match it, is passed over and the one before it is used.
+A save is written aside, synced, and becomes visible at once (`places` says how, on disks and in stores of objects); a
+folder without a whole manifest, or with a file that does not match it, is passed over and the one before it is used.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from techniques.engine.places import MANIFEST, Block, Place, place_of
 from techniques.values import digest, from_json, to_json
 
-MANIFEST = "manifest.json"
 FORMAT = 1
+READ_BYTES = 1 << 20
 
 Agree = Callable[[bool], bool]
 """Whether all ranks say yes; also a barrier."""
 
-
-WritePieces = Callable[[Path], "Mapping[str, StoredTensor]"]
-"""Writes a rank's pieces into a file and says what they are (none: no file)."""
+WritePieces = Callable[[str], "Pieces"]
+"""A rank's pieces, to be written into the file of that name."""
 
 
 class CheckpointError(OSError):
@@ -60,6 +58,14 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """What a rank writes: its pieces of tensors (none: no file), and the content of the file that holds them."""
+
+    tensors: Mapping[str, StoredTensor]
+    blocks: Iterable[Block] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredFile:
     """A file's size and SHA-256."""
 
@@ -80,34 +86,59 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A readable checkpoint on disk."""
+    """A readable checkpoint; name: of its folder in `place`."""
 
-    folder: Path
+    place: Place
+    name: str
     manifest: Manifest
+
+    @property
+    def location(self) -> str:
+        """Its folder or URL."""
+        return self.place.location(self.name)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder, of one on a local disk."""
+        return Path(self.location)
 
 
 class CheckpointStore:
     """The checkpoints of one job, seen by one rank of those that read and write together.
 
+    root: a folder or an fsspec URL. attempt: a word that the ranks of one gang share and others do not.
     passed_over: the newer folders that the last `newest` found not to be whole.
+
+    `save` does all of a save at once. Where ranks do other work meanwhile they call `write_part` each, and when all
+    have returned, one of them `publish`, or `drop` where one has failed.
     """
 
-    def __init__(self, root: Path, *, rank: int = 0, num_ranks: int = 1, agree: Agree = bool, keep: int = 2) -> None:
-        self.root = root
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        agree: Agree = bool,
+        keep: int = 2,
+        attempt: str = "0",
+    ) -> None:
+        self.root, self._place = root, place_of(root)
         self._rank, self._num_ranks, self._agree, self._keep = rank, num_ranks, agree, keep
-        self.passed_over: list[Path] = []
+        self._attempt = attempt
+        self.passed_over: list[str] = []
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, checked byte by byte; its files are shared out among the ranks."""
         self.passed_over = []
-        for folder in sorted(self.root.glob("step-????????"), reverse=True):
-            manifest = read_manifest(folder)
+        for name in reversed(self._place.names()):
+            manifest = read_manifest(self._place, name)
             mine = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
-            whole = manifest is not None and all(is_whole(folder / name, manifest.files[name]) for name in mine)
+            whole = manifest is not None and all(self._is_whole(name, file, manifest) for file in mine)
             if self._agree(whole):
                 assert manifest is not None
-                return Checkpoint(folder=folder, manifest=manifest)
-            self.passed_over.append(folder)
+                return Checkpoint(place=self._place, name=name, manifest=manifest)
+            self.passed_over.append(self._place.location(name))
         return None
 
     def save(self, step: int, write_pieces: WritePieces, meta: Mapping[str, Any]) -> None:
@@ -115,13 +146,52 @@ class CheckpointStore:
 
         Raises CheckpointError on every rank where any could not write; the checkpoints before stay as they were.
         """
-        aside = self.root / f"step-{step:08d}.tmp"
         leads = self._rank == 0
-        self._together(aside, lambda: self._prepare(aside) if leads else None)
-        self._together(aside, lambda: self._write_part(aside, step, write_pieces))
-        self._together(aside, lambda: self._publish(aside, step, meta) if leads else None)
+        self._together(step, lambda: self._place.sweep() if leads else None)
+        self._together(step, lambda: self.write_part(step, write_pieces))
+        self._together(step, lambda: self.publish(step, meta) if leads else None)
 
-    def _together(self, aside: Path, action: Callable[[], None]) -> None:
+    def write_part(self, step: int, write_pieces: WritePieces) -> None:
+        """Writes what this rank holds, aside. Needs no other rank. Raises OSError."""
+        aside = self._aside(step)
+        if self._rank == 0:
+            self._place.sweep(but=aside)
+        path = f"{aside}rank-{self._rank:05d}.safetensors"
+        name = path.partition("/")[2]
+        pieces, files = write_pieces(name), {}
+        if pieces.tensors:
+            files[name] = _write_described(self._place, path, pieces.blocks)
+        part = Manifest(step=step, tensors=pieces.tensors, files=files)
+        self._place.write(self._part(step, self._rank), [json.dumps(to_json(part)).encode()])
+
+    def publish(self, step: int, meta: Mapping[str, Any]) -> None:
+        """Makes the parts that all ranks have written a checkpoint, and drops old ones. On one rank. Raises OSError."""
+        parts = []
+        for rank in range(self._num_ranks):
+            with self._place.open(self._part(step, rank)) as stream:
+                parts.append(from_json(Manifest, json.loads(stream.read())))
+        said = to_json(_merge(parts, step, meta))
+        manifest = json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
+        name = _folder(step)
+        if self._is_whole_checkpoint(name):  # the same step, trained again after a fault: the same state
+            self.drop(step)
+        else:
+            self._place.reveal(self._aside(step), name, manifest)
+        self._place.point_latest(name)
+        # Newer ones were passed over when this state was restored: they are corrupt, and must not crowd out whole ones.
+        for old in [known for known in self._place.names() if known <= name][: -self._keep]:
+            self._place.remove(old)
+
+    def drop(self, step: int) -> None:
+        """Removes what the ranks have written of a checkpoint that is not to be."""
+        self._place.drop(self._aside(step))
+
+    def failed(self, step: int, fault: BaseException | None) -> CheckpointError:
+        """What to raise or tell where a save failed; fault: of this rank, None where it was another's."""
+        reason = f": {fault}" if fault is not None else " on another rank"
+        return CheckpointError(f"checkpoint {_folder(step)} could not be written under {self.root}{reason}")
+
+    def _together(self, step: int, action: Callable[[], None]) -> None:
         """Does it on every rank; where one fails, all fail, and what was written aside gives its room back."""
         fault: OSError | None = None
         try:
@@ -131,50 +201,28 @@ class CheckpointStore:
         if self._agree(fault is None):
             return
         if self._rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-        reason = f": {fault}" if fault is not None else " on another rank"
-        raise CheckpointError(f"checkpoint {aside.stem} could not be written under {self.root}{reason}")
+            self.drop(step)
+        raise self.failed(step, fault)
 
-    def _prepare(self, aside: Path) -> None:
-        for left_over in self.root.glob("step-????????.tmp"):
-            shutil.rmtree(left_over)
-        aside.mkdir(parents=True)
+    def _aside(self, step: int) -> str:
+        return self._place.aside(_folder(step), self._attempt)
 
-    def _write_part(self, aside: Path, step: int, write_pieces: WritePieces) -> None:
-        file = aside / f"rank-{self._rank:05d}.safetensors"
-        tensors = write_pieces(file)
-        files = {file.name: _sync_and_describe(file)} if file.exists() else {}
-        part = Manifest(step=step, tensors=tensors, files=files)
-        _write_synced(aside / f"part-{self._rank:05d}.json", json.dumps(to_json(part)))
+    def _part(self, step: int, rank: int) -> str:
+        return f"{self._aside(step)}part-{rank:05d}.json"
 
-    def _publish(self, aside: Path, step: int, meta: Mapping[str, Any]) -> None:
-        parts = sorted(aside.glob("part-*.json"))
-        assert len(parts) == self._num_ranks
-        manifest = _merge([from_json(Manifest, json.loads(part.read_text())) for part in parts], step, meta)
-        said = to_json(manifest)
-        _write_synced(aside / MANIFEST, json.dumps({"sha256": digest(said, length=64), **said}, indent=1))
-        for part in parts:
-            part.unlink()
-        _sync_folder(aside)
-        final = self.root / f"step-{step:08d}"
-        if _is_whole_checkpoint(final):  # the same step, trained again after a fault: the same state
-            shutil.rmtree(aside)
-        else:
-            shutil.rmtree(final, ignore_errors=True)
-            aside.rename(final)
-        _sync_folder(self.root)
-        _write_synced(self.root / "latest.tmp", final.name)
-        (self.root / "latest.tmp").rename(self.root / "latest")
-        # Newer ones were passed over when this state was restored: they are corrupt, and must not crowd out whole ones.
-        up_to_here = [folder for folder in sorted(self.root.glob("step-????????")) if folder.name <= final.name]
-        for old in up_to_here[: -self._keep]:
-            shutil.rmtree(old)
+    def _is_whole(self, name: str, file: str, manifest: Manifest) -> bool:
+        return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
+
+    def _is_whole_checkpoint(self, name: str) -> bool:
+        manifest = read_manifest(self._place, name)
+        return manifest is not None and all(self._is_whole(name, file, manifest) for file in manifest.files)
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint folder, or None where it is missing, not readable, or not what was written."""
+def read_manifest(place: Place, name: str) -> Manifest | None:
+    """The manifest of a checkpoint's folder, or None where it is missing, not readable, or not what was written."""
     try:
-        said = json.loads((folder / MANIFEST).read_text())
+        with place.open(f"{name}/{MANIFEST}") as stream:
+            said = json.loads(stream.read())
         checksum = said.pop("sha256")
         manifest = from_json(Manifest, said)
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
@@ -182,19 +230,22 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
 
 
-def is_whole(file: Path, stored: StoredFile) -> bool:
+def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:
     """Whether a file is there with the size and the checksum that the manifest tells."""
     try:
-        if file.stat().st_size != stored.num_bytes:
+        if place.size(path) != stored.num_bytes:
             return False
-        return _checksum(file) == stored.sha256
+        value = sha256()
+        with place.open(path) as stream:
+            while block := stream.read(READ_BYTES):
+                value.update(block)
     except OSError:
         return False
+    return value.hexdigest() == stored.sha256
 
 
-def _is_whole_checkpoint(folder: Path) -> bool:
-    manifest = read_manifest(folder)
-    return manifest is not None and all(is_whole(folder / name, file) for name, file in manifest.files.items())
+def _folder(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _merge(parts: list[Manifest], step: int, meta: Mapping[str, Any]) -> Manifest:
@@ -208,30 +259,16 @@ def _merge(parts: list[Manifest], step: int, meta: Mapping[str, Any]) -> Manifes
     return Manifest(step=step, tensors=tensors, files=files, meta=meta)
 
 
-def _checksum(file: Path) -> str:
-    value = sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
+def _write_described(place: Place, path: str, blocks: Iterable[Block]) -> StoredFile:
+    """Writes a file and says its size and checksum: of what was meant, so that a fault on its way is found too."""
+    value, num_bytes = sha256(), 0
+
+    def passing() -> Iterator[Block]:
+        nonlocal num_bytes
+        for block in blocks:
             value.update(block)
-    return value.hexdigest()
+            num_bytes += len(block)
+            yield block
 
-
-def _sync_and_describe(file: Path) -> StoredFile:
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-    return StoredFile(num_bytes=file.stat().st_size, sha256=_checksum(file))
-
-
-def _write_synced(file: Path, text: str) -> None:
-    with file.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    place.write(path, passing())
+    return StoredFile(num_bytes=num_bytes, sha256=value.hexdigest())

@@ -32,7 +32,8 @@ class GangOrder:
     data: the JSON form of the `PreparedData` that the job was surveyed with: content that has changed since is refused;
         None takes what is there.
     folder: this gang's own scratch folder (rendezvous, logs). cache_dir: prepared data.
-    checkpoint_dir: where checkpoints are read and written. model_dir: where the finished model is exported.
+    checkpoint_dir: where checkpoints are read and written, a folder or an fsspec URL.
+    model_dir: where the finished model is exported.
     weights_from: a folder with the safetensors of the base model, or None.
     checkpoint_every_s: seconds between checkpoints; None for none but the last.
     import_paths: folders appended to the workers' import path, where users' factories are.

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from techniques.engine.checkpoint import Checkpoint, CheckpointError, Piece, StoredTensor
+from techniques.engine.checkpoint import Checkpoint, CheckpointError, Piece, Pieces, StoredTensor, WritePieces
 from techniques.engine.gradients import local
-
-# The names that safetensors gives to the dtypes that a training state holds.
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from techniques.engine.places import UrlPlace
+from techniques.engine.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a part of a tensor."""
@@ -61,20 +49,50 @@ def is_first_replica(tensor: Tensor, *, rank: int) -> bool:
     return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
 
 
-def piece_writer(mine: Mapping[str, Tensor]) -> Callable[[Path], Mapping[str, StoredTensor]]:
-    """What `CheckpointStore.save` calls on a rank that is to write its parts of the tensors `mine`."""
+def piece_writer(mine: Mapping[str, Tensor], *, copies: HostCopies | None = None) -> WritePieces:
+    """What a rank that is to write its parts of the tensors `mine` hands to `CheckpointStore`.
 
-    def write(file: Path) -> Mapping[str, StoredTensor]:
-        held = {name: tensor for name, tensor in mine.items() if local(tensor).numel()}
-        if not held:
-            return {}
-        try:
-            save_file({name: local(tensor).cpu().contiguous() for name, tensor in held.items()}, file)
-        except SafetensorError as error:  # how the library reports a full disk
-            raise CheckpointError(str(error)) from error
-        return {name: _stored(name, tensor, file.name) for name, tensor in held.items()}
+    copies: where the parts are copied to, now, so that training may go on while they are written; without it they are
+    read from `mine` when they are written, one after another.
+    """
+    held = {name: tensor for name, tensor in mine.items() if local(tensor).numel()}
+    regions = {name: (*_region(tensor), tuple(tensor.shape), tensor.dtype) for name, tensor in held.items()}
+    parts = {name: local(tensor) for name, tensor in held.items()}
+    if copies is not None:
+        parts = copies.take(parts)
 
-    return write
+    def pieces(file: str) -> Pieces:
+        tensors = {}
+        for name, (offset, shape, whole_shape, dtype) in regions.items():
+            piece = Piece(file=file, key=name, offset=offset, shape=shape)
+            tensors[name] = StoredTensor(dtype=DTYPE_NAMES[dtype], shape=whole_shape, pieces=(piece,))
+        return Pieces(tensors=tensors, blocks=blocks_of(parts))
+
+    return pieces
+
+
+class HostCopies:
+    """Copies of a rank's tensors in host memory, in buffers that are used again by the next one.
+
+    is_pinned: in memory that a GPU copies into by itself, at the full speed of its link.
+    """
+
+    def __init__(self, *, is_pinned: bool) -> None:
+        self._is_pinned = is_pinned
+        self._buffers: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors as they are now; until the next call."""
+        for name, tensor in tensors.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._is_pinned)
+                self._buffers[name] = buffer
+            buffer.copy_(tensor, non_blocking=True)
+        if self._is_pinned:
+            torch.cuda.synchronize()
+        return {name: self._buffers[name] for name in tensors}
 
 
 def restore_model(reader: Reader, model: nn.Module) -> None:
@@ -103,7 +121,7 @@ def read_whole(checkpoint: Checkpoint, *, prefix: str) -> dict[str, Tensor]:
 
 
 class Reader:
-    """Reads regions of stored tensors; files are memory-mapped and opened once."""
+    """Reads regions of stored tensors: from files that are memory-mapped, or by their ranges from afar."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -114,7 +132,8 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
-            file.__exit__(None, None, None)
+            if not isinstance(file, DistantFile):
+                file.__exit__(None, None, None)
 
     def states_of(self, parameter: str) -> list[str]:
         """The names of the optimizer's tensors that are stored for a parameter, e.g. exp_avg, exp_avg_sq, step."""
@@ -133,7 +152,7 @@ class Reader:
         stored = self._stored(name)
         if tuple(target.shape) != stored.shape:
             raise CheckpointError(
-                f"{self._checkpoint.folder}: {name} has shape {list(stored.shape)}, "
+                f"{self._checkpoint.location}: {name} has shape {list(stored.shape)}, "
                 f"the model wants {list(target.shape)}"
             )
         destination = local(target)
@@ -154,7 +173,7 @@ class Reader:
         try:
             return self._checkpoint.manifest.tensors[name]
         except KeyError:
-            raise CheckpointError(f"{self._checkpoint.folder} holds no {name}: it is of another model") from None
+            raise CheckpointError(f"{self._checkpoint.location} holds no {name}: it is of another model") from None
 
     @torch.no_grad()
     def _read(self, stored: StoredTensor, wanted: Region, destination: Tensor) -> None:
@@ -170,9 +189,15 @@ class Reader:
 
     def _open(self, name: str) -> Any:
         if name not in self._files:
-            file: Any = safe_open(self._checkpoint.folder / name, framework="pt")
-            self._files[name] = file.__enter__()
+            self._files[name] = self._open_file(name)
         return self._files[name]
+
+    def _open_file(self, name: str) -> Any:
+        place, path = self._checkpoint.place, f"{self._checkpoint.name}/{name}"
+        if isinstance(place, UrlPlace):
+            return DistantFile(partial(place.read_range, path))
+        file: Any = safe_open(place.location(path), framework="pt")
+        return file.__enter__()
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -187,12 +212,6 @@ def _region(tensor: Tensor) -> Region:
         return (0,) * tensor.dim(), tuple(tensor.shape)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(offset), tuple(shape)
-
-
-def _stored(name: str, tensor: Tensor, file: str) -> StoredTensor:
-    offset, shape = _region(tensor)
-    piece = Piece(file=file, key=name, offset=offset, shape=shape)
-    return StoredTensor(dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), pieces=(piece,))
 
 
 def _overlap(a: Region, b: Region) -> Region | None:

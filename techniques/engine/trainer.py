@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from techniques.engine.checkpoint import CheckpointStore
+from techniques.engine.checkpoint import CheckpointStore, WritePieces
 from techniques.engine.compilation import compile_layers
 from techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
 from techniques.engine.gradients import scale_
@@ -22,10 +22,13 @@ from techniques.engine.models import build_model, export_model
 from techniques.engine.optimizers import build_optimizer, learning_rate
 from techniques.engine.order import GangOrder
 from techniques.engine.ranks import Ranks
-from techniques.engine.state import Reader, named_state, piece_writer, read_whole, restore_model
+from techniques.engine.state import HostCopies, Reader, named_state, piece_writer, read_whole, restore_model
 from techniques.job import Job
 from techniques.technique import Technique, data_parallel_rank, data_parallel_size
 from techniques.values import digest, from_json, to_json
+
+Root = str | Path
+"""A folder of checkpoints, or an fsspec URL."""
 
 Beat = Callable[[], None]
 """Says that this rank is alive; called between things that take long."""
@@ -70,7 +73,7 @@ class Trainer:
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
         self.next_step = 0
-        self.passed_over: tuple[Path, ...] = ()  # checkpoints that are not whole
+        self.passed_over: tuple[str, ...] = ()  # checkpoints that are not whole
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -148,7 +151,7 @@ class Trainer:
         size = self.job.global_batch_size
         return min(-(-len(self._held_out) // size), self.job.evaluation.max_batches)
 
-    def store(self, root: Path) -> CheckpointStore:
+    def store(self, root: Root) -> CheckpointStore:
         """The checkpoints under `root`, read and written by all ranks together."""
         return CheckpointStore(
             root,
@@ -156,20 +159,31 @@ class Trainer:
             num_ranks=self.ranks.num_ranks,
             agree=self.ranks.agree,
             keep=self._order.keep_checkpoints,
+            attempt=digest([self._order.folder, self._order.ordered_at_s]),
         )
 
-    def save(self, root: Path) -> float:
+    def save(self, root: Root) -> float:
         """Checkpoints the state after `next_step` steps; returns the seconds that it took."""
         started_s = time.perf_counter()
-        model = self._technique.unwrap(self.model)
-        named = {**named_state(model), **self._technique.optimizer_state(self.model, self.optimizer)}
-        mine = {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
-        meta = {"job": self.job.name, "weights_digest": self._weights_digest()}
-        self.store(root).save(self.next_step, piece_writer(mine), meta)
+        self.store(root).save(self.next_step, self.pieces(), self.checkpoint_meta())
         self._beat()
         return time.perf_counter() - started_s
 
-    def restore(self, root: Path) -> int:
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """What this rank writes into a checkpoint of the state as it is. All ranks ask for it together.
+
+        copies: where it is copied to at once; without it the state must not change before it is written.
+        """
+        model = self._technique.unwrap(self.model)
+        named = {**named_state(model), **self._technique.optimizer_state(self.model, self.optimizer)}
+        mine = {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
+        return piece_writer(mine, copies=copies)
+
+    def checkpoint_meta(self) -> dict[str, Any]:
+        """What a checkpoint says of its job."""
+        return {"job": self.job.name, "weights_digest": self._weights_digest()}
+
+    def restore(self, root: Root) -> int:
         """Goes on from the newest whole checkpoint under `root`, if any; returns the steps done.
 
         Raises ValueError where the checkpoint is of a job that would train other weights.
@@ -180,8 +194,8 @@ class Trainer:
             return 0
         if checkpoint.manifest.meta["weights_digest"] != self._weights_digest():
             raise ValueError(
-                f"{checkpoint.folder} is of another version of job {self.job.name}: its model, data, optimizer or seed "
-                "changed since. To fix: give the job another name, or remove the folder to start it afresh"
+                f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
+                "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
             )
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
@@ -193,7 +207,7 @@ class Trainer:
     def _weights_digest(self) -> str:
         return weights_digest(self.job, data_digest=self.prepared.digest)
 
-    def export(self, folder: Path, root: Path) -> None:
+    def export(self, folder: Path, root: Root) -> None:
         """Writes the model of the newest checkpoint under `root` as `from_pretrained` loads it.
 
         Read back from the checkpoint by rank 0, so that it does not matter how the ranks hold it.

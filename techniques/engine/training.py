@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.checkpoint import CheckpointError
 from techniques.engine.order import GangOrder
 from techniques.engine.reporter import STOP, Reporter
+from techniques.engine.saving import Asks, Saver
 from techniques.engine.trainer import StepReport, Trainer
 
 REPORT_EVERY_S = 0.2
@@ -21,7 +21,7 @@ PATIENCE_STEPS, LEAST_PATIENCE_S, FIRST_STEP_PATIENCE_S = 20.0, 10.0, 300.0
 def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Trains to `order.last_step`; after a job's last step evaluates and exports its model. Returns the result."""
     assert order.checkpoint_dir is not None and order.model_dir is not None
-    root = Path(order.checkpoint_dir)
+    root = order.checkpoint_dir
     reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
     first_step = trainer.restore(root)
     startup_s = time.monotonic() - order.ordered_at_s
@@ -29,10 +29,12 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     for folder in trainer.passed_over:
         message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {first_step}"
         reporter.send("checkpoint_failed", step=first_step, message=message)
-    stopped = _steps(trainer, order, reporter, root)
+    saver = Saver(trainer, trainer.store(root), reporter)
+    stopped = _steps(trainer, order, reporter, saver)
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+        saver.finish()
         result["save_s"] = trainer.save(root)
     if trainer.next_step == order.job.total_steps:
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
@@ -43,17 +45,17 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     return {"status": "preempted" if stopped else "done", **result}
 
 
-def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, root: Path) -> bool:
+def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver) -> bool:
     """The steps of the segment; returns whether they were cut short by a command."""
     progress = _Progress(reporter)
     patience = _Patience(reporter)
-    saved_s, last_step = time.monotonic(), order.last_step
+    every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
     is_first = trainer.ranks.rank == 0
     while trainer.next_step < last_step:
-        save_due = order.checkpoint_every_s is not None and time.monotonic() - saved_s >= order.checkpoint_every_s
+        save_due = every_s is not None and saver.is_idle and time.monotonic() - saved_s >= every_s
         # All ranks act on the sums, so that they stop, save and go on at the same step; rank 0 alone says how far.
         told_until = float(reporter.told_until()) if is_first else 0.0
-        report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until))
+        report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until, *saver.asks()))
         if not math.isfinite(report.loss):
             raise ValueError(
                 f"the loss became {report.loss} at step {report.step}. To fix: a lower learning rate, a warm-up, "
@@ -63,29 +65,20 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, root: Path) -
         patience.learn(report.seconds)
         stop, save = (asked > 0 for asked in report.asked[:2])
         last_step = max(last_step, int(report.asked[2]))
+        saver.follow(Asks(*report.asked[3:]))
         if stop and trainer.next_step < last_step:
             progress.flush()
             return True
         if save and trainer.next_step < last_step:
-            _save_on_the_way(trainer, reporter, root)
             saved_s = time.monotonic()
+            reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            saver.begin()  # one that fails (a full disk) costs safety, not the training: it is told, and tried again
             patience.announce()
         if _evaluation_due(order, trainer.next_step):
             progress.flush()
             reporter.send("metrics", step=trainer.next_step, metrics=trainer.evaluate())
     progress.flush()
     return False
-
-
-def _save_on_the_way(trainer: Trainer, reporter: Reporter, root: Path) -> None:
-    """A checkpoint that fails (a full disk) costs safety, not the training: it is told, and the next one is tried."""
-    reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
-    try:
-        seconds = trainer.save(root)
-    except CheckpointError as error:
-        reporter.send("checkpoint_failed", step=trainer.next_step, message=str(error))
-    else:
-        reporter.send("checkpoint", step=trainer.next_step, seconds=seconds)
 
 
 def _evaluation_due(order: GangOrder, step: int) -> bool:

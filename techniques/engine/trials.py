@@ -13,6 +13,7 @@ import torch
 
 from techniques.engine.order import GangOrder
 from techniques.engine.reporter import MEASURE, STOP, Reporter
+from techniques.engine.state import HostCopies
 from techniques.engine.trainer import Trainer
 
 WARM_UP_STEPS = 2
@@ -68,9 +69,12 @@ def _enough(trainer: Trainer, seconds: list[float]) -> bool:
 
 
 def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
-    """Seconds of a checkpoint, and of an evaluation with the export of the model."""
+    """Seconds of a checkpoint, of what one on the way takes from training, and of an evaluation and an export."""
     scratch = Path(order.folder) / "scratch"
+    working_s = time.thread_time()
     save_s = trainer.save(scratch / "checkpoints")
+    working_s = time.thread_time() - working_s
+    stall_s = trainer.ranks.max(_copy_s(trainer) + (working_s if trainer.ranks.device.type == "cpu" else 0.0))
     started_s = time.perf_counter()
     trainer.export(scratch / "model", scratch / "checkpoints")
     export_s = time.perf_counter() - started_s
@@ -81,7 +85,19 @@ def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
         shutil.rmtree(scratch)
     num_batches = trainer.num_evaluated_batches()
     evaluate_s = evaluated_s * num_batches / max(min(EVALUATED_BATCHES, num_batches), 1)
-    return {"save_s": save_s, "export_s": export_s, "evaluate_s": evaluate_s}
+    return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
+
+
+def _copy_s(trainer: Trainer) -> float:
+    """Seconds for which a save on the way holds up training: the state is copied to buffers that are there already.
+
+    Writing it takes no time of a GPU, but of the cores that train where there is none.
+    """
+    copies = HostCopies(is_pinned=trainer.ranks.device.type == "cuda")
+    trainer.pieces(copies=copies)
+    started_s = time.perf_counter()
+    trainer.pieces(copies=copies)
+    return time.perf_counter() - started_s
 
 
 def _peak(trainer: Trainer) -> int:

@@ -1,11 +1,13 @@
 """What the tests' jobs name: losses, factories and techniques that misbehave on purpose."""
 
 import resource
+import threading
 
 from torch.nn.functional import cross_entropy
 
 from techniques.ddp import Ddp
 from techniques.engine import training
+from techniques.engine.saving import THREAD_NAME
 from techniques.single import Single
 
 
@@ -60,22 +62,33 @@ class ImpatientDdp(_Impatient, Ddp):
 
 
 class NoRoom(Single):
-    """A disk that is full from the end of the third step to that of the fifth: no file may grow beyond some bytes."""
+    """A disk that is full from the third save to the fifth: no file may grow beyond some bytes."""
 
     name = "no-room"
-    full_steps = range(3, 6)
-    num_steps = 0
+    full_saves = range(3, 6)
+    num_saves = 0
+
+    def optimizer_state(self, model, optimizer):
+        self.num_saves += 1
+        limit = 512 if self.num_saves in self.full_saves else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return super().optimizer_state(model, optimizer)
 
     def accumulate(self, model, *, is_last):
-        self.num_steps += is_last
-        limit = 512 if self.num_steps in self.full_steps else resource.RLIM_INFINITY
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        wait_for_saves()  # so that every save has an end after some steps
         return super().accumulate(model, is_last=is_last)
 
 
 class NoRoomAtTheEnd(NoRoom):
     name = "no-room-at-the-end"
-    full_steps = range(3, 1000)
+    full_saves = range(3, 1000)
+
+
+def wait_for_saves():
+    """Until what is written while training goes on is written."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join()
 
 
 class Picky(Single):

@@ -54,7 +54,7 @@ class Account:
             return None
         if newest.manifest.meta["weights_digest"] != self._meta["weights_digest"]:
             raise ValueError(
-                f"{newest.folder} is of another version of job {self._order.job.name}: its command, data or settings "
+                f"{newest.location} is of another version of job {self._order.job.name}: its command, data or settings "
                 "changed since. To fix: give the job another name, or remove the folder to start it afresh"
             )
         return newest.folder.resolve()

@@ -15,7 +15,8 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.checkpoint import MANIFEST, CheckpointError, Manifest, StoredFile
+from techniques.engine.checkpoint import CheckpointError, Manifest, StoredFile
+from techniques.engine.places import MANIFEST
 from techniques.values import digest, to_json
 
 INCOMING = "incoming"
