@@ -2,18 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
 from tasks.planning.bounds import useful_options
-from tasks.planning.listing import Timeline
+from tasks.planning.certificates import whole_of
+from tasks.planning.orders import Order, segments_of, without_overheads
 from tasks.planning.plan import Segment
 from tasks.planning.problem import Problem
-from tasks.planning.tables import Ints
+from tasks.planning.tables import Floats, Ints
 
-COOL = 1e-3
-# First temperature, sharpness and weight of early ends, by search: no one setting is best for all problems.
-SETTINGS = ((0.01, 150.0, 0.3), (0.005, 150.0, 0.1), (0.02, 150.0, 0.1), (0.005, 50.0, 0.1), (0.02, 50.0, 0.03))
+# Temperature at first, what of it is left at the end, weight of the device time used, how far the target is below the
+# best makespan: one row a search, since no one setting is best for all problems.
+SETTINGS = ((0.1, 0.02, 0.05, 0.005), (0.16, 0.03, 0.02, 0.005), (0.1, 0.01, 0.02, 0.005), (0.06, 0.1, 0.1, 0.005))
+FIRST_TARGET = 0.3  # of the way from the bound to the first plan
+SLICE = 500_000  # steps between two looks at the clock: a fifth of a second
+NOWHERE = 1 << 20  # devices that an option needs on nodes of another type
 
 
 def plan_rigid(
@@ -26,74 +31,134 @@ def plan_rigid(
     seed: int = 0,
     is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Segment, ...] | None:
-    """The best of `num_searches` annealings, two at a time; None for gangs of several nodes or jobs that
-    wait.
+    """The best of `num_searches` annealings, two at a time.
+
+    None where jobs wait for others or for times (`orders.without_overheads`), or where one has no option on one node
+    alone: gangs of several nodes are not considered. Jobs that run already go on where they are.
 
     bound_s: a lower bound, in whose units times are. options: the first ones, such as the pattern MILP's.
     """
-    from tasks.planning.rigid_kernels import anneal_nodes
-
-    wide = any(option.num_nodes > 1 for job in problem.jobs for option in job.options)
-    if wide or not problem.is_plain or len(problem.device_types) > 1:
+    bare = without_overheads(problem)
+    table = _Table.of(problem, bare, bound_s, options or {}) if bare is not None else None
+    if table is None:
         return None
-    rows = [(j, k) for j, job in enumerate(problem.jobs) for k in useful_options(job)]
-    num_jobs = len(problem.jobs)
-    first = np.array([next(i for i, row in enumerate(rows) if row[0] == j) for j in range(num_jobs)], np.int32)
-    last = np.append(first[1:], len(rows)).astype(np.int32)
-    need = np.array([problem.jobs[j].options[k].num_devices for j, k in rows], np.int32)
-    length = np.array([problem.jobs[j].options[k].runtime_s / bound_s for j, k in rows])
-    size = np.array([node.num_devices for node in problem.nodes], np.int32)
-    begin = np.array(
-        [
-            first[j] + useful_options(job).index(options[job.id])
-            if options
-            else min(range(first[j], last[j]), key=lambda o: (need[o] * length[o], o))
-            for j, job in enumerate(problem.jobs)
-        ],
-        np.int32,
-    )
-
-    def search(own_seed: int) -> tuple[float, Ints, Ints, Ints]:
-        option = begin.copy()
-        heat, sharpness, spread = SETTINGS[own_seed % len(SETTINGS)]
-        sequences, counts = _longest_first(option, need, length, size)
-        if is_over():
-            return np.inf, sequences, counts, option
-        end = anneal_nodes(
-            first, last, need, length, size, sequences, counts, option,
-            heat, COOL, sharpness, spread, steps, 1.0 + 1e-7, own_seed,
-        )  # fmt: skip
-        return float(end), sequences, counts, option
-
     with ThreadPoolExecutor(2) as pool:
         seeds = range(seed * num_searches, (seed + 1) * num_searches)
-        _, sequences, counts, option = min(pool.map(search, seeds), key=lambda found: found[0])
-    return _segments(problem, rows, sequences, counts, option)
+        found = pool.map(lambda own_seed: table.search(own_seed, steps=steps, is_over=is_over), seeds)
+        _, orders = min(found, key=lambda pair: pair[0])
+    return segments_of(problem, orders)
 
 
-def _longest_first(option: Ints, need: Ints, length: np.ndarray, size: Ints) -> tuple[Ints, Ints]:
-    """Jobs onto nodes by area, the longest first; width is left in the rows for jobs that move."""
-    width = option.size if size.size <= 64 else min(option.size, 8 * option.size // size.size + 16)
-    sequences, counts = np.zeros((size.size, width), np.int32), np.zeros(size.size, np.int32)
-    load = np.zeros(size.size)
-    for j in np.argsort(-length[option], kind="stable"):
-        fits = (size >= need[option[j]]) & (counts < width)
-        v = int(np.argmin(np.where(fits, load / size, np.inf)))
-        sequences[v, counts[v]] = j
-        counts[v] += 1
-        load[v] += length[option[j]] * need[option[j]]
-    return sequences, counts
+@dataclass(frozen=True)
+class _Table:
+    """The jobs that are placed, by their ids, and their options, (job, index in its own table), as arrays."""
 
+    jobs: tuple[str, ...]
+    rows: tuple[tuple[int, int], ...]
+    first: Ints
+    last: Ints
+    need: Ints
+    length: Floats
+    begin: Ints
+    kind: Ints
+    size: Ints
+    heads: Floats
 
-def _segments(
-    problem: Problem, rows: list[tuple[int, int]], sequences: Ints, counts: Ints, option: Ints
-) -> tuple[Segment, ...]:
-    timeline, segments = Timeline(problem), []
-    for v in range(len(problem.nodes)):
-        for j in sequences[v, : counts[v]]:
-            k = rows[option[j]][1]
-            chosen = problem.jobs[j].options[k]
-            start_s = timeline.earliest_on(chosen, v)
-            gang = timeline.take(chosen, start_s, [v])
-            segments.append(Segment(problem.jobs[j].id, k, start_s, start_s + chosen.runtime_s, 1.0, 0.0, gang))
-    return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
+    @classmethod
+    def of(cls, problem: Problem, bare: Problem, bound_s: float, options: Mapping[str, int]) -> "_Table | None":
+        """None where a job fits no node by itself, or where nothing is left to place."""
+        kinds = problem.device_types
+        placed = [job for job, was in zip(bare.jobs, problem.jobs, strict=True) if was.running is None]
+        fits = {
+            job.id: [
+                k
+                for k in useful_options(job)
+                if job.options[k].num_nodes == 1 and any(job.options[k].runs_on(node) for node in problem.nodes)
+            ]
+            for job in placed
+        }
+        if not placed or not all(fits.values()):
+            return None
+        rows = [(j, k) for j, job in enumerate(placed) for k in fits[job.id]]
+        row_of = {(placed[j].id, k): i for i, (j, k) in enumerate(rows)}
+        chosen = [placed[j].options[k] for j, k in rows]
+        last = np.cumsum([len(fits[job.id]) for job in placed]).astype(np.int32)
+        begin = []
+        for job in placed:
+            by_area = min(fits[job.id], key=lambda k: (job.options[k].num_devices * job.options[k].runtime_s, k))
+            begin.append(row_of.get((job.id, options.get(job.id, -1)), row_of[job.id, by_area]))
+        heads = np.zeros((len(problem.nodes), max(node.num_devices for node in problem.nodes)))
+        for job in problem.jobs:
+            if job.running is not None:
+                end_s = whole_of(job, job.running.option, problem.switch_cost_s)
+                for v, node in enumerate(problem.nodes):
+                    for name, ids in job.running.devices:
+                        if name == node.id:
+                            heads[v, list(ids)] = end_s / bound_s
+        for v, node in enumerate(problem.nodes):
+            heads[v, : node.num_devices].sort()
+        return cls(
+            jobs=tuple(job.id for job in placed),
+            rows=tuple(rows),
+            first=np.append(0, last[:-1]).astype(np.int32),
+            last=last,
+            need=np.array(
+                [[o.slot if o.device_type in ("", kind) else NOWHERE for o in chosen] for kind in kinds], np.int32
+            ),
+            length=np.array([o.runtime_s / bound_s for o in chosen]),
+            begin=np.array(begin, np.int32),
+            kind=np.array([kinds.index(node.device_type) for node in problem.nodes], np.int32),
+            size=np.array([node.num_devices for node in problem.nodes], np.int32),
+            heads=heads,
+        )
+
+    def search(self, seed: int, *, steps: int, is_over: Callable[[], bool]) -> tuple[float, list[Order]]:
+        """One annealing: the makespan in units of the bound, and what each node starts in which order."""
+        from tasks.planning.rigid_kernels import anneal
+
+        option = self.begin.copy()
+        sequences, counts, end = self._longest_first(option)
+        target = 1.0 + FIRST_TARGET * max(0.0, end - 1.0)
+        for j, o in enumerate(option):
+            if self.length[o] > target:  # leave it to no search to find out that this job must be faster
+                faster = [k for k in range(self.first[j], self.last[j]) if self.length[k] <= target]
+                option[j] = min(faster, key=lambda k: self.length[k] * self.need[:, k].min(), default=o)
+        sequences, counts, end = self._longest_first(option)
+        best = sequences.copy(), counts.copy(), option.copy()
+        state = np.array([end, target])
+        for begin in range(0, steps, SLICE):
+            if is_over() or state[0] <= 1.0 + 1e-7:
+                break
+            anneal(
+                self.first, self.last, self.need, self.length, self.kind, self.size, self.heads, sequences, counts,
+                option, *best, state, SETTINGS[seed % len(SETTINGS)], begin, min(steps, begin + SLICE), steps,
+                1.0 + 1e-7, 1_000_003 * seed,
+            )  # fmt: skip
+        sequences, counts, option = best
+        orders = []
+        for v, count in enumerate(counts):
+            rows = [self.rows[option[j]] for j in sequences[v, :count]]
+            orders.append(tuple((self.jobs[j], k) for j, k in rows))
+        return float(state[0]), orders
+
+    def _longest_first(self, option: Ints) -> tuple[Ints, Ints, float]:
+        """Jobs onto nodes by area, the longest first, and when the last one ends; width is left in the rows for jobs
+        that move. Options that fit no node any more give way to the job's others."""
+        from tasks.planning.rigid_kernels import fill_node
+
+        num_jobs, size = option.size, self.size
+        width = num_jobs if size.size <= 64 else min(num_jobs, 8 * num_jobs // size.size + 16)
+        sequences, counts = np.zeros((size.size, width), np.int32), np.zeros(size.size, np.int32)
+        load = self.heads.sum(axis=1)
+        for j in np.argsort(-self.length[option], kind="stable"):
+            fits = (size >= self.need[self.kind, option[j]]) & (counts < width)
+            v = int(np.argmin(np.where(fits, load / size, np.inf)))
+            sequences[v, counts[v]] = j
+            counts[v] += 1
+            load[v] += self.length[option[j]] * self.need[self.kind[v], option[j]]
+        free, end = np.zeros(size.max()), 0.0
+        for v in range(size.size):
+            need = self.need[self.kind[v]]
+            fill_node(sequences[v], counts[v], option, need, self.length, size[v], self.heads[v], free)
+            end = max(end, float(free[size[v] - 1]))
+        return sequences, counts, end

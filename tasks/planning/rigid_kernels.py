@@ -1,21 +1,22 @@
 # Numba infers the types of arguments; annotations would only say "array" again.
 # ruff: noqa: ANN001, ANN201
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""The compiled inner loops of plans without preemption: annealing over sequences of jobs with their
-options."""
+"""The compiled inner loops of plans without preemption: annealing over sequences of jobs with their options."""
 
 import numpy as np
 from numba import njit
 
+OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # which random number moves a job how; beyond: a swap
+
 
 @njit(cache=True, nogil=True)
-def fill_node(sequence, count, option, need, length, size, free):
-    """Places a node's jobs in their order, each where it can start first; free[:size] are when its devices
-    end.
+def fill_node(sequence, count, option, need, length, size, head, free):
+    """Places a node's jobs in their order, each where it can start first; free[:size] are when its devices end.
 
-    Returns when the node ends. Of the devices that are free, a gang takes those that became free last.
+    head[:size]: when they become free at first, sorted. Of the devices that are free, a gang takes those that became
+    free last.
     """
-    free[:size] = 0.0
+    free[:size] = head[:size]
     for x in range(count):
         o = option[sequence[x]]
         s = need[o]
@@ -32,132 +33,136 @@ def fill_node(sequence, count, option, need, length, size, free):
             top += 1
         for v in range(top - s, top):
             free[v] = end
-    return free[size - 1]
 
 
 @njit(cache=True, nogil=True)
-def anneal_nodes(
-    first,
-    last,
-    need,
-    length,
-    size,
-    sequences,
-    counts,
-    option,
-    heat,
-    cool,
-    sharpness,
-    spread_weight,
-    steps,
-    target,
-    seed,
-):
-    """Anneals (sequence of jobs a node, option a job); sequences, counts and option are changed to the best
-    found.
+def cost_of(free, size, target, spread):
+    """Device time of a node beyond the target, and `spread` times all that it uses."""
+    beyond, used = 0.0, 0.0
+    for d in range(size):
+        used += free[d]
+        if free[d] > target:
+            beyond += free[d] - target
+    return beyond + spread * used
 
-    Options of job j are first[j] .. last[j] - 1: need[o] devices of one node for length[o]. size[v]: a
-    node's devices. What is minimised is log(sum_v exp(sharpness * end_v)) / sharpness, nearly the last end,
-    plus `spread_weight` times the mean time at which devices become free. Half of the moves touch the node
-    that ends last. Stops at `target`. Returns the makespan. Times are in units of a bound on it.
+
+@njit(cache=True, nogil=True)
+def shift(row, x, y):
+    """Moves what stands at x of a row to y."""
+    j = row[x]
+    if x < y:
+        row[x:y] = row[x + 1 : y + 1].copy()
+    else:
+        row[y + 1 : x + 1] = row[y:x].copy()
+    row[y] = j
+
+
+@njit(cache=True, nogil=True)
+def anneal(
+    first, last, need, length, kind, size, heads, sequences, counts, option, best_sequences, best_counts, best_option,
+    state, settings, begin, stop, steps, bound, seed,
+):  # fmt: skip
+    """Steps begin .. stop - 1 of `steps` of an annealing over (sequence of jobs a node, option a job).
+
+    Options of job j are first[j] .. last[j] - 1: need[kind[v], o] devices of node v for length[o]. size[v]: a node's
+    devices, which become free at heads[v] at first. What falls is the device time beyond a target, which itself stays
+    just below the best makespan found and is the longest that a job may take under a new option. state[0] is that
+    makespan, which ends the search at `bound`, state[1] the target. settings: temperature at first, what of it is left
+    at the end, weight of the device time used, and how far the target is below. Times are in units of `bound`.
     """
-    np.random.seed(seed)
+    heat, cool, spread, below = settings
+    np.random.seed(seed + begin)
     num_nodes, width = size.size, sequences.shape[1]
-    total_devices = size.sum()
-    free = np.zeros(size.max() + 1)
-    end, idle = np.zeros(num_nodes), np.zeros(num_nodes)
-    for v in range(num_nodes):
-        end[v] = fill_node(sequences[v], counts[v], option, need, length, size[v], free)
-        idle[v] = free[: size[v]].sum()
-    crowd = np.exp(sharpness * np.minimum(end - 1.0, 2.0))
-    cost = np.log(crowd.sum()) / sharpness + spread_weight * idle.sum() / total_devices
-    best, best_end = cost, end.max()
-    best_sequences, best_counts, best_option = sequences.copy(), counts.copy(), option.copy()
+    free, end, cost = np.zeros(size.max()), np.zeros(num_nodes), np.zeros(num_nodes)
     row_a, row_b = np.zeros(width, np.int32), np.zeros(width, np.int32)
-    worst = np.argmax(end)
-    for step in range(steps):
-        temperature = heat * cool ** (step / steps)
-        a = worst if np.random.random() < 0.5 else np.random.randint(num_nodes)
+    for v in range(num_nodes):
+        fill_node(sequences[v], counts[v], option, need[kind[v]], length, size[v], heads[v], free)
+        end[v], cost[v] = free[size[v] - 1], cost_of(free, size[v], state[1], spread)
+    worst, temperature = np.argmax(end), 0.0
+    for step in range(begin, stop):
+        if step % 1000 == 0 or step == begin:
+            temperature = heat * cool ** (step / steps)
+        a = worst if np.random.random() < 0.3 else np.random.randint(num_nodes)
         if counts[a] == 0:
             continue
         x = np.random.randint(counts[a])
-        j = sequences[a, x]
-        old_j, k, old_k, b = option[j], -1, 0, -1
-        kind = np.random.random()
-        if kind < 0.3:  # another option
-            if last[j] - first[j] < 2:
+        j, k, b, draw = sequences[a, x], -1, -1, np.random.random()
+        old_j, old_k, count_a, count_b = option[j], 0, counts[a], 0
+        new_j, new_k = old_j, 0
+        if draw < OPTION:
+            new_j = first[j] + np.random.randint(last[j] - first[j])
+            if new_j == old_j or need[kind[a], new_j] > size[a] or length[new_j] > state[1]:
                 continue
-            o = first[j] + np.random.randint(last[j] - first[j])
-            if o == old_j or need[o] > size[a]:
-                continue
-            option[j] = o
-            row_a[: counts[a]] = sequences[a, : counts[a]]
-            count_a, count_b = counts[a], 0
-        elif kind < 0.5 or num_nodes == 1:  # elsewhere in the sequence
-            y = np.random.randint(counts[a])
+            row_a[:count_a] = sequences[a, :count_a]
+            if np.random.random() < 0.5:
+                shift(row_a, x, np.random.randint(count_a))
+        elif draw < ORDER or num_nodes == 1:
+            y = np.random.randint(count_a)
             if x == y:
                 continue
-            row_a[: counts[a]] = sequences[a, : counts[a]]
-            if x < y:
-                row_a[x:y] = sequences[a, x + 1 : y + 1]
+            row_a[:count_a] = sequences[a, :count_a]
+            if np.random.random() < 0.5:
+                row_a[x], row_a[y] = row_a[y], j
             else:
-                row_a[y + 1 : x + 1] = sequences[a, y:x]
-            row_a[y] = j
-            count_a, count_b = counts[a], 0
+                shift(row_a, x, y)
         else:
             b = np.random.randint(num_nodes)
+            count_b = counts[b]
             if a == b:
                 continue
-            if kind < 0.75:  # to another node, at times under another option
-                if counts[b] >= width:
+            is_free = np.random.random() < 0.3  # whether options change as well
+            if is_free or need[kind[b], old_j] > size[b]:
+                new_j = first[j] + np.random.randint(last[j] - first[j])
+            if need[kind[b], new_j] > size[b] or (new_j != old_j and length[new_j] > state[1]):
+                continue
+            if draw < MOVE:
+                if count_b >= width:
                     continue
-                if np.random.random() < 0.3 or need[old_j] > size[b]:
-                    o = first[j] + np.random.randint(last[j] - first[j])
-                    if need[o] > size[b]:
-                        continue
-                    option[j] = o
-                y = np.random.randint(counts[b] + 1)
-                row_a[:x], row_a[x : counts[a] - 1] = sequences[a, :x], sequences[a, x + 1 : counts[a]]
-                row_b[:y], row_b[y + 1 : counts[b] + 1] = sequences[b, :y], sequences[b, y : counts[b]]
-                row_b[y] = j
-                count_a, count_b = counts[a] - 1, counts[b] + 1
+                row_a[:x], row_a[x : count_a - 1] = sequences[a, :x], sequences[a, x + 1 : count_a]
+                row_b[:count_b] = sequences[b, :count_b]
+                row_b[count_b] = j
+                count_a, count_b = count_a - 1, count_b + 1
+                shift(row_b, count_b - 1, np.random.randint(count_b))
             else:  # swapped with a job of another node
-                if counts[b] == 0:
+                if count_b == 0:
                     continue
-                y = np.random.randint(counts[b])
+                y = np.random.randint(count_b)
                 k = sequences[b, y]
-                old_k = option[k]
-                if need[old_j] > size[b] or need[old_k] > size[a]:
+                old_k = new_k = option[k]
+                if is_free or need[kind[a], old_k] > size[a]:
+                    new_k = first[k] + np.random.randint(last[k] - first[k])
+                if need[kind[a], new_k] > size[a] or (new_k != old_k and length[new_k] > state[1]):
                     continue
-                row_a[: counts[a]], row_b[: counts[b]] = sequences[a, : counts[a]], sequences[b, : counts[b]]
+                row_a[:count_a], row_b[:count_b] = sequences[a, :count_a], sequences[b, :count_b]
                 row_a[x], row_b[y] = k, j
-                count_a, count_b = counts[a], counts[b]
-        end_a = fill_node(row_a, count_a, option, need, length, size[a], free)
-        idle_a = free[: size[a]].sum()
-        end_b, idle_b = 0.0, 0.0
+        option[j] = new_j
+        if k >= 0:
+            option[k] = new_k
+        fill_node(row_a, count_a, option, need[kind[a]], length, size[a], heads[a], free)
+        end_a, cost_a, end_b, cost_b = free[size[a] - 1], cost_of(free, size[a], state[1], spread), 0.0, 0.0
+        more = cost_a - cost[a]
         if b >= 0:
-            end_b = fill_node(row_b, count_b, option, need, length, size[b], free)
-            idle_b = free[: size[b]].sum()
-        crowd_a, crowd_b = np.exp(sharpness * min(end_a - 1.0, 2.0)), 0.0
-        more, crowded = idle_a - idle[a], crowd.sum() + crowd_a - crowd[a]
-        if b >= 0:
-            crowd_b = np.exp(sharpness * min(end_b - 1.0, 2.0))
-            more += idle_b - idle[b]
-            crowded += crowd_b - crowd[b]
-        new = np.log(crowded) / sharpness + spread_weight * (idle.sum() + more) / total_devices
-        if new > cost and np.random.random() >= np.exp((cost - new) / temperature):
+            fill_node(row_b, count_b, option, need[kind[b]], length, size[b], heads[b], free)
+            end_b, cost_b = free[size[b] - 1], cost_of(free, size[b], state[1], spread)
+            more += cost_b - cost[b]
+        if more > 0 and np.random.random() >= np.exp(-more / temperature):
             option[j] = old_j
+            if k >= 0:
+                option[k] = old_k
             continue
-        cost, end[a], idle[a], counts[a], crowd[a] = new, end_a, idle_a, count_a, crowd_a
+        end[a], cost[a], counts[a] = end_a, cost_a, count_a
         sequences[a, :count_a] = row_a[:count_a]
         if b >= 0:
-            end[b], idle[b], counts[b], crowd[b] = end_b, idle_b, count_b, crowd_b
+            end[b], cost[b], counts[b] = end_b, cost_b, count_b
             sequences[b, :count_b] = row_b[:count_b]
         worst = np.argmax(end)
-        if end[worst] < best_end - 1e-12 or (end[worst] <= best_end and cost < best):
-            best, best_end = cost, end[worst]
+        if end[worst] < state[0] - 1e-12:
+            state[0] = end[worst]
             best_sequences[:], best_counts[:], best_option[:] = sequences, counts, option
-            if best_end <= target:
+            if state[0] <= bound:
                 break
-    sequences[:], counts[:], option[:] = best_sequences, best_counts, best_option
-    return best_end
+            if state[0] - below < state[1]:
+                state[1] = state[0] - below
+                for v in range(num_nodes):
+                    fill_node(sequences[v], counts[v], option, need[kind[v]], length, size[v], heads[v], free)
+                    cost[v] = cost_of(free, size[v], state[1], spread)

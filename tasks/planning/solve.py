@@ -18,6 +18,7 @@ Objective = Literal["makespan", "weighted", "cost"]
 MAX_JOBS_OF_MILP = 12
 WORTH_S = 20.0  # seconds that a longer search must be able to save: what compiling it takes on a fresh machine
 CROWDED = 10  # jobs a node beyond which switches gain little, and annealing is given more
+FEW = 14  # jobs up to which the exhaustive search goes on with what annealing found
 SAME = 1e-3  # makespans this close count as equal: the plan with fewer switches is preferred
 
 
@@ -128,6 +129,9 @@ class _Search:
 
         if self._only_waits() and self._is_small():
             self._milp()
+        if self.preemption == "never" and self.objective == "makespan" and self._is_worth_it(self.rigid_s):
+            self._annealing()
+            self._exhausted()
         if self.objective != "makespan" or not self._only_waits() or self._is_worth_it(self.bound.seconds):
             self.best = improve(
                 self.problem,
@@ -282,7 +286,8 @@ class _Search:
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
-            num_searches, steps = 20, max(300_000, 60_000 * num_jobs)
+            few, many = (4, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
+            num_searches, steps = few if num_jobs <= FEW else many
         elif num_jobs > CROWDED * len(self.problem.nodes):
             num_searches, steps = 2, 3_000_000
         else:

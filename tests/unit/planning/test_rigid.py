@@ -6,6 +6,8 @@ import pytest
 from tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
 from tasks.planning.bounds import preemptive_bound
 from tasks.planning.orders import segments_of, without_overheads
+from tasks.planning.problem import Running
+from tasks.planning.rigid import plan_rigid
 from tasks.planning.rigid_exact import CLOSE, search
 
 
@@ -105,3 +107,40 @@ def test_order_and_times_are_not_left_out():
         PlanningJob("b", option, deadline_s=50.0),
     ):
         assert without_overheads(Problem("p", (Node("n", 1),), (PlanningJob("a", option), job))) is None
+
+
+def annealed(problem: Problem) -> Plan:
+    bound_s = preemptive_bound(problem).seconds
+    plan = Plan(problem.name, plan_rigid(problem, bound_s, num_searches=2, steps=20_000))
+    assert verify(plan, problem) == []
+    return plan
+
+
+def test_annealing_finds_what_the_exhaustive_search_proves():
+    problem = drawn(3, (4, 2), 7)
+    plan = annealed(problem)
+    proved = search(problem, lower_s=1.0, upper_s=plan.makespan_s * 1.01)
+    assert plan.makespan_s == pytest.approx(proved.lower_s, rel=0.01)
+    assert plan == annealed(problem)
+
+
+def test_annealing_takes_each_type_of_devices_at_its_own_speed():
+    fast = Option("t", 1, 10.0, device_type="fast")
+    jobs = tuple(PlanningJob(f"j{i}", (fast, Option("t", 1, 20.0, device_type="slow"))) for i in range(6))
+    problem = Problem("types", (Node("a", 2, "fast"), Node("b", 1, "slow")), jobs)
+    assert annealed(problem).makespan_s == pytest.approx(30.0)
+
+
+def test_annealing_leaves_jobs_that_run_where_they_are():
+    options = (Option("t", 1, 40.0, startup_s=3.0, save_s=1.0),)
+    running = PlanningJob("running", options, running=Running(0, (("n", (1,)),)))
+    jobs = (running, PlanningJob("stopped", options, started=True), PlanningJob("fresh", options))
+    plan = annealed(Problem("p", (Node("n", 2),), jobs, switch_cost_s=10.0))
+    going_on = plan.segments_of("running")[0]
+    assert (going_on.start_s, going_on.end_s, going_on.devices) == (0.0, 41.0, (("n", (1,)),))
+    assert plan.makespan_s == pytest.approx(85.0)
+
+
+def test_gangs_of_several_nodes_are_left_to_others():
+    wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
+    assert plan_rigid(Problem("wide", (Node("a", 2), Node("b", 2)), (wide,)), 1.0) is None
