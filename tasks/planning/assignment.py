@@ -16,6 +16,8 @@ from tasks.planning.packing import OptionTable
 from tasks.planning.polish import polish
 from tasks.planning.sequences import of_group
 
+DRAWS = 200  # random draws that one trial may take: most are rejected by their prices
+
 
 class Sites(NamedTuple):
     """The groups: kinds[g], the devices of their nodes layouts[g] (0 where there is none), and by the certificate's
@@ -42,17 +44,17 @@ def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enou
     """The configuration LP of a group and its polished sequence: (score, time, sequence, times, LP's time).
 
     chosen: the group's members, as indices into `parts`. Where the LP's time is `enough` to reject the group,
-    it is not polished, and the LP's time is its score.
+    it is not polished, and the LP's time is its score; nor is it with a budget of 0.
     """
     if chosen.size == 0:
         return 0.0, 0.0, np.zeros((0, 0), np.int32), np.zeros(0), 0.0
     kind, layout = sites.kinds[group], sites.layouts[group][sites.layouts[group] > 0]
     here = OptionTable(
-        options.first[kind], options.last[kind], options.need, options.rate, options.slot, options.spread
+        options.first[kind], options.last[kind], options.need, options.rate, options.liked, options.slot, options.spread
     )
     members = of_group(parts, chosen, group, layout.size)
     lp, configs, times, prices = config_lp(members.job, members.share, here, layout)
-    if lp >= enough:
+    if lp >= enough or budget == 0:
         return lp, lp, configs, times, lp
     score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes)
     return score, total, sequence, took, lp
@@ -71,22 +73,23 @@ def highest(energy_left, sharpness):
 
 
 @njit(cache=True, nogil=True)
-def effort(num_members):
+def effort(num_members, depth):
     """Trials of `polish` within `assign`: each costs about the cube of the members."""
-    return max(20, min(2000, 600_000 // num_members**3))
+    return int(depth * max(20, min(2000, 600_000 // num_members**3)))
 
 
 @njit(cache=True, nogil=True)
-def assign(now, best, clock, parts, sites, options, rules, sharpness, heat, budget, until, seed):
+def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed):
     """Moves and swaps jobs between groups so that the slowest group gets faster; goes on from `now`, changed in
     place as `best` is.
 
     clock: [trials spent, draws made], changed in place. It stops at `until` trials, to be called again with
-    that clock and seed -1, and ends at `budget`.
-    Parts that are not a whole job, and pinned ones, stay where they are. With the certificate's prices a group
-    takes at least sum cost / (worth + sum own), which rejects most trials in no time; the configuration LP
-    rejects most of the others. Simulated annealing, from temperature `heat` down, of log(sum_g exp(sharpness *
-    score_g)) / sharpness, nearly the largest score. Returns whether there is nothing more to do.
+    that clock and seed -1, and ends at `budget`. Parts that are not a whole job, and pinned ones, stay where they
+    are; so do those that run already with a depth of 0, since LPs know no switches. With the certificate's prices a
+    group takes at least sum cost / (worth + sum own), which rejects most trials in no time; the configuration LP
+    rejects most of the others. depth: how long groups are polished, 0 to go by their LPs alone. Simulated annealing,
+    from temperature `heat` down, of log(sum_g exp(sharpness * score_g)) / sharpness, nearly the largest score.
+    Returns whether there is nothing more to do.
     """
     if seed >= 0:
         np.random.seed(seed)
@@ -102,7 +105,15 @@ def assign(now, best, clock, parts, sites, options, rules, sharpness, heat, budg
             owned[g] += own[job[p]]
         if clock[1] == 0:
             score[g] = plan_group(
-                members[g, : counts[g]].copy(), g, parts, sites, options, rules, effort(counts[g] + 1), 0, INFEASIBLE
+                members[g, : counts[g]].copy(),
+                g,
+                parts,
+                sites,
+                options,
+                rules,
+                effort(counts[g] + 1, depth),
+                0,
+                INFEASIBLE,
             )[0]
         total += energy(score[g], sharpness)
     if clock[1] == 0:
@@ -111,7 +122,7 @@ def assign(now, best, clock, parts, sites, options, rules, sharpness, heat, budg
         best_total += energy(best.score[g], sharpness)
     worst = int(np.argmax(score))
     while clock[0] < until:
-        if num_groups == 1 or clock[0] >= budget or clock[1] >= 200 * budget or score[worst] <= 1.0 + 1e-6:
+        if num_groups == 1 or clock[0] >= budget or clock[1] >= DRAWS * budget or score[worst] <= 1.0 + 1e-6:
             return True
         clock[1] += 1
         g = worst if np.random.random() < 0.6 else np.random.randint(num_groups)
@@ -127,11 +138,13 @@ def assign(now, best, clock, parts, sites, options, rules, sharpness, heat, budg
         q = members[h, b] if b >= 0 else p
         if parts.share[p] < 1.0 or parts.share[q] < 1.0 or parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
             continue
+        if depth == 0 and (parts.home[p] >= 0 or parts.home[q] >= 0):
+            continue
         j, k = job[p], job[q]
         if first[kinds[h], j] == last[kinds[h], j] or (b >= 0 and first[kinds[g], k] == last[kinds[g], k]):
             continue
         before = energy(score[g], sharpness) + energy(score[h], sharpness)
-        temperature = heat * 1e-3 ** (clock[0] / budget)
+        temperature = heat * 1e-3 ** max(clock[0] / budget, clock[1] / (DRAWS * budget))
         allowed = before + total * (np.random.random() ** (-sharpness * temperature) - 1.0)
         priced_g, owned_g = priced[g] - cost[kinds[g], j], owned[g] - own[j]
         priced_h, owned_h = priced[h] + cost[kinds[h], j], owned[h] + own[j]
@@ -153,16 +166,18 @@ def assign(now, best, clock, parts, sites, options, rules, sharpness, heat, budg
             of_g[:a], of_g[a:] = members[g, :a], members[g, a + 1 : counts[g]]
             of_h[:-1], of_h[-1] = members[h, : counts[h]], p
         enough = highest(allowed - least_h, sharpness)
-        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1), 0, enough)[0]
+        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, enough)[0]
         if energy(score_g, sharpness) + least_h >= allowed:
             continue
         enough = highest(allowed - energy(score_g, sharpness), sharpness)
-        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1), 0, enough)[0]
+        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, enough)[0]
         after = energy(score_g, sharpness) + energy(score_h, sharpness)
         if after >= allowed:
             continue
-        total += after - before
         score[g], score[h] = score_g, score_h
+        total = 0.0  # afresh: once a large energy has been in the sum, adding differences would keep its rounding error
+        for each in range(num_groups):
+            total += energy(score[each], sharpness)
         priced[g], priced[h], owned[g], owned[h] = priced_g, priced_h, owned_g, owned_h
         counts[g], counts[h] = of_g.size, of_h.size
         members[g, : counts[g]] = of_g

@@ -21,7 +21,7 @@ def price(members, prices, options, capacity, best, choice, config):
     A multiple-choice knapsack by dynamic programming over free devices: best[c] is the most that c devices
     earn.
     """
-    num_members, need, rate = members.size, options.need, options.rate
+    num_members, need, rate = members.size, options.need, options.liked
     best[: capacity + 1] = 0.0
     for i in range(num_members):
         job = members[i]
@@ -54,7 +54,7 @@ def config_lp(members, share, options, layout):
     prices).
     """
     n, capacity, largest = members.size, layout.sum(), layout.max()
-    slot, spread, rate = options.slot, options.spread, options.rate
+    slot, spread, rate = options.slot, options.spread, options.liked
     inverse = np.zeros((n, n))
     basis = np.full((n, n), -1, np.int32)
     surplus = np.full(n, -1, np.int32)

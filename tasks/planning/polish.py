@@ -59,6 +59,19 @@ def in_order(configs, rate, prices, members):
 
 
 @njit(cache=True, nogil=True)
+def stay(sequence, num, members, options, layout):
+    """Lets members that run already go on with what they do, in all configurations in which they run and that have
+    room for it."""
+    for k in range(num):
+        for i in range(sequence.shape[1]):
+            before = sequence[k, i]
+            if before >= 0 and members.held[i] >= 0 and before != members.held[i]:
+                sequence[k, i] = members.held[i]
+                if not fits(sequence[k], options, layout):
+                    sequence[k, i] = before
+
+
+@njit(cache=True, nogil=True)
 def neighbour(now, trial, num, move, members, options, layout, most):
     """The sequence that one move makes of `now`, into `trial`; returns its length, or -1 where the move is
     none.
@@ -118,21 +131,31 @@ def polish(configs, prices, members, options, layout, rules, budget, shakes):
     """Configurations as a sequence that switches little, by local search; each trial solves for its exact
     times.
 
-    At most `budget` trials; `shakes` is how many local optima are left by random moves. Returns (score,
-    time, sequence, times).
+    At most `budget` trials, of which those that are rejected by their prices count an eighth; `shakes` is how many
+    local optima are left by random moves. Returns (score, time, sequence, times).
     """
     if shakes > 0:
         np.random.seed(shakes)
-    now = in_order(configs, options.rate, prices, members)
-    n, rows = now.shape[1], now.shape[0]
-    trial, starts, times = np.zeros((rows, n), np.int32), np.zeros((rows, n), np.bool_), np.zeros(rows)
-    score, total, num = settle(now, rows, members, options, layout, rules, starts, times)
+    begin = in_order(configs, options.rate, prices, members)
+    n, rows = begin.shape[1], begin.shape[0]
+    now, trial, starts = begin.copy(), begin.copy(), np.zeros((rows, n), np.bool_)
+    times, others, worth, known = np.zeros(rows), np.zeros(rows), np.zeros(n), np.zeros(n)
+    score, total, num = settle(now, rows, members, options, layout, rules, starts, times, worth, known, INFEASIBLE)
+    known[:] = worth
+    if members.held.max() >= 0:
+        stay(trial, rows, members, options, layout)
+        found, took, length = settle(
+            trial, rows, members, options, layout, rules, starts, others, worth, known, INFEASIBLE
+        )
+        if found < score:
+            score, total, num = found, took, length
+            now[:], times[:], known[:] = trial, others, worth
     best, best_score, best_total, best_num, best_times = now.copy(), score, total, num, times.copy()
     most = 1
     for i in range(n):
         most = max(most, options.last[members.job[i]] - options.first[members.job[i]])
     spent, stale, move, shaken = 0, 0, 0, 0
-    while spent < budget:
+    while spent < 8 * budget:
         per_kind = num * max(n, num)
         num_moves = 5 * per_kind + num * n * most
         if stale >= num_moves:
@@ -148,11 +171,16 @@ def polish(configs, prices, members, options, layout, rules, budget, shakes):
         length = neighbour(now, trial, num, move, members, options, layout, most)
         if length < 0:
             continue
-        spent += 1
-        found, took, length = settle(trial, length, members, options, layout, rules, starts, times)
+        enough = INFEASIBLE if shaken > 0 else score - 1e-9
+        worth[:] = -1.0
+        found, took, length = settle(
+            trial, length, members, options, layout, rules, starts, times, worth, known, enough
+        )
+        spent += 8 if worth[0] >= 0.0 else 1
         if found < score - 1e-9 or (shaken > 0 and found < INFEASIBLE):
             shaken = max(0, shaken - 1)
             score, num, stale = found, length, 0
+            known[:] = worth
             now[:num] = trial[:num]
             if score < best_score - 1e-9:
                 best_score, best_total, best_num = score, took, num

@@ -7,7 +7,7 @@ that most gangs stay where they are and pays for each switch. Between groups, an
 on the exact values of such plans. The global pattern LP stays the bound for all of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -17,40 +17,48 @@ from tasks.planning.assignment import Assignment, Sites, assign, plan_group
 from tasks.planning.bounds import Bound
 from tasks.planning.certificates import MAX_STATES, num_states
 from tasks.planning.config_lp import INFEASIBLE, config_lp
+from tasks.planning.packing import OptionTable
 from tasks.planning.plan import Certificate, Segment
 from tasks.planning.problem import Problem
 from tasks.planning.realise import realise
 from tasks.planning.sequences import Parts, Rules, of_group, runs
 from tasks.planning.tables import NEVER, Groups, Ints, Tables
 
-LEAST_RUN_SWITCHES = 5.0  # a shorter run of a job that has others is not planned
 PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own seconds
-# Annealing: sharpness and first temperature of each stage. Where types of devices differ, the first guess is far from
-# even, and a soft stage comes first that works on all slow groups at once.
-STAGES = ((1000.0, 2e-3),)
-STAGES_OF_TYPES = ((200.0, 5e-3), (1000.0, 1e-3))
+# Annealing between groups, stage by stage: how long groups are polished, sharpness, first temperature for 4 groups, and
+# trials. By the values of configuration LPs alone first, which is a hundred times as quick as with polishing.
+STAGES = ((0.0, 1000.0, 2e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
+STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
+AGAIN = 0.3  # of these trials, and of the last local search's, where most of the work goes on from a plan
 SLICE = 200  # trials of annealing between two looks at the clock
-TRIALS = 40_000  # of the last local search of each group, for ten members or fewer
+TRIALS = 20_000  # of the last local search of each group, for ten members or fewer
 
+OTHER_TYPE = 1e3  # bounds of time that keep a job away from devices that were not chosen for it
 WRONG_TYPE = 0.3  # bounds of time that a job may be later for costing twice as much
 MAX_JOBS_AS_ONE, MAX_NODES_AS_ONE = 20, 8
 MAX_PRICING = 12_000  # states times jobs of the check of work prices: half a second
 
 
 def plan_preemptive(
-    problem: Problem, bound: Bound, *, seed: int = 0, is_over: Callable[[], bool] = lambda: False
+    problem: Problem,
+    bound: Bound,
+    *,
+    chosen: Mapping[str, int] | None = None,
+    seed: int = 0,
+    least_run_s: float | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Segment, ...] | None:
     """The segments of a preemptive plan; None where some job fits no group. Ignores `after`.
 
     Nodes are planned in groups that are as small as the widest gang allows; a small cluster also as one
-    group.
+    group. least_run_s: a shorter run of a job that has others is not planned; None: five switch costs.
     """
-    tables = Tables.of(problem, bound)
+    tables = Tables.of(problem, bound, least_run_s=least_run_s)
     found: list[tuple[Segment, ...] | None] = []
     for nodes in _groupings(problem):
         groups = Groups.of(tables, nodes)
         parts = whole_jobs(tables, groups)
-        guess = _longest_first(tables, groups, parts)
+        guess = _longest_first(tables, groups, parts, chosen)
         if guess is not None and not (found and is_over()):
             members = _annealed(tables, groups, parts, guess, seed, is_over)
             found.append(_planned(tables, groups, parts, members))
@@ -149,6 +157,14 @@ def _grouped(problem: Problem) -> list[list[int]]:
     return grouped
 
 
+def _with_liking(tables: Tables, parts: Parts) -> OptionTable:
+    """The options, where a job that goes on looks faster by the switch that this saves."""
+    rules, options = _rules(tables), tables.options
+    liked, held = options.rate.copy(), parts.held[parts.held >= 0]
+    liked[held] *= 1.0 + (rules.switch + rules.per_switch) * liked[held]
+    return options._replace(liked=liked)
+
+
 def _tied(problem: Problem) -> list[set[int]]:
     """Indices of the nodes of each running gang on several nodes."""
     place = {node.id: v for v, node in enumerate(problem.nodes)}
@@ -156,9 +172,11 @@ def _tied(problem: Problem) -> list[set[int]]:
     return [{place[node] for node, _ in devices} for devices in gangs if len(devices) > 1]
 
 
-def _longest_first(tables: Tables, groups: Groups, parts: Parts) -> list[list[int]] | None:
+def _longest_first(
+    tables: Tables, groups: Groups, parts: Parts, chosen: Mapping[str, int] | None
+) -> list[list[int]] | None:
     """Jobs onto groups, the most costly first, each where it ends first by the certificate's prices; first of all
-    those that run, where they do."""
+    those that run, where they do. Options that were `chosen` say which type of devices a job is for."""
     num_groups = len(groups.nodes)
     members: list[list[int]] = [[] for _ in range(num_groups)]
     load, own = np.zeros(num_groups), np.zeros(num_groups)
@@ -168,6 +186,7 @@ def _longest_first(tables: Tables, groups: Groups, parts: Parts) -> list[list[in
         # At the prices, a job belongs where it costs least; elsewhere it takes more than it looks.
         ends += WRONG_TYPE * (tables.cost[groups.kinds, j] / tables.cost[:, j].min() - 1.0)
         ends[~able[:, j]] = np.inf
+        ends += np.where(groups.kinds == _kind_of(tables, j, chosen), 0.0, OTHER_TYPE) if chosen else 0.0
         g = int(parts.home[j]) if parts.home[j] >= 0 else int(np.argmin(ends))
         if not np.isfinite(ends[g]):
             return None
@@ -175,6 +194,13 @@ def _longest_first(tables: Tables, groups: Groups, parts: Parts) -> list[list[in
         load[g] += tables.cost[groups.kinds[g], j]
         own[g] += tables.own[j]
     return members
+
+
+def _kind_of(tables: Tables, job: int, chosen: Mapping[str, int]) -> int:
+    """The kind of nodes that a job's chosen option is for."""
+    problem = tables.problem
+    wanted = problem.jobs[job].options[chosen[problem.jobs[job].id]].device_type
+    return problem.device_types.index(wanted) if wanted else -1
 
 
 def _fits(tables: Tables, groups: Groups, group: int, job: int) -> bool:
@@ -203,19 +229,22 @@ def _annealed(
     per_group = num_jobs / num_groups
     budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000) * min(3.0, 1.0 + num_groups / 32))
     stages = STAGES if len(tables.problem.device_types) == 1 else STAGES_OF_TYPES
-    sites = _sites(tables, groups)
+    sites, options = _sites(tables, groups), _with_liking(tables, parts)
+    budget = int(budget * _again(parts))
+    cooler = min(1.0, max(0.25, 4 / num_groups))
 
     def search(own_seed: int) -> Assignment:
         now = Assignment(np.zeros((num_groups, width), np.int32), np.zeros(num_groups, np.int32), np.zeros(num_groups))
         for g, jobs in enumerate(members):
             now.members[g, : len(jobs)], now.counts[g] = jobs, len(jobs)
-        for sharpness, heat in stages:
+        for depth, sharpness, heat, times in stages:
+            trials = int(times * budget)
             best = Assignment(*(array.copy() for array in now))
             clock, is_done, begins = np.zeros(2, np.int64), False, own_seed
             while not is_done and not (begins < 0 and is_over()):
                 is_done = assign(
-                    now, best, clock, parts, sites, tables.options, _rules(tables),
-                    sharpness, heat, budget, clock[0] + SLICE, begins,
+                    now, best, clock, parts, sites, options, _rules(tables),
+                    depth, sharpness, heat * cooler, trials, clock[0] + SLICE, begins,
                 )  # fmt: skip
                 begins = -1
             now = best
@@ -226,6 +255,11 @@ def _annealed(
     return [found.members[g, : found.counts[g]].copy() for g in range(num_groups)]
 
 
+def _again(parts: Parts) -> float:
+    """The share of the usual trials that a plan takes: fewer where jobs run already, which is where they belong."""
+    return AGAIN if (parts.home >= 0).any() else 1.0
+
+
 def _sites(tables: Tables, groups: Groups) -> Sites:
     """The groups as kernels take them."""
     return Sites(groups.kinds, groups.layouts, groups.worth, tables.cost, tables.own)
@@ -234,7 +268,7 @@ def _sites(tables: Tables, groups: Groups) -> Sites:
 def _rules(tables: Tables) -> Rules:
     """What switches cost, in units of the bound."""
     switch = tables.problem.switch_cost_s / tables.unit_s
-    return Rules(switch, LEAST_RUN_SWITCHES * switch, PER_SWITCH)
+    return Rules(switch, tables.least_run_s / tables.unit_s, PER_SWITCH)
 
 
 def _group_segments(tables: Tables, groups: Groups, parts: Parts, group: int, members: Ints) -> list[Segment] | None:
@@ -243,10 +277,10 @@ def _group_segments(tables: Tables, groups: Groups, parts: Parts, group: int, me
         return []
     layout = groups.layout(group)
     per_group = min(1.0, 24.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
-    trials = int(np.clip(TRIALS * per_group, 500, TRIALS))
+    trials = int(np.clip(TRIALS * per_group * _again(parts), 500, TRIALS))
     sites = _sites(tables, groups)
     score, _, sequence, times, _ = plan_group(
-        members, group, parts, sites, tables.options, _rules(tables), trials, 1_000, INFEASIBLE
+        members, group, parts, sites, _with_liking(tables, parts), _rules(tables), trials, 1_000, INFEASIBLE
     )
     if score >= INFEASIBLE:
         return None

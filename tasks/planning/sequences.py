@@ -93,9 +93,9 @@ def runs(sequence, num, members, options, layout, starts, located):
 
 
 @njit(cache=True, nogil=True)
-def durations(sequence, num, starts, members, rate, switch, times):
+def durations(sequence, num, starts, members, rate, switch, times, worth):
     """The least time of a sequence of `num` configurations in this order, switches paid; their times into
-    `times`.
+    `times`, and what each member's work is worth at the optimum, its dual price, into `worth`.
 
         min sum_k d_k + 20 sum_w late_w   with
         work     sum_k d_k rate[k(j)] >= share[j] + switch * sum of the rates of j's runs that pay
@@ -150,6 +150,7 @@ def durations(sequence, num, starts, members, rate, switch, times):
     for k in range(rows):
         table[k, n + windows + k] = 1.0
         table[k, width - 1] = 1.0 if k < num else 20.0
+    basis = np.full(rows, -1, np.int32)
     for turn in range(20 * (n + rows)):
         enters = -1
         if turn < 10 * (n + rows):
@@ -172,6 +173,7 @@ def durations(sequence, num, starts, members, rate, switch, times):
                     leaves, least = k, ratio
         if leaves < 0:
             return INFEASIBLE, 0.0
+        basis[leaves] = enters
         pivot = table[leaves, enters]
         for i in range(width):
             table[leaves, i] /= pivot
@@ -180,6 +182,10 @@ def durations(sequence, num, starts, members, rate, switch, times):
             if k != leaves and factor != 0.0:
                 for i in range(width):
                     table[k, i] -= factor * table[leaves, i]
+    worth[:] = 0.0
+    for k in range(rows):
+        if 0 <= basis[k] < n:
+            worth[basis[k]] = table[k, width - 1]
     total, late = 0.0, 0.0
     for k in range(num):
         times[k] = max(0.0, table[rows, n + windows + k])
@@ -190,17 +196,50 @@ def durations(sequence, num, starts, members, rate, switch, times):
 
 
 @njit(cache=True, nogil=True)
-def settle(sequence, num, members, options, layout, rules, starts, times):
+def least(sequence, num, starts, members, rate, rules, worth):
+    """A score that the sequence cannot go below, by weak duality with prices of the members' work.
+
+    sum_i worth[i] (share[i] + switch * rates of i's runs that pay) / max_k sum_i worth[i] rate[k(i)]
+    """
+    n, owed, most = sequence.shape[1], 0.0, 1e-300
+    paid = 0
+    for i in range(n):
+        owed += worth[i] * members.share[i]
+    for k in range(num):
+        earned = 0.0
+        for i in range(n):
+            o = sequence[k, i]
+            if o >= 0:
+                earned += worth[i] * rate[o]
+                if starts[k, i]:
+                    owed += worth[i] * rules.switch * rate[o]
+                    paid += 1
+        most = max(most, earned)
+    for i in range(n):
+        if not members.moved[i]:  # its first run pays nothing
+            for k in range(num):
+                if starts[k, i]:
+                    owed -= worth[i] * rules.switch * rate[sequence[k, i]]
+                    paid -= 1
+                    break
+    return owed / most + rules.per_switch * paid
+
+
+@njit(cache=True, nogil=True)
+def settle(sequence, num, members, options, layout, rules, starts, times, worth, known, enough):
     """Times of a sequence, without the configurations that get none; returns (its score, its time, its
     length).
 
     The score adds `per_switch` for each switch, and much for lateness and for a run shorter than `least_run`
-    of a job that has others, unless it goes on with what ran before.
+    of a job that has others, unless it goes on with what ran before. Into `worth` go the prices of the members' work;
+    with those of another sequence, `known`, one that cannot score less than `enough` is rejected for next to nothing.
     """
     n, nowhere = sequence.shape[1], np.zeros((0, 0, 0), np.bool_)
     while True:
         runs(sequence, num, members, options, layout, starts, nowhere)
-        total, late = durations(sequence, num, starts, members, options.rate, rules.switch, times)
+        if least(sequence, num, starts, members, options.rate, rules, known) >= enough:
+            return INFEASIBLE, INFEASIBLE, num
+        total, late = durations(sequence, num, starts, members, options.rate, rules.switch, times, worth)
         if total >= INFEASIBLE:
             return INFEASIBLE, INFEASIBLE, num
         kept = 0

@@ -12,6 +12,7 @@ from tasks.planning.plan import Certificate
 from tasks.planning.problem import Option, Problem
 
 NEVER = 1e18  # a time that is no limit
+LEAST_RUN_SWITCHES = 5.0
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -25,7 +26,8 @@ class Tables:
     j] - 1; index[o] is the option's place in the job's own table, need[o] its devices, slot[o] those on each
     of its spread[o] nodes, rate[o] the share of the job that it does in a unit of time.
     cost[v, j]: what the cheapest option of job j costs at the prices, own[j] its own price; pack[v, g]: what a
-    node of g devices earns in a unit of time.
+    node of g devices earns in a unit of time. least_run_s: a shorter run of a job that has others is not planned, by
+    default one of five switch costs.
     """
 
     problem: Problem
@@ -40,9 +42,10 @@ class Tables:
     cost: Floats
     own: Floats
     pack: Floats
+    least_run_s: float
 
     @classmethod
-    def of(cls, problem: Problem, bound: Bound) -> "Tables":
+    def of(cls, problem: Problem, bound: Bound, *, least_run_s: float | None = None) -> "Tables":
         """The arrays of a problem, in units of its bound."""
         kinds = problem.device_types
         rows: list[tuple[int, Option]] = []
@@ -83,12 +86,13 @@ class Tables:
             cost=cost,
             own=np.array(own),
             pack=pack,
+            least_run_s=LEAST_RUN_SWITCHES * problem.switch_cost_s if least_run_s is None else least_run_s,
         )
 
     @property
     def options(self) -> OptionTable:
         """What kernels take, for options of all kinds of nodes."""
-        return OptionTable(self.first, self.last, self.need, self.rate, self.slot, self.spread)
+        return OptionTable(self.first, self.last, self.need, self.rate, self.rate, self.slot, self.spread)
 
     def options_of(self, kind: int) -> OptionTable:
         """What kernels take, for one kind of nodes."""

@@ -1,0 +1,65 @@
+"""The kernels of preemptive planning against what they approximate."""
+
+import numpy as np
+import pytest
+
+from tasks.planning.bounds import preemptive_bound
+from tasks.planning.config_lp import INFEASIBLE, config_lp
+from tasks.planning.families import draw
+from tasks.planning.polish import polish
+from tasks.planning.preemptive import _rules, plan_preemptive, whole_jobs
+from tasks.planning.sequences import least, of_group, settle
+from tasks.planning.tables import Groups, Tables
+
+
+@pytest.fixture(scope="module")
+def node():
+    """One node of eight devices with seven jobs, as the kernels take it."""
+    problem = draw("paper-txt-7x8", seed=2)
+    bound = preemptive_bound(problem)
+    tables = Tables.of(problem, bound)
+    groups = Groups.of(tables, [[0]])
+    parts = whole_jobs(tables, groups)
+    return tables, groups.layout(0), of_group(parts, np.arange(7, dtype=np.int32), 0, 1)
+
+
+def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
+    tables, layout, members = node
+    time, configs, times, prices = config_lp(members.job, members.share, tables.options_of(0), layout)
+    assert time == pytest.approx(times.sum())
+    assert 1 - 1e-6 <= time <= 1.01
+    assert prices.sum() == pytest.approx(time, rel=1e-6)
+    for i in range(7):
+        work = sum(t * tables.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
+        assert work >= 1 - 1e-6
+
+
+def test_prices_of_one_sequence_bound_the_score_of_others(node):
+    tables, layout, members = node
+    options, rules = tables.options_of(0), _rules(tables)
+    _, configs, _, prices = config_lp(members.job, members.share, options, layout)
+    _, _, sequence, _ = polish(configs, prices, members, options, layout, rules, 500, 0)
+    worth, other = np.zeros(7), np.zeros(7)
+    starts, times = np.zeros(sequence.shape, np.bool_), np.zeros(len(sequence))
+    num = len(sequence)
+    settle(sequence.copy(), num, members, options, layout, rules, starts, times, worth, worth.copy(), INFEASIBLE)
+    assert worth.sum() > 0
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        shuffled = sequence[rng.permutation(num)]
+        score, _, _ = settle(
+            shuffled.copy(), num, members, options, layout, rules, starts, times, other, np.zeros(7), INFEASIBLE
+        )
+        first_starts = np.array(
+            [
+                [o >= 0 and (k == 0 or shuffled[k - 1, i] != o) for i, o in enumerate(row)]
+                for k, row in enumerate(shuffled)
+            ]
+        )
+        assert least(shuffled, num, first_starts, members, options.rate, rules, worth) <= score + 1e-9
+
+
+def test_an_ended_time_limit_still_gives_a_plan():
+    problem = draw("paper-txt-12x16", seed=0)
+    segments = plan_preemptive(problem, preemptive_bound(problem), is_over=lambda: True)
+    assert {segment.job for segment in segments} == {job.id for job in problem.jobs}
