@@ -16,16 +16,36 @@ from flows.faults import InputError
 from flows.output import AsJson, print_json
 
 
-def techniques(as_json: AsJson = False) -> None:
-    """List the techniques, and what each needs."""
+def techniques(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A file with a job, or a batch file: what would fit, and why others would not."),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Of a batch file, this job alone.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="How many GPUs, with --memory; by default the devices of this machine.", min=1)
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Of each GPU, such as 80GiB.")] = None,
+    nodes: Annotated[int, typer.Option(help="Over how many machines the GPUs are divided.", min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
     from techniques import registry
 
-    found = [(name, registry.load(registry.dotted_path(name))) for name in registry.names()]
+    if model is not None:
+        from flows.outlook import look_ahead, print_outlook
+
+        found = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
+        print_json(found.to_json()) if as_json else print_outlook(found)
+        raise typer.Exit(1 if found.faults else 0)
+    if job is not None or devices is not None or memory is not None:
+        raise InputError(["--job, --devices and --memory say how a model would be trained. To fix: name it by --model"])
+    every = [(name, registry.load(registry.dotted_path(name))) for name in registry.names()]
     if as_json:
-        print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in found])
+        print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in every])
         return
     table = Table("technique", "what it does", "what it needs", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name, technique in found:
+    for name, technique in every:
         table.add_row(name, technique.summary, technique.needs)
     Console().print(table)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tasks.cluster import Cluster
@@ -12,6 +13,7 @@ from tasks.profiling.search import Failure, Result, Search, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
 from techniques.engine.channel import ChannelClosed
+from techniques.engine.processes import ForkServer
 from techniques.surveys import Survey, SurveyOrder
 from techniques.values import from_json, to_json
 
@@ -70,28 +72,6 @@ def survey_jobs(
 
     One process looks at all jobs; where one of them ends it, another goes on with the jobs after that one.
     """
-    site.cache_dir.mkdir(parents=True, exist_ok=True)
-    surveys: dict[str, Survey] = {}
-    faults: dict[str, str] = {}
-    left = list(jobs)
-    while left:
-        status = _survey(left, surveys, faults, site=site, cluster=cluster, notice=notice)
-        left = [job for job in left if job.name not in surveys and job.name not in faults]
-        if left:
-            faults[left.pop(0).name] = f"the process that looked at it ended with status {status}"
-    return surveys, faults
-
-
-def _survey(
-    jobs: Sequence[Job],
-    surveys: dict[str, Survey],
-    faults: dict[str, str],
-    *,
-    site: Site,
-    cluster: Cluster,
-    notice: Notice,
-) -> int | None:
-    """Looks at `jobs` in order in one worker process; returns its exit status, None where it vanished."""
     node = cluster.nodes[0]
     order = SurveyOrder(
         jobs=tuple(jobs),
@@ -100,8 +80,31 @@ def _survey(
         cache_dir=str(site.cache_dir),
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
         import_paths=site.import_paths,
+        slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
     )
-    channel = site.server.spawn(target=SURVEYOR, argument=to_json(order), log=site.cache_dir / "survey.log")
+    return run_survey(order, server=site.server, notice=notice)
+
+
+def run_survey(order: SurveyOrder, *, server: ForkServer, notice: Notice) -> tuple[dict[str, Survey], dict[str, str]]:
+    """Carries out an order in worker processes; surveys, and faults, by job name."""
+    Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
+    surveys: dict[str, Survey] = {}
+    faults: dict[str, str] = {}
+    left = list(order.jobs)
+    while left:
+        status = _survey(replace(order, jobs=tuple(left)), surveys, faults, server=server, notice=notice)
+        left = [job for job in left if job.name not in surveys and job.name not in faults]
+        if left:
+            faults[left.pop(0).name] = f"the process that looked at it ended with status {status}"
+    return surveys, faults
+
+
+def _survey(
+    order: SurveyOrder, surveys: dict[str, Survey], faults: dict[str, str], *, server: ForkServer, notice: Notice
+) -> int | None:
+    """Looks at jobs in order in one worker process; returns its exit status, None where it vanished."""
+    log = Path(order.cache_dir) / "survey.log"
+    channel = server.spawn(target=SURVEYOR, argument=to_json(order), log=log)
     try:
         while (event := channel.receive())["event"] != "exit":
             match event["event"]:
@@ -201,7 +204,7 @@ def _describe(trial: Trial) -> str:
 
 
 def _why_nothing_fits(survey: Survey, failures: Sequence[Failure]) -> str:
-    reasons = [f"{r.technique} on {r.num_devices}: {r.reason}" for r in survey.refusals]
+    reasons = [f"{r.technique} on {r.num_devices}: {r.reason}" for r in survey.refusals if r.config is None]
     reasons += [f"trial: {failure.message}" for failure in failures]
     return "no technique can train it here. " + "; ".join(reasons)
 

@@ -26,6 +26,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
+        self._watched: dict[int, Any] = {}
         self._live = 0
         self._phase = SETTING_UP
         self.peaks: dict[str, int] = {}
@@ -74,12 +75,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key, size = storage._cdata, storage.nbytes()
         known = self._sizes.get(key)
         if known is None:
-            weakref.finalize(storage, self._forget, key)
+            self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
         self._sizes[key] = size
         self._live += size - (known or 0)  # storages are resized in place: FSDP frees gathered weights so
         return known is None
 
     def _forget(self, key: int) -> None:
+        del self._watched[key]
         self._live -= self._sizes.pop(key)
 
     def _note_peak(self) -> None:

@@ -13,8 +13,10 @@ from techniques.engine.rehearsal import Rehearsed, Scene
 from techniques.engine.rehearsals import Fault, rehearse_all
 from techniques.job import Job
 from techniques.surveys import ARITHMETIC, REHEARSED, Forecast
-from techniques.technique import Config, GangShape, Technique, training_state_bytes
+from techniques.technique import Config, GangShape, Technique
 
+# Shares of the activations that are kept, roughly, where they are computed again.
+KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
 # What ranks of these axes hold differs; of others they are alike.
 UNEQUAL_AXES = ("pp", "cp")
 
@@ -24,6 +26,7 @@ class Workload:
     """A job with what a survey found out about it.
 
     data: the JSON form of the prepared data. techniques: dotted paths by name. at_once: rehearsals side by side.
+    until_s: CLOCK_MONOTONIC after which none is begun.
     """
 
     job: Job
@@ -32,6 +35,7 @@ class Workload:
     techniques: Mapping[str, str]
     cache_dir: str
     at_once: int = 1
+    until_s: float = math.inf
 
 
 Choice = tuple[Technique, Config, GangShape]
@@ -48,7 +52,7 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     few = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if _few_do(workload, choice)]
     results: dict[int, Rehearsed | Fault] = {}
     for group, num_layers in ((whole, 0), (few, workload.facts.num_layers)):
-        found = rehearse_all(group, num_layers=num_layers, at_once=workload.at_once)
+        found = rehearse_all(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
         results |= {id(scene): result for scene, result in zip(group, found, strict=True)}
     return [
         _forecast(workload, choice, [results[id(scene)] for scene in mine])
@@ -56,10 +60,10 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     ]
 
 
-def single_scene(workload: Workload, *, num_rows: int, recompute: str = "none") -> Scene:
+def single_scene(workload: Workload, *, num_rows: int) -> Scene:
     """The job on one device, `num_rows` at once: what its model computes and keeps."""
     shape = GangShape(kind="cpu", num_devices=1, memory_bytes=0)
-    config = {"micro_batch": num_rows, "recompute": recompute}
+    config = {"micro_batch": num_rows, "recompute": "none"}
     job = replace(workload.job, global_batch_size=num_rows)
     path = registry.BUILTIN["single"]
     return Scene(job=job, data=workload.data, technique=path, config=config, shape=shape, cache_dir=workload.cache_dir)
@@ -86,28 +90,46 @@ def _forecast(workload: Workload, choice: Choice, results: Sequence[Rehearsed | 
 
 
 def _by_arithmetic(workload: Workload, choice: Choice) -> int:
+    """The state, and the activations that one device alone keeps: a share, for each micro-batch in flight."""
     technique, config, shape = choice
-    job, facts = workload.job, workload.facts
-    state = technique.estimate_memory(job, shape, config, facts)
+    state = technique.estimate_memory(workload.job, shape, config, workload.facts)
     axes = technique.mesh_shape(shape, config)
-    share = data_parallel(axes) / technique.num_ranks(shape)
-    scene = single_scene(workload, num_rows=int(config["micro_batch"]), recompute=config.get("recompute", "none"))
-    (alone,) = rehearse_all([scene], num_layers=facts.num_layers if facts.decoder else 0)
-    if isinstance(alone, Fault):
+    if (kept := kept_bytes_a_row(workload)) is None or "micro_batch" not in config:
         return state
-    return state + int(share * max(max(alone.peaks.values()) - training_state_bytes(job, facts), 0))
+    share = KEPT.get(config.get("recompute", "none"), 1.0) * data_parallel(axes) / technique.num_ranks(shape)
+    return state + int(share * axes.get("pp", 1) * int(config["micro_batch"]) * kept)
+
+
+def kept_bytes_a_row(workload: Workload) -> float | None:
+    """Bytes of activations that one device alone keeps of a row, None where that could not be rehearsed."""
+    alone = rehearse_alone(workload)
+    if isinstance(alone, Fault):
+        return None
+    return (max(alone.peaks.values()) - alone.peaks.get("step", 0)) / num_outlined_rows(workload)
+
+
+def rehearse_alone(workload: Workload) -> Rehearsed | Fault:
+    """A few rows on one device: what the model itself computes and keeps."""
+    facts, num_rows = workload.facts, num_outlined_rows(workload)
+    scene = single_scene(workload, num_rows=num_rows)
+    num_layers = facts.num_layers if facts.decoder else 0
+    return rehearse_all([scene], num_layers=num_layers, at_once=workload.at_once)[0]
+
+
+def num_outlined_rows(workload: Workload) -> int:
+    """Of `rehearse_alone`: batch normalisation refuses one."""
+    return min(2, workload.job.global_batch_size)
 
 
 def _scenes(workload: Workload, choice: Choice) -> Iterable[Scene]:
-    """Those of the ranks that may need most. Of many micro-batches two are enough; in a pipeline, as many as fill it
-    twice, unless its schedule keeps them all.
-    """
+    """Those of the ranks that may need most, with as many micro-batches as tell what more of them need."""
     technique, config, shape = choice
     axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
     job = workload.job
     if config.get("schedule") != "gpipe":
         num_slices = data_parallel(axes)
-        rows = min(job.global_batch_size // num_slices, 2 * axes.get("pp", 1) * int(config["micro_batch"]))
+        fill = _to_fill(axes.get("pp", 1), schedule=config.get("schedule", "1f1b"))
+        rows = min(job.global_batch_size // num_slices, fill * int(config["micro_batch"]))
         job = replace(job, global_batch_size=rows * num_slices)
     ranks = {0, num_ranks - 1} if set(axes) & set(UNEQUAL_AXES) else {0}
     for rank in sorted(ranks):
@@ -120,6 +142,13 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[Scene]:
             cache_dir=workload.cache_dir,
             rank=rank,
         )
+
+
+def _to_fill(num_stages: int, *, schedule: str) -> int:
+    """Micro-batches after which more of them are kept no longer: two show how gradients add up."""
+    if num_stages == 1:
+        return 2
+    return num_stages if schedule == "1f1b" else 2 * num_stages
 
 
 def _few_do(workload: Workload, choice: Choice) -> bool:

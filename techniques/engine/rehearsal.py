@@ -169,7 +169,7 @@ def _model(scene: Scene, data: PreparedData, seed: int) -> nn.Module:
             config.layer_types = config.layer_types[: scene.num_layers]
     with unset_fake_temporarily(), torch.device("meta"):  # where nothing is drawn, nor drawn again until it suits
         model = instantiate(config).train()
-    return _apply(model, lambda tensor: torch.empty_like(tensor, device="cpu"))
+    return _apply(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
 class _Samples:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,16 +40,18 @@ class Fault:
     message: str
 
 
-def rehearse_all(scenes: Sequence[Scene], *, num_layers: int = 0, at_once: int = 1) -> list[Rehearsed | Fault]:
+def rehearse_all(
+    scenes: Sequence[Scene], *, num_layers: int = 0, at_once: int = 1, until_s: float = math.inf
+) -> list[Rehearsed | Fault]:
     """Each scene's rehearsal, from the cache where it is there, else in a child process, `at_once` at the same time.
 
-    num_layers: of models that may be rehearsed with a few layers; 0 where none may.
+    num_layers: of models that may be rehearsed with a few layers; 0 where none may. until_s: CLOCK_MONOTONIC after
+        which none is begun.
     """
     few = num_layers > FEW_LAYERS[-1] + 1
     wanted = [replace(_plain(s), num_layers=n) for s in scenes for n in (FEW_LAYERS if few else (None,))]
-    results = {_file(scene): scene for scene in wanted}
-    missing = [(file, scene) for file, scene in results.items() if not file.exists()]
-    _run(missing, at_once=at_once)
+    missing = [(file, scene) for file, scene in {_file(scene): scene for scene in wanted}.items() if not file.exists()]
+    _run(missing, at_once=at_once, until_s=until_s)
     found = [_read(_file(scene)) for scene in wanted]
     if not few:
         return found
@@ -106,6 +110,8 @@ def _file(scene: Scene) -> Path:
 
 
 def _read(file: Path) -> Rehearsed | Fault:
+    if not file.exists():
+        return Fault(message="there was no time to rehearse it; the next call goes on")
     data = json.loads(file.read_text())
     return from_json(Fault, data) if "message" in data else from_json(Rehearsed, data)
 
@@ -117,10 +123,10 @@ def _keep(file: Path, text: str) -> None:
     aside.rename(file)
 
 
-def _run(missing: Sequence[tuple[Path, Scene]], *, at_once: int) -> None:
+def _run(missing: Sequence[tuple[Path, Scene]], *, at_once: int, until_s: float) -> None:
     left, running = list(missing), dict[int, tuple[Path, int]]()
-    while left or running:
-        while left and len(running) < max(at_once, 1):
+    while running or (left and time.monotonic() < until_s):
+        while left and len(running) < max(at_once, 1) and time.monotonic() < until_s:
             file, scene = left.pop(0)
             pid, pipe = _start(scene)
             running[pipe] = (file, pid)

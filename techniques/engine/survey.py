@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from techniques import registry
 from techniques.black_box import BlackBox
 from techniques.engine.channel import Channel
-from techniques.engine.data import prepare
-from techniques.engine.models import ModelFacts, model_facts
+from techniques.engine.data import PreparedData, prepare
+from techniques.engine.models import model_facts
+from techniques.engine.outlook import Outlook, describe
 from techniques.job import Job
 from techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
 from techniques.technique import GangShape, Technique
 from techniques.values import from_json, to_json
 
 ROOM_TO_SPARE = 4  # times the weights, gradients and optimizer state: what activations may take beside them
-MOST_CONFIGS = 12  # of one technique and gang size that are listed; trials end sooner
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> int:
@@ -43,8 +43,9 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
 
 def survey_job(job: Job, order: SurveyOrder) -> Survey:
     """Candidates and refusals of one job."""
-    data = prepare(job.data, cache_dir=Path(order.cache_dir))
+    data = _data(job, order)
     facts = model_facts(job.model, data=data)
+    outlook = Outlook(job, facts=facts, data=to_json(data), order=order)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
     techniques = {name: registry.load(order.techniques[name]) for name in job.techniques or order.techniques}
@@ -54,11 +55,13 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
             reason = _black_box(technique, job) or technique.supports(job, shape, facts)
-            reason = reason or _needless(technique, found, shape)
-            found[name] = [] if reason else list(_fitting(technique, job, shape, facts))
+            if not order.forecast_all:
+                reason = reason or _needless(technique, found, shape)
+            found[name], too_large = ([], []) if reason else outlook.weigh(technique, shape)
             if not found[name]:
-                reason = reason or _too_large(technique, job, shape, facts)
+                reason = reason or _least_too_large(too_large, shape)
                 refusals.append(Refusal(technique=name, num_devices=shape.num_devices, reason=reason))
+            refusals += [refusal for refusal, _ in too_large]
         candidates += [candidate for group in found.values() for candidate in group]
     return Survey(
         job=job.name,
@@ -67,6 +70,12 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
         candidates=tuple(candidates),
         refusals=tuple(refusals),
     )
+
+
+def _data(job: Job, order: SurveyOrder) -> PreparedData:
+    if order.describe_data and (described := describe(job)) is not None:
+        return described
+    return prepare(job.data, cache_dir=Path(order.cache_dir))
 
 
 def _black_box(technique: Technique, job: Job) -> str | None:
@@ -84,21 +93,6 @@ def _needless(technique: Technique, found: Mapping[str, list[Candidate]], shape:
     return None
 
 
-def _fitting(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts) -> Iterator[Candidate]:
-    num_found = 0
-    for config in technique.configs(job, shape, facts):
-        least_bytes = technique.estimate_memory(job, shape, config, facts)
-        if least_bytes <= shape.memory_bytes and num_found < MOST_CONFIGS:
-            num_found += 1
-            yield Candidate(
-                technique=technique.name,
-                config=config,
-                num_devices=shape.num_devices,
-                num_ranks=technique.num_ranks(shape),
-                least_bytes=least_bytes,
-            )
-
-
-def _too_large(technique: Technique, job: Job, shape: GangShape, facts: ModelFacts) -> str:
-    least = min(technique.estimate_memory(job, shape, c, facts) for c in technique.configs(job, shape, facts))
+def _least_too_large(too_large: Sequence[tuple[Refusal, int]], shape: GangShape) -> str:
+    least = min((num_bytes for _, num_bytes in too_large), default=0)
     return f"needs {least / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device at the least"

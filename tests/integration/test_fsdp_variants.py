@@ -7,7 +7,7 @@ import pytest
 from techniques import registry
 from techniques.engine.data import prepare
 from techniques.engine.models import model_facts
-from techniques.engine.survey import MOST_CONFIGS
+from techniques.engine.outlook import MOST_CONFIGS
 from techniques.technique import GangShape
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference
 

@@ -47,7 +47,7 @@ REST = [
     (LARGER, Layout("pipeline", 2, {"micro_batch": 2, "schedule": "zero_bubble"})),
     (LARGER, Layout("pipeline", 4, {"micro_batch": 2, "schedule": "gpipe"})),
     (LARGER, Layout("mesh", 4, {**MESH, "pp": 1, "dp_shard": 2, "tp": 2, "micro_batch": 4})),
-    (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 2, "tp": 1, "micro_batch": 1})),
+    (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 2, "tp": 1, "micro_batch": 2})),
     (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 1, "tp": 2, "micro_batch": 4})),
 ]
 

@@ -4,7 +4,7 @@ import pytest
 
 from techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from techniques.engine.models import ModelFacts
-from techniques.engine.survey import MOST_CONFIGS
+from techniques.engine.outlook import MOST_CONFIGS
 from techniques.technique import GangShape
 
 P = 1_000_000_000

@@ -1,0 +1,136 @@
+"""What a survey foretells of one job: which configs will fit, and how long a step will take under each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from techniques.black_box import BlackBox
+from techniques.engine.data import PreparedData
+from techniques.engine.memory import Workload, data_parallel, forecast_memory
+from techniques.engine.models import ModelFacts
+from techniques.engine.rates import Rates, rates
+from techniques.engine.step_times import Outline, outline, predicted_step_s
+from techniques.job import Job
+from techniques.surveys import Candidate, Forecast, Refusal, SurveyOrder
+from techniques.technique import Config, GangShape, Technique
+from techniques.values import digest
+
+MOST_CONFIGS = 18  # of one technique and gang size that are listed; trials end sooner
+# What surely fits needs no rehearsal: so many times the activations of its rows, and the weights, beside the state.
+ACTIVATIONS, WEIGHTS = 1.5, 3.0
+SURELY_KEPT = 0.7  # of the activations that one device alone keeps: divided, something less is kept
+TEXT_SAMPLES = 1 << 20
+
+
+class Outlook:
+    """Foretells the configs of techniques for one job."""
+
+    def __init__(self, job: Job, *, facts: ModelFacts, data: Mapping[str, Any], order: SurveyOrder) -> None:
+        self._job, self._facts, self._order = job, facts, order
+        self._workload = Workload(
+            job=job,
+            data=data,
+            facts=facts,
+            techniques=order.techniques,
+            cache_dir=order.cache_dir,
+            at_once=max(len(order.cores), 1),
+            until_s=math.inf if order.patience_s is None else time.monotonic() + order.patience_s,
+        )
+
+    def weigh(self, technique: Technique, shape: GangShape) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
+        """The configs that fit, a dozen at most, and those that do not, with the bytes that they need."""
+        every = [
+            (config, self._at_least(technique, config, shape))
+            for config in technique.configs(self._job, shape, self._facts)
+        ]
+        listed = [row for row in every if row[1] <= shape.memory_bytes][:MOST_CONFIGS]
+        too_large = [(self._refusal(technique, shape, c, n), n) for c, n in every if n > shape.memory_bytes]
+        in_doubt = [config for config, least in listed if self._is_doubtful(technique, config, shape, least)]
+        choices = [(technique, config, shape) for config in in_doubt]
+        forecasts = dict(zip(map(digest, in_doubt), forecast_memory(self._workload, choices), strict=True))
+        candidates = []
+        for config, least in listed:
+            forecast = forecasts.get(digest(config))
+            if forecast is not None and forecast.device_bytes > shape.memory_bytes:
+                needed = forecast.device_bytes
+                too_large.append((self._refusal(technique, shape, config, needed), needed))
+            else:
+                candidates.append(self._candidate(technique, config, shape, least, forecast))
+        return candidates, too_large
+
+    def _at_least(self, technique: Technique, config: Config, shape: GangShape) -> int:
+        """The state and, where all of them are kept, most of the activations that one device alone would have."""
+        state = technique.estimate_memory(self._job, shape, config, self._facts)
+        if config.get("recompute") != "none" or "micro_batch" not in config or self._outline is None:
+            return state
+        return state + int(SURELY_KEPT * self._activations(technique, config, shape))
+
+    def _activations(self, technique: Technique, config: Config, shape: GangShape) -> float:
+        """Bytes of a micro-batch's, as one device alone would keep them, in this one's share."""
+        assert self._outline is not None
+        share = data_parallel(technique.mesh_shape(shape, config)) / technique.num_ranks(shape)
+        return share * int(config["micro_batch"]) * self._outline.kept_bytes
+
+    def _candidate(
+        self, technique: Technique, config: Config, shape: GangShape, least_bytes: int, forecast: Forecast | None
+    ) -> Candidate:
+        return Candidate(
+            technique=technique.name,
+            config=config,
+            num_devices=shape.num_devices,
+            num_ranks=technique.num_ranks(shape),
+            least_bytes=least_bytes,
+            forecast=forecast,
+            step_s=self._step_s(technique, config, shape),
+        )
+
+    def _refusal(self, technique: Technique, shape: GangShape, config: Config, num_bytes: int) -> Refusal:
+        reason = f"needs {num_bytes / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device"
+        return Refusal(technique=technique.name, num_devices=shape.num_devices, reason=reason, config=config)
+
+    def _is_doubtful(self, technique: Technique, config: Config, shape: GangShape, least_bytes: int) -> bool:
+        if isinstance(technique, BlackBox) or "micro_batch" not in config:
+            return False
+        if self._order.forecast_all or self._outline is None:
+            return self._order.forecast_all
+        in_flight = technique.mesh_shape(shape, config).get("pp", 1)
+        activations = ACTIVATIONS * in_flight * self._activations(technique, config, shape)
+        return least_bytes + activations + WEIGHTS * self._facts.parameter_bytes > shape.memory_bytes
+
+    def _step_s(self, technique: Technique, config: Config, shape: GangShape) -> float | None:
+        if self._rates is None or isinstance(technique, BlackBox) or self._outline is None:
+            return None
+        return predicted_step_s(
+            technique, config, shape, workload=self._workload, model=self._outline, rates=self._rates
+        )
+
+    @cached_property
+    def _outline(self) -> Outline | None:
+        return None if self._job.model.command is not None else outline(self._workload)
+
+    @cached_property
+    def _rates(self) -> Rates | None:
+        return rates(self._order.slots, cache_dir=Path(self._order.cache_dir)) if self._order.slots else None
+
+
+def describe(job: Job) -> PreparedData | None:
+    """What a job's data will be like, as far as memory depends on it; None where only preparing it tells."""
+    spec = job.data
+    if spec.seq_len is None or spec.factory is not None:
+        return None
+    of_model = {**job.model.config}.get("vocab_size")
+    return PreparedData(
+        name=spec.source or spec.path or spec.dataset or "text",
+        digest="",
+        num_samples=TEXT_SAMPLES,
+        num_held_out=TEXT_SAMPLES,
+        kind="tokens",
+        vocab_size=of_model if isinstance(of_model, int) else None if job.model.from_pretrained else spec.vocab_size,
+        seq_len=spec.seq_len,
+        source="",
+    )
