@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tasks.planning.bounds import Bound, useful_options
 from tasks.planning.packing import OptionTable
 from tasks.planning.plan import Certificate
-from tasks.planning.problem import Option, Problem
+from tasks.planning.problem import Node, Option, Problem
 
 NEVER = 1e18  # a time that is no limit
 LEAST_RUN_SWITCHES = 5.0
@@ -51,11 +51,12 @@ class Tables:
         rows: list[tuple[int, Option]] = []
         first, last = np.zeros((2, len(kinds), len(problem.jobs)), np.int32)
         for v, kind in enumerate(kinds):
+            of_kind_nodes = [node for node in problem.nodes if node.device_type == kind]
             for j, job in enumerate(problem.jobs):
                 first[v, j] = len(rows)
                 running = {job.running.option} if job.running else set()
                 known = sorted({*useful_options(job), *running})
-                rows += [(k, o) for k in known if (o := job.options[k]).device_type in ("", kind)]
+                rows += [(k, o) for k in known if _has_room(o := job.options[k], of_kind_nodes)]
                 last[v, j] = len(rows)
         prices, own = _prices(problem, bound.certificate)
         cost = np.zeros((len(kinds), len(problem.jobs)))
@@ -102,6 +103,11 @@ class Tables:
         """Where an option of a job stands in the row, for a kind of nodes; -1 where it does not run on them."""
         own = range(self.first[kind, job], self.last[kind, job])
         return next((o for o in own if self.index[o] == index), -1)
+
+
+def _has_room(option: Option, nodes: Sequence[Node]) -> bool:
+    """Whether an option can run on nodes of one kind at all: kernels take for granted that it can."""
+    return sum(option.runs_on(node) for node in nodes) >= option.num_nodes
 
 
 def _prices(problem: Problem, certificate: Certificate | None) -> tuple[dict[str, dict[int, float]], list[float]]:
