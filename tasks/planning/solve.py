@@ -303,6 +303,25 @@ class _Search:
         )
         if segments:
             self._take(Plan(self.problem.name, segments, method="annealing"))
+        if self.preemption == "never" and any(o.num_nodes > 1 for job in self.problem.jobs for o in job.options):
+            self._gangs_over_nodes()
+
+    def _gangs_over_nodes(self) -> None:
+        """Annealing knows gangs of one node only: lists of all jobs, climbed in several ways, know the others."""
+        from tasks.planning.local_search import PLACEMENTS, improve
+
+        start = self.best
+        for seed in range(3 * self.seed, 3 * self.seed + 3):
+            self._take(
+                improve(
+                    self.problem,
+                    start,
+                    bound_s=self.rigid_s,
+                    seed=seed,
+                    is_over=self._is_over,
+                    placements=8 * PLACEMENTS,
+                )
+            )
 
     def _exhausted(self) -> None:
         """Few jobs: the best plan without preemption, and the proof that it is."""
