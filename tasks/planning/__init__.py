@@ -8,7 +8,7 @@ is light: solvers are imported when they are needed.
 
 from tasks.planning.certificates import certified_bound
 from tasks.planning.plan import Certificate, Plan, Segment
-from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError
+from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
 from tasks.planning.solve import solve
 from tasks.planning.verify import verify
 
@@ -20,6 +20,7 @@ __all__ = [
     "PlanningJob",
     "Problem",
     "ProblemError",
+    "Running",
     "Segment",
     "certified_bound",
     "solve",

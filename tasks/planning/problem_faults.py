@@ -53,6 +53,7 @@ def faults_of(problem: "Problem") -> Iterator[str]:
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
             yield from _running_faults(f"{place}, running", job, job.running, room)
+            yield from _carried_faults(f"{place}, running", job, job.running, jobs)
     yield from _shared_device_faults(problem.jobs)
     yield from _after_faults(problem.jobs)
 
@@ -167,6 +168,18 @@ def _running_faults(place: str, job: "PlanningJob", running: "Running", room: "_
     elif not any(_option_faults(place, job.options[running.option], room)):
         nodes = {node.id: node for node in room.nodes if _is_text(node.id)}
         yield from _gang_place_faults(place, running, job.options[running.option], nodes)
+
+
+def _carried_faults(
+    place: str, job: "PlanningJob", running: "Running", jobs: Mapping[str, "PlanningJob"]
+) -> Iterator[str]:
+    """Jobs that a running group carries are trained at this moment, so that they have started too."""
+    if _is_count(running.option) and running.option < len(job.options):
+        for name in job.options[running.option].jobs:
+            if _is_text(name) and name in jobs and jobs[name].started is False:
+                yield f"{place}: its group carries {name}, which is not `started`"
+            elif _is_text(name) and name in jobs and jobs[name].running is not None:
+                yield f"{place}: its group carries {name}, which is said to run by itself"
 
 
 def _gang_place_faults(place: str, running: "Running", option: "Option", nodes: Mapping[str, "Node"]) -> Iterator[str]:

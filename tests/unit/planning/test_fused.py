@@ -183,6 +183,16 @@ def test_what_is_pinned_stays_together():
     assert "job a: is pinned" in "\n".join(verify(alone, problem))
 
 
+def test_what_a_running_group_carries_has_started():
+    a, *others = adapters(11.0).jobs
+    running = replace(a, running=Running(1, (("n0", (0,)),)))
+    with pytest.raises(ProblemError, match="job a, running: its group carries b, which is not `started`"):
+        Problem("p", (Node("n0", 2),), (running, *others))
+    elsewhere = replace(others[0], running=Running(0, (("n0", (1,)),)))
+    with pytest.raises(ProblemError, match="its group carries b, which is said to run by itself"):
+        Problem("p", (Node("n0", 2),), (running, elsewhere, *others[1:]))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
