@@ -202,11 +202,17 @@ class _Search:
         """Keeps the better of two plans: the shorter, or among equals the one with fewer switches."""
         least = min(plan.makespan_s, self.best.makespan_s)
         rank = [
-            (candidate.makespan_s > least * (1 + SAME), candidate.num_switches, candidate.makespan_s)
+            (candidate.makespan_s > least * (1 + SAME), self._num_switches(candidate), candidate.makespan_s)
             for candidate in (self.best, plan)
         ]
         if rank[1] < rank[0]:
             self.best = plan
+
+    def _num_switches(self, plan: Plan) -> int:
+        """The switches of a plan, those at the head of jobs that had started included."""
+        first = {segment.job: segment for segment in reversed(plan.segments)}
+        begun = ((job, first[job.id]) for job in self.problem.jobs if job.started and job.id in first)
+        return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
 
     def _simple(self) -> Plan:
         from tasks.planning.baselines import BASELINES
@@ -262,7 +268,14 @@ class _Search:
         with self._stage("work prices"):
             self._sharpen_bound()
         alike = folded(self.problem)
-        segments = plan_preemptive(alike, pattern_bound, seed=self.seed, is_over=self._is_over)
+        segments = plan_preemptive(
+            alike,
+            pattern_bound,
+            chosen=self.relaxed,
+            seed=self.seed,
+            least_run_s=self.least_segment_s,
+            is_over=self._is_over,
+        )
         if segments and alike is not self.problem:
             with self._stage("retiming"):
                 segments = exactly(self.problem, segments, objective=self.objective, least_s=self.least_segment_s)
