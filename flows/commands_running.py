@@ -57,6 +57,7 @@ def run(
 def profile(
     batch_file: BatchFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the planning problem is written.")],
+    as_json: AsJson = False,
 ) -> None:
     """Measure the jobs of a batch file, and write what is to be planned: `ringmaster plan` reads it."""
     from tasks.batch import load_batch
@@ -75,4 +76,6 @@ def profile(
         output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
         console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}", highlight=False)
+    if as_json:
+        print_json(measured.to_json())
     raise typer.Exit(1 if measured.profiled.faults else 0)

@@ -11,6 +11,7 @@ from flows.workshop import as_batch, open_bench
 from tasks.planning import Problem
 from tasks.profiling.options import planning_problem
 from tasks.profiling.stage import Profiled, profile_jobs
+from techniques.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,15 @@ class Measured:
 
     profiled: Profiled
     problem: Problem | None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `profile --json` prints: each job's profiles, and what was left out before any trial, and why."""
+        found = self.profiled
+        jobs = [
+            {"name": job.name, "profiles": to_json(found.profiles[job.name]), "refused": found.refused(job.name)}
+            for job in found.jobs
+        ]
+        return {"num_trials": found.num_trials, "jobs": jobs, "faults": dict(found.faults)}
 
 
 def profile_batch(batch: str | dict[str, Any]) -> Measured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,12 @@ def collect(
     num_trials: int,
     profiling_s: float,
     faults: Sequence[str] = (),
+    refused: Callable[[str], list[dict[str, Any]]] = lambda _: [],
 ) -> BatchResult:
-    """Reads the journal of a batch. since_s: when it was started or resumed, in seconds since the epoch."""
+    """Reads the journal of a batch. since_s: when it was started or resumed, in seconds since the epoch.
+
+    refused: by job name, the techniques and configs that were left out before any trial, and why.
+    """
     records = journal.jobs()
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     statuses = {records[job.name].status for job in jobs}
@@ -85,7 +89,10 @@ def collect(
         idle_s=longest_idle_s(segments),
         num_trials=num_trials,
         profiling_s=profiling_s,
-        jobs=tuple(_job_row(job, journal) | _punctuality(job.name, batch, journal) for job in jobs),
+        jobs=tuple(
+            _job_row(job, journal) | _punctuality(job.name, batch, journal) | {"refused": refused(job.name)}
+            for job in jobs
+        ),
         faults=tuple(faults),
     )
 

@@ -74,6 +74,7 @@ def train_batch(
                 since_s=since_s,
                 num_trials=profiled.num_trials,
                 profiling_s=profiling_s,
+                refused=profiled.refused,
             )
             result = summary()
             shop.journal.put("status", result.status)

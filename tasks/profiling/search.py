@@ -11,6 +11,9 @@ from techniques.surveys import Candidate
 
 MOST_TRIALS = 3  # of one technique on one number of devices
 FAR_BEHIND = 1.15  # a technique slower than another by this is not refined: its next config would not make that up
+# Predicted to be slower than the best by this: not begun. Generous, as predictions have that error between techniques.
+FAR_BEHIND_PREDICTED = 1.6
+TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # of the candidates of a gang size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,21 @@ class Search:
         return None
 
     @property
+    def predicted_s(self) -> float | None:
+        """Predicted seconds of a step under the first config that has not run out of memory; None where unknown."""
+        for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
+            if not isinstance(self.results.get(fingerprint), Failure):
+                return candidate.step_s
+        return None
+
+    @property
+    def best_predicted_s(self) -> float | None:
+        """Predicted seconds of what was measured as the fastest."""
+        by_print = dict(zip(self.fingerprints, self.candidates, strict=True))
+        measured = [(r.step_s, by_print[f].step_s) for f, r in self.results.items() if isinstance(r, Profile)]
+        return min(measured, key=lambda pair: pair[0])[1] if measured else None
+
+    @property
     def num_devices(self) -> int:
         """The gang size that it is about."""
         return self.candidates[0].num_devices
@@ -79,29 +97,56 @@ class Search:
         return tuple(result for result in self.results.values() if isinstance(result, Failure))
 
 
+def quickest_looking_first(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """By predicted seconds of a step; as the technique lists them where one is not predicted."""
+    if any(candidate.step_s is None for candidate in candidates):
+        return list(candidates)
+    return sorted(candidates, key=lambda candidate: candidate.step_s or 0.0)
+
+
 def worthwhile(searches: Iterable[Search]) -> list[Search]:
     """The searches whose next trial may still give an option worth having; in their order.
 
     Of the techniques that train a speed class on the same number of devices a plan takes the fastest (a slower one
     only where memory decides). So one whose first config is far behind another's best is not refined any further; and
-    those not begun yet are tried one after another, until one is close to perfect scaling: with t the fastest step on
-    m devices, the fewest measured, no option on n is expected to take less than t m / n.
+    those not begun yet are tried one after another, what is predicted to be quickest first, until one is close to
+    perfect scaling: with t the fastest step on m devices, the fewest measured, no option on n is expected to take less
+    than t m / n. What is predicted to be far behind the best is not begun, and where there are predictions no more than
+    a quarter of the candidates of a gang size are tried.
     """
     every = list(searches)
-    best_s: dict[tuple[str, int], float] = {}
+    groups: dict[tuple[str, int], list[Search]] = {}
     for search in every:
-        group = search.key, search.num_devices
-        best_s[group] = min(best_s.get(group, float("inf")), search.best_s)
-    result, begun = [], set[tuple[str, int]]()
-    for search in every:
-        group = search.key, search.num_devices
-        if search.results:
-            if not search.profiles or search.best_s <= FAR_BEHIND * best_s[group]:
-                result.append(search)
-        elif _is_fewest(search, best_s) or (group not in begun and not _scales(group, best_s)):
-            result.append(search)
-            begun.add(group)
-    return result
+        groups.setdefault((search.key, search.num_devices), []).append(search)
+    best_s = {group: min(search.best_s for search in mine) for group, mine in groups.items()}
+    chosen: list[Search] = []
+    for group, mine in groups.items():
+        if _has_had_its_share(mine):
+            continue
+        chosen += [s for s in mine if s.results and (not s.profiles or s.best_s <= FAR_BEHIND * best_s[group])]
+        untried = [s for s in mine if not s.results and not _looks_far_behind(s, mine)]
+        untried.sort(key=lambda search: search.predicted_s or 0.0)  # stable: as listed where nothing is predicted
+        if untried and _is_fewest(untried[0], best_s):
+            chosen += untried
+        elif untried and not _scales(group, best_s):
+            chosen.append(untried[0])
+    return [search for search in every if any(search is other for other in chosen)]
+
+
+def _has_had_its_share(group: Sequence[Search]) -> bool:
+    """Whether a quarter of the group's candidates were tried, and some of them could train."""
+    candidates = [c for search in group for c in search.candidates]
+    if any(c.step_s is None for c in candidates) or not any(search.profiles for search in group):
+        return False
+    return sum(len(search.results) for search in group) >= max(TRIED_SHARE * len(candidates), FEWEST_TRIALS)
+
+
+def _looks_far_behind(search: Search, group: Sequence[Search]) -> bool:
+    """Whether what was measured, and the ratio of predictions, say that a search's first config is much slower."""
+    best = min(group, key=lambda other: other.best_s)
+    if search.predicted_s is None or best.best_predicted_s is None:
+        return False
+    return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
 
 
 def _is_fewest(search: Search, best_s: Mapping[tuple[str, int], float]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.cluster import Cluster
 from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
-from tasks.profiling.search import Failure, Result, Search, worthwhile
+from tasks.profiling.search import Failure, Result, Search, quickest_looking_first, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
 from techniques.engine.channel import ChannelClosed
@@ -44,6 +44,11 @@ class Profiled:
     profiles: Mapping[str, tuple[Profile, ...]]
     faults: Mapping[str, str] = field(default_factory=dict)
     num_trials: int = 0
+
+    def refused(self, job: str) -> list[dict[str, Any]]:
+        """What was left out for a job before any trial, and why: JSON forms of Refusal."""
+        survey = self.surveys.get(job)
+        return [] if survey is None else to_json(survey.refusals)
 
 
 def profile_jobs(
@@ -146,7 +151,8 @@ def _searches(
         for candidate in survey.candidates:
             groups.setdefault((candidate.technique, candidate.num_devices), []).append(candidate)
         of_job[job.name] = []
-        for (technique, num_devices), candidates in groups.items():
+        for (technique, num_devices), listed in groups.items():
+            candidates = quickest_looking_first(listed)
             name = f"{key} {technique} {num_devices}"
             prints = [
                 fingerprint(
