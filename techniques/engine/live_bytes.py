@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
@@ -31,6 +32,26 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phase = SETTING_UP
         self.peaks: dict[str, int] = {}
         self.reset()
+
+    def __enter__(self) -> Self:
+        """Begins to count; one such mode at a time, as resizing a storage is no operator and is caught for all."""
+        resize = self._resize = torch.UntypedStorage.resize_
+
+        def counted(storage: torch.UntypedStorage, size: int) -> Any:
+            done = resize(storage, size)
+            if (known := self._sizes.get(storage._cdata)) is not None:  # FSDP frees gathered weights so
+                self._sizes[storage._cdata] = storage.nbytes()
+                self._live += storage.nbytes() - known
+                self._note_peak()
+            return done
+
+        torch.UntypedStorage.resize_ = counted  # type: ignore[assignment, method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     @property
     def live(self) -> int:
@@ -77,7 +98,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None:
             self._watched[key] = weakref.ref(storage, lambda _: self._forget(key))
         self._sizes[key] = size
-        self._live += size - (known or 0)  # storages are resized in place: FSDP frees gathered weights so
+        self._live += size - (known or 0)
         return known is None
 
     def _forget(self, key: int) -> None:

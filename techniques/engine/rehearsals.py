@@ -26,7 +26,7 @@ from techniques.engine.rehearsal import Rehearsed, Scene, rehearse
 from techniques.job import EvaluationSpec, ScheduleSpec
 from techniques.values import digest, from_json, to_json
 
-VERSION = 1  # raised when a rehearsal would tell something else
+VERSION = 2  # raised when a rehearsal would tell something else
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
 PATIENCE_S = 180.0
