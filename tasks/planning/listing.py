@@ -56,7 +56,7 @@ class Timeline:
         if option.num_nodes > 1 or cheaply_by_s is not None:
             keys = (np.arange(len(starts)), starts)
             if cheaply_by_s is not None:
-                too_late = starts + whole_s > cheaply_by_s
+                too_late = (starts + whole_s > cheaply_by_s) | np.isinf(starts)  # a node that is too small starts never
                 keys = (starts, np.where(too_late, np.inf, self._price), too_late)  # type: ignore[assignment]
             chosen = np.lexsort(keys)[: option.num_nodes]
             start_s = float(starts[chosen].max())
