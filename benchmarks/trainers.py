@@ -79,9 +79,9 @@ def llama(hidden_size, num_layers, seq_len, batch_size):
 
 
 class Ours:
-    """The job under `single`, as a gang of one trains it."""
+    """The job under `single`, as a gang of one trains it; cores: all there are, where none are named."""
 
-    def __init__(self, job, folder):
+    def __init__(self, job, folder, cores=()):
         from techniques import registry
         from techniques.engine.order import TRIAL, GangOrder, Slot
         from techniques.engine.ranks import join
@@ -93,7 +93,7 @@ class Ours:
             job=job,
             technique=path,
             config={"micro_batch": job.global_batch_size, "recompute": "none"},
-            slots=(Slot(kind="cpu", index=0, cores=tuple(sorted(os.sched_getaffinity(0)))),),
+            slots=(Slot(kind="cpu", index=0, cores=tuple(cores) or tuple(sorted(os.sched_getaffinity(0)))),),
             folder=str(folder),
             cache_dir=str(folder),
         )
