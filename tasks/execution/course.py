@@ -74,7 +74,10 @@ class Course:
             is_at_end = running.is_over_end or running.step >= segment.last_step
             if running.is_stopping or not (is_at_end or left_s <= NOTICE_S) or not self._has_more(running):
                 continue
-            end = end_of(segment, self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after)
+            over = {r.segment.job for r in self.running.values() if r.is_over_end}
+            end = end_of(
+                segment, self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, over=over
+            )
             if isinstance(end, PlannedSegment):
                 self.planned.remove(end)
                 commands += _move_end(running, end.last_step)

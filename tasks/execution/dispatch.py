@@ -89,13 +89,17 @@ def end_of(
     running: Iterable[PlannedSegment],
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
+    over: Collection[str] = (),
 ) -> PlannedSegment | Literal["ends", "goes on"]:
     """What becomes of a running segment at its last step, which is a proposal.
 
     It ends where, with it gone, its job's next segment could start, or another one on its devices; where that next
     segment is of the same gang, it goes straight on with it (which is returned). Else it goes on: nobody is waiting.
+
+    over: the jobs that go on beyond their end already. They count as gone too: what waits for the devices of several
+    such gangs would else wait for each of them in turn, and for ever.
     """
-    others = [other for other in running if other.job != segment.job]
+    others = [other for other in running if other.job != segment.job and other.job not in over]
     heirs = startable(planned, running=others, done_jobs=done_jobs, after=after)
     following = next((heir for heir in heirs if heir.job == segment.job), None)
     if following is not None:

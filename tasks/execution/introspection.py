@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tasks.execution.dispatch import DeviceId, PlannedSegment, hand_over
+from tasks.execution.dispatch import DeviceId, PlannedSegment
 from tasks.execution.timeline import Timeline
 from tasks.planning import Node, Option, Plan, Problem
 from tasks.planning.bounds import preemptive_bound
@@ -58,7 +58,7 @@ class Policy:
     every: share of what is left of the makespan after which the rest is planned anew. least: the shortest time between
     two plans by the clock, as a share of the first makespan. surprise: how far, as a share of what is left, a job's
     forecast end may move before the rest is planned at once. worth, per_switch: what a new plan must gain, as shares of
-    what is left: in any case, and for each job that it stops. worth_s: what it must gain at least, in seconds.
+    what is left: in any case, and for each switch that it has more. worth_s: what it must gain at least, in seconds.
     objective: what is to gain: the last end, or for "weighted" the mean end by weight; "cost" is judged by its end.
     """
 
@@ -179,16 +179,16 @@ def plan_rest(rest: Rest, make_plan: Callable[[Problem], Plan]) -> Plan:
 def is_worth_it(now: Timeline, fresh: Sequence[PlannedSegment], *, policy: Policy) -> bool:
     """Whether following `fresh` from now on gains more than it costs; `now` goes on at the speeds that are believed.
 
-    Both plans are played to their ends by the dispatch rules, so that each pays the switches that it makes. Stopping
-    what runs must gain something beyond its seconds, for forecasts err, and the next plan may undo it.
+    Both plans are played to their ends by the dispatch rules, so that each pays the switches that it makes. Those that
+    the new one has more of must gain something beyond their seconds: forecasts err, and the next plan may undo them.
     """
     kept, new = now.fork(), now.fork()
     new.adopt(fresh)
-    num_stops = len(hand_over(fresh, running=[s.segment for s in now.running.values()]).stops)
     kept_s, new_s = _left_s(kept, now, policy), _left_s(new, now, policy)
     if new_s == math.inf:
         return False
-    price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * num_stops * new_s
+    more_switches = max(0, new.num_switches - kept.num_switches)
+    price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * more_switches * new_s
     late_s = kept.late_s - new.late_s
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
 

@@ -207,7 +207,8 @@ class Timeline:
             )
 
     def _end_of(self, segment: PlannedSegment) -> PlannedSegment | Literal["ends", "goes on"]:
-        return end_of(segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after)
+        over = {job for job, stretch in self.running.items() if stretch.is_over_end}
+        return end_of(segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after, over=over)
 
     def _come_to_end(self, job: str) -> None:
         """The last step of a segment is done: its job is, or goes on with the same gang, or gives way, or goes on."""
