@@ -66,11 +66,12 @@ def anneal(
 
     Options of job j are first[j] .. last[j] - 1: need[kind[v], o] devices of node v for length[o]. size[v]: a node's
     devices, which become free at heads[v] at first. What falls is the device time beyond a target, which itself stays
-    just below the best makespan found and is the longest that a job may take under a new option. state[0] is that
-    makespan, which ends the search at `bound`, state[1] the target. settings: temperature at first, what of it is left
-    at the end, weight of the device time used, and how far the target is below. Times are in units of `bound`.
+    just below the best makespan found. state[0] is that makespan, which ends the search at `bound`, state[1] the
+    target. settings: temperature at first, what of it is left at the end, weight of the device time used, how far the
+    target is below, and whether no job may take an option longer than the target. Times are in units of `bound`.
     """
-    heat, cool, spread, below = settings
+    heat, cool, spread, below, is_strict = settings
+    longest = 1 if is_strict else 0
     np.random.seed(seed + begin)
     num_nodes, width = size.size, sequences.shape[1]
     free, end, cost = np.zeros(size.max()), np.zeros(num_nodes), np.zeros(num_nodes)
@@ -91,7 +92,7 @@ def anneal(
         new_j, new_k = old_j, 0
         if draw < OPTION:
             new_j = first[j] + np.random.randint(last[j] - first[j])
-            if new_j == old_j or need[kind[a], new_j] > size[a] or length[new_j] > state[1]:
+            if new_j == old_j or need[kind[a], new_j] > size[a] or length[new_j] > state[longest]:
                 continue
             row_a[:count_a] = sequences[a, :count_a]
             if np.random.random() < 0.5:
@@ -113,7 +114,7 @@ def anneal(
             is_free = np.random.random() < 0.3  # whether options change as well
             if is_free or need[kind[b], old_j] > size[b]:
                 new_j = first[j] + np.random.randint(last[j] - first[j])
-            if need[kind[b], new_j] > size[b] or (new_j != old_j and length[new_j] > state[1]):
+            if need[kind[b], new_j] > size[b] or (new_j != old_j and length[new_j] > state[longest]):
                 continue
             if draw < MOVE:
                 if count_b >= width:
@@ -131,7 +132,7 @@ def anneal(
                 old_k = new_k = option[k]
                 if is_free or need[kind[a], old_k] > size[a]:
                     new_k = first[k] + np.random.randint(last[k] - first[k])
-                if need[kind[a], new_k] > size[a] or (new_k != old_k and length[new_k] > state[1]):
+                if need[kind[a], new_k] > size[a] or (new_k != old_k and length[new_k] > state[longest]):
                     continue
                 row_a[:count_a], row_b[:count_b] = sequences[a, :count_a], sequences[b, :count_b]
                 row_a[x], row_b[y] = k, j

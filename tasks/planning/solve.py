@@ -299,7 +299,7 @@ class _Search:
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
-            few, many = (4, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
+            few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
             num_searches, steps = few if num_jobs <= FEW else many
         elif num_jobs > CROWDED * len(self.problem.nodes):
             num_searches, steps = 2, 3_000_000
