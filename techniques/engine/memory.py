@@ -145,10 +145,12 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[Scene]:
 
 
 def _to_fill(num_stages: int, *, schedule: str) -> int:
-    """Micro-batches after which more of them are kept no longer: two show how gradients add up."""
+    """Micro-batches after which more of them change nothing: two show how gradients add up; of `1f1b` the first stage
+    keeps as many as there are stages, and what it sends and receives of the next ones.
+    """
     if num_stages == 1:
         return 2
-    return num_stages if schedule == "1f1b" else 2 * num_stages
+    return num_stages + 2 if schedule == "1f1b" else 2 * num_stages
 
 
 def _few_do(workload: Workload, choice: Choice) -> bool:
