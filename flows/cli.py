@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from flows import commands_looking, commands_planning, commands_retraining, commands_running
+from flows import commands_converting, commands_looking, commands_planning, commands_retraining, commands_running
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +25,7 @@ for command in (
     commands_looking.techniques,
     commands_looking.status,
     commands_looking.logs,
+    commands_converting.convert,
 ):
     app.command()(command)
 

@@ -141,6 +141,13 @@ class CheckpointStore:
             self.passed_over.append(self._place.location(name))
         return None
 
+    def whole(self, name: str) -> Checkpoint | None:
+        """The checkpoint in the folder of that name, None where it is not whole. By one rank."""
+        manifest = read_manifest(self._place, name)
+        if manifest is None or not all(self._is_whole(name, file, manifest) for file in manifest.files):
+            return None
+        return Checkpoint(place=self._place, name=name, manifest=manifest)
+
     def save(self, step: int, write_pieces: WritePieces, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of `step`. All ranks call it together.
 
@@ -173,7 +180,7 @@ class CheckpointStore:
         said = to_json(_merge(parts, step, meta))
         manifest = json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
         name = _folder(step)
-        if self._is_whole_checkpoint(name):  # the same step, trained again after a fault: the same state
+        if self.whole(name) is not None:  # the same step, trained again after a fault: the same state
             self.drop(step)
         else:
             self._place.reveal(self._aside(step), name, manifest)
@@ -212,10 +219,6 @@ class CheckpointStore:
 
     def _is_whole(self, name: str, file: str, manifest: Manifest) -> bool:
         return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
-
-    def _is_whole_checkpoint(self, name: str) -> bool:
-        manifest = read_manifest(self._place, name)
-        return manifest is not None and all(self._is_whole(name, file, manifest) for file in manifest.files)
 
 
 def read_manifest(place: Place, name: str) -> Manifest | None:

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,14 +36,30 @@ ReadRange = Callable[[int, int], bytes]
 """The bytes of a file from a first one up to, but without, a last one."""
 
 
-def blocks_of(tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview]:
-    """A safetensors file of `tensors` in blocks of some megabytes; each tensor is brought to the CPU when it is due."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that all are aligned
+@dataclass(frozen=True, kw_only=True)
+class LazyTensor:
+    """A tensor that is read when it is wanted."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size once it is loaded."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def blocks_of(
+    tensors: Mapping[str, Tensor | LazyTensor], *, metadata: Mapping[str, str] | None = None
+) -> Iterator[memoryview]:
+    """A safetensors file of `tensors` in blocks of some megabytes; each tensor is loaded to the CPU when it is due."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # so that all are aligned
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name in names:
         tensor = tensors[name]
-        num_bytes = tensor.numel() * tensor.element_size()
+        num_bytes = math.prod(tensor.shape) * tensor.dtype.itemsize
         offsets = [at, at + num_bytes]
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         at += num_bytes
@@ -97,5 +114,7 @@ class DistantTensor:
         return self._file.rows(self._name, slices[0])[(slice(None), *slices[1:])]
 
 
-def _bytes_of(tensor: Tensor) -> Any:
+def _bytes_of(tensor: Tensor | LazyTensor) -> Any:
+    if isinstance(tensor, LazyTensor):
+        tensor = tensor.load()
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -181,7 +182,11 @@ class Trainer:
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """What a checkpoint says of its job."""
-        return {"job": self.job.name, "weights_digest": self._weights_digest()}
+        config: Any = getattr(self._plain, "config", None)  # what a Hugging Face model is made from, to convert it
+        said = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
+        tokenizer = self.prepared.tokenizer_dir and str(Path(self.prepared.tokenizer_dir).absolute())
+        known = {"config": said, "tokenizer_dir": tokenizer}
+        return {"job": self.job.name, "weights_digest": self._weights_digest(), **known}
 
     def restore(self, root: Root) -> int:
         """Goes on from the newest whole checkpoint under `root`, if any; returns the steps done.

@@ -5,8 +5,11 @@ import signal
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
+from techniques.engine.models.conversion import convert
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, weights_in
 
 FSDP = Layout("fsdp", 2, {"reshard": True})
 
@@ -107,6 +110,19 @@ def test_the_state_of_another_job_is_refused_with_the_remedy(bench, tmp_path, la
     assert outcome.status == "invalid"
     assert "is of another version of job tiny: its model, data, optimizer or seed changed" in outcome.message
     assert "To fix: give the job another name, or remove the folder" in outcome.message
+
+
+def test_a_checkpoint_becomes_megatrons_and_then_hugging_faces(bench, tmp_path):
+    trained = bench.train(bench.job(optimizer=ADAMW), FSDP, tmp_path)
+    convert(str(tmp_path / "checkpoints"), tmp_path / "megatron", to="megatron", pp=2)
+    convert(str(tmp_path / "megatron"), tmp_path / "back", to="hf")
+    assert is_bit_equal(weights_in(tmp_path / "back"), trained.weights)
+    theirs, ours = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("back", "model"))
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        assert torch.equal(theirs(tokens).logits, ours(tokens).logits)
+    words = [AutoTokenizer.from_pretrained(tmp_path / name)("a word").input_ids for name in ("back", "model")]
+    assert words[0] == words[1]
 
 
 def test_what_does_not_touch_the_weights_may_change(bench, tmp_path):
