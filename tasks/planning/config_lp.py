@@ -12,6 +12,7 @@ from numba import njit
 from tasks.planning.packing import fits, repair
 
 INFEASIBLE = 1e18
+MAX_STATES = 1_000  # of devices free on a group's nodes, up to which configurations are priced exactly
 
 
 @njit(cache=True, nogil=True)
@@ -45,12 +46,62 @@ def price(members, prices, options, capacity, best, choice, config):
 
 
 @njit(cache=True, nogil=True)
+def price_exactly(members, prices, options, layout, config):
+    """The configuration worth most among those that fit the nodes, into `config`; returns its worth.
+
+    As `price`, but over the devices free on every node: state sum_v free[v] stride[v], with
+    stride[v] = prod_{u < v} (layout[u] + 1). Gangs of several nodes try every set of nodes.
+    """
+    n, m = members.size, layout.size
+    stride, num_states = np.ones(m, np.int64), 1
+    for v in range(m):
+        stride[v] = num_states
+        num_states *= layout[v] + 1
+    best, choice, nodes = (
+        np.zeros(num_states),
+        np.full((n, num_states), -1, np.int32),
+        np.zeros((n, num_states), np.int32),
+    )
+    free = np.zeros(m, np.int64)
+    for i in range(n):
+        if prices[i] <= 0.0:
+            continue
+        for c in range(num_states - 1, -1, -1):
+            for v in range(m):
+                free[v] = c // stride[v] % (layout[v] + 1)
+            top = best[c]
+            for o in range(options.first[members[i]], options.last[members[i]]):
+                gain, slot = prices[i] * options.liked[o], options.slot[o]
+                for chosen in range(1, 1 << m):
+                    used, count = 0, 0
+                    for v in range(m):
+                        if chosen >> v & 1:
+                            used += slot * stride[v]
+                            count += 1 if free[v] >= slot else 1 << m
+                    if count == options.spread[o] and best[c - used] + gain > top + 1e-12:
+                        top, choice[i, c], nodes[i, c] = best[c - used] + gain, o, chosen
+            best[c] = top
+    c = num_states - 1
+    for i in range(n - 1, -1, -1):
+        config[i] = choice[i, c]
+        if config[i] >= 0:
+            for v in range(m):
+                if nodes[i, c] >> v & 1:
+                    free[v] = options.slot[config[i]] * stride[v]
+                else:
+                    free[v] = 0
+            c -= free.sum()
+    return best[num_states - 1]
+
+
+@njit(cache=True, nogil=True)
 def config_lp(members, share, options, layout):
     """The least time in which configurations can do all of the members' work, each job once at a time.
 
         min sum_c t_c   with   sum_c t_c rate[c(j)] >= share[j]  for each member j,   t >= 0
 
-    by the revised simplex method; columns are priced by `price`. Returns (time, configurations, their times,
+    by the revised simplex method; columns are priced by `price`, and on few nodes by `price_exactly` where what that
+    finds does not fit. Returns (time, configurations, their times,
     prices).
     """
     n, capacity, largest = members.size, layout.sum(), layout.max()
@@ -75,6 +126,10 @@ def config_lp(members, share, options, layout):
     prices, step = np.zeros(n), np.zeros(n)
     best, choice = np.zeros(capacity + 1), np.zeros((n, capacity + 1), np.int32)
     column = np.zeros(n)
+    states = 1
+    for size in layout:
+        states *= size + 1
+    can_be_exact = layout.size > 1 and states <= MAX_STATES
     for _ in range(60 * n + 200):
         for i in range(n):
             total = 0.0
@@ -96,6 +151,8 @@ def config_lp(members, share, options, layout):
             worth = price(members, prices, options, capacity, best, choice, config)
             if worth > 1.0 + 1e-7 and layout.size > 1 and not fits(config, options, layout):
                 worth = repair(config, members, prices, options, layout)
+                if worth <= 1.0 + 1e-7 and can_be_exact:
+                    worth = price_exactly(members, prices, options, layout, config)
             if worth <= 1.0 + 1e-7:
                 break
             for i in range(n):
