@@ -13,6 +13,9 @@ MOST_TRIALS = 3  # of one technique on one number of devices
 FAR_BEHIND = 1.15  # a technique slower than another by this is not refined: its next config would not make that up
 # Predicted to be slower than the best by this: not begun. Generous, as predictions have that error between techniques.
 FAR_BEHIND_PREDICTED = 1.6
+# A short job ends before more trials have paid for themselves; a long one is worth a thorough search, which goes on
+# after some configs that are no faster.
+LONG_STEPS, THOROUGH_MISSES = 2000, 4
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # of the candidates of a gang size
 
 
@@ -32,21 +35,22 @@ class Search:
     """The configs of one speed class under one technique on one number of devices, cheapest-looking first.
 
     A config that runs out of memory sends the search on to the next; one that is no faster than the best so far ends
-    it: what follows it looks dearer still.
+    it: what follows it looks dearer still. A thorough search bears with a few such configs.
     """
 
     key: str
     job: str
     candidates: Sequence[Candidate]
     fingerprints: Sequence[str]
+    is_thorough: bool = False
     results: dict[str, Result] = field(default_factory=dict)
 
     def next_trial(self, known: Mapping[str, Result]) -> tuple[str, Candidate] | None:
         """The fingerprint and candidate to try next, taking what is known already; None when the search has ended."""
         best_s = float("inf")
-        num_profiles = 0
+        num_profiles = num_misses = 0
         for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
-            if num_profiles == MOST_TRIALS:
+            if num_profiles == MOST_TRIALS and not self.is_thorough:
                 return None
             result = self.results.get(fingerprint) or known.get(fingerprint)
             if result is None:
@@ -54,9 +58,10 @@ class Search:
             self.results[fingerprint] = result
             if isinstance(result, Profile):
                 num_profiles += 1
-                if result.step_s >= best_s:
+                num_misses = num_misses + 1 if result.step_s >= best_s else 0
+                if num_misses == (THOROUGH_MISSES if self.is_thorough else 1):
                     return None
-                best_s = result.step_s
+                best_s = min(best_s, result.step_s)
             elif result.kind != "out_of_memory":
                 return None
         return None

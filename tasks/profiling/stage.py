@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.cluster import Cluster
 from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
-from tasks.profiling.search import Failure, Result, Search, quickest_looking_first, worthwhile
+from tasks.profiling.search import LONG_STEPS, Failure, Result, Search, quickest_looking_first, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
 from techniques.engine.channel import ChannelClosed
@@ -169,6 +169,7 @@ def _searches(
             search = searches.setdefault(
                 name, Search(key=key, job=job.name, candidates=candidates, fingerprints=prints)
             )
+            search.is_thorough = search.is_thorough or job.total_steps >= LONG_STEPS
             of_job[job.name].append(search)
     return searches, of_job
 
