@@ -13,7 +13,8 @@ import numpy as np
 
 from tasks.planning.bounds import useful_options
 from tasks.planning.listing import NoRoomError, Piece, schedule_pieces
-from tasks.planning.piece_kernels import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules, anneal_pieces
+from tasks.planning.piece_kernels import anneal_pieces
+from tasks.planning.piece_listing import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules
 from tasks.planning.plan import Segment
 from tasks.planning.problem import Problem
 
