@@ -18,6 +18,12 @@ def tracking_uri(folder: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
 
 
+def checkpoint_root() -> str | None:
+    """Where checkpoints go: RINGMASTER_CHECKPOINTS, a folder or an fsspec URL; None for the folder of each run."""
+    root = os.environ.get("RINGMASTER_CHECKPOINTS")
+    return str(Path(root).absolute()) if root and "://" not in root else root or None
+
+
 def embed(folder: Path) -> None:
     """Prepares the environment for a run that brings its own servers; must come before prefect and mlflow are imported.
 

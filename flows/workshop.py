@@ -26,6 +26,7 @@ from tasks.execution.workplace import Workplace
 from tasks.profiling.stage import Known
 from tasks.profiling.trials import Site
 from tasks.recording import Recorder
+from techniques.engine.places import place_of
 from techniques.engine.processes import ForkServer
 from techniques.values import digest
 
@@ -147,6 +148,7 @@ def open_workshop(
         journal = Journal(folder / "journal.db")
         stack.callback(journal.close)
         weights = _weights(batch, bench.ledger, journal, home)
+        checkpoint_root = _checkpoint_root(journal, resume=resume)
         journal.put("batch", batch.to_json())
         journal.put("digest", digest(batch.to_json()))
         yield Workshop(
@@ -163,8 +165,23 @@ def open_workshop(
                 import_paths=bench.site.import_paths,
                 weights=weights,
                 checkpoint_every_s=checkpoint_every_s,
+                checkpoint_root=checkpoint_root,
             ),
         )
+
+
+def _checkpoint_root(journal: Journal, *, resume: bool) -> str | None:
+    """Where the run's checkpoints go: for good, so that a run that is resumed finds them.
+
+    Raises InputError where the library for its protocol is not installed.
+    """
+    root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
+    try:
+        place_of(root or "")
+    except ValueError as error:
+        raise InputError([f"RINGMASTER_CHECKPOINTS: {error}"]) from error
+    journal.put("checkpoint_root", root)
+    return root
 
 
 def _holder(batch: Batch) -> str:

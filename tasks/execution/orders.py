@@ -49,7 +49,7 @@ def gang_order(
         folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
         cache_dir=str(place.cache_dir),
         data=place.data.get(job.name),
-        checkpoint_dir=str(place.checkpoint_dir(job.name)),
+        checkpoint_dir=place.checkpoint_dir(job),
         model_dir=str(place.model_dir(job.name)),
         weights_from=str(weights) if weights else None,
         last_step=segment.last_step,

@@ -10,6 +10,8 @@ from typing import Any
 from tasks.cluster import Cluster, Device
 from tasks.execution.dispatch import DeviceId
 from tasks.execution.leases import Leases
+from techniques import Job
+from techniques.engine.places import join_root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +20,7 @@ class Workplace:
 
     folder: of this run: checkpoints, models, gang logs. weights: folders of base models that are not in the batch, by
     job. data: the prepared data of each job, as it was surveyed. checkpoint_every_s: None for what the cost of a save
-    and the failure rate suggest.
+    and the failure rate suggest. checkpoint_root: where checkpoints go instead of `folder`, a folder or an fsspec URL.
     """
 
     cluster: Cluster
@@ -30,14 +32,17 @@ class Workplace:
     weights: Mapping[str, Path] = field(default_factory=dict)
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     checkpoint_every_s: float | None = None
+    checkpoint_root: str | None = None
 
     def model_dir(self, job: str) -> Path:
         """Where the finished model of a job is written."""
         return self.folder / "models" / job
 
-    def checkpoint_dir(self, job: str) -> Path:
-        """Where the checkpoints of a job are."""
-        return self.folder / "checkpoints" / job
+    def checkpoint_dir(self, job: Job) -> str:
+        """Where the checkpoints of a job are: a folder or a URL; always a folder where a command writes them."""
+        if self.checkpoint_root is None or job.model.command is not None:
+            return str(self.folder / "checkpoints" / job.name)
+        return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
 
     def device(self, device: DeviceId) -> Device:
         """The device of that node and number."""

@@ -7,6 +7,7 @@ alone makes them a checkpoint, is written after all of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -192,9 +193,11 @@ class UrlPlace:
                 self.remove(name)
 
     def remove(self, name: str) -> None:  # noqa: D102
-        if MANIFEST in self._list(name):  # first: without it there is no checkpoint, whatever is left
-            self._remove(f"{name}/{MANIFEST}")
-        self._store.rm(self._at(name), recursive=True)
+        # The manifest first: without it there is no checkpoint, whatever is left. Not by `rm`, which expands patterns.
+        for file in sorted(self._list(name), key=lambda file: file != MANIFEST):
+            self._remove(f"{name}/{file}")
+        with contextlib.suppress(OSError):  # where there are folders, an empty one is left
+            self._store.rmdir(self._at(name))
 
     def _remove(self, path: str) -> None:
         self._store.rm_file(self._at(path))

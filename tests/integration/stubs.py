@@ -3,11 +3,14 @@
 import resource
 import threading
 
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
 from torch.nn.functional import cross_entropy
 
 from techniques.ddp import Ddp
 from techniques.engine import training
 from techniques.engine.saving import THREAD_NAME
+from techniques.fsdp import Fsdp
 from techniques.single import Single
 
 
@@ -89,6 +92,34 @@ def wait_for_saves():
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join()
+
+
+class Shelf(LocalFileSystem):
+    """A store of objects that all ranks see: nothing in it can be moved."""
+
+    protocol = "shelf"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("shelf://"))
+
+    def mv(self, *_, **__):
+        raise NotImplementedError("objects cannot be moved")
+
+
+fsspec.register_implementation("shelf", Shelf, clobber=True)
+
+
+class ShelvedSingle(Single):
+    """Knows the shelf, as every technique knows the stores whose libraries are installed."""
+
+    name = "shelved-single"
+
+
+class ShelvedFsdp(Fsdp):
+    """The same on several ranks."""
+
+    name = "shelved-fsdp"
 
 
 class Picky(Single):

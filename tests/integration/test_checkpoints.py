@@ -9,13 +9,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from techniques.engine.models.conversion import convert
-from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, weights_in
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 
 FSDP = Layout("fsdp", 2, {"reshard": True})
 
 
 def steps_in(folder):
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-????????"))
+
+
+SHELVED_SINGLE = Layout("tests.integration.stubs:ShelvedSingle")
+SHELVED_FSDP = Layout("tests.integration.stubs:ShelvedFsdp", 2, {"reshard": True})
 
 
 def kill_at_checkpoint(number, *, rank):
@@ -37,7 +41,7 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
     whole = bench.train(job, layout, tmp_path / "whole")
     folder, reached = tmp_path / "killed", 0
     for number in (1, 2, 4, 3):
-        on_event, told = kill_at_checkpoint(number, rank=layout.num_devices - 1)
+        on_event, told = kill_at_checkpoint(number, rank=number % layout.num_devices)
         killed = bench.train(job, layout, folder, checkpoint_every_s=0.0, on_event=on_event)
         assert killed.outcome.status == "crashed"
         assert killed.said("ready")[0]["step"] >= reached  # at most what came after the last one told of is lost
@@ -46,6 +50,31 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
     assert last.outcome.result["first_step"] >= reached > 0
     assert is_bit_equal(last.weights, whole.weights)
     assert not list((folder / "checkpoints").glob("*.tmp"))
+
+
+def test_a_save_tells_for_how_long_it_held_training_up(bench, tmp_path):
+    job = bench.job(optimizer=ADAMW, num_steps=30)
+    told = bench.train(job, FSDP, tmp_path, checkpoint_every_s=0.0).said("checkpoint")
+    assert told and all(0 < event["stall_s"] < event["seconds"] for event in told)
+    steps = [event["step"] for event in told]
+    assert steps == sorted(set(steps)) and steps[0] == 1
+    assert steps_in(tmp_path)[-1] == 30
+
+
+def test_a_store_without_renames_serves_every_technique_and_survives_kills(bench, tmp_path):
+    job, root = bench.job(optimizer=ADAMW, num_steps=40), f"shelf://{tmp_path}/shelf"
+    reached = 0
+    for layout in (SHELVED_FSDP, SHELVED_SINGLE):
+        on_event, told = kill_at_checkpoint(2, rank=0)
+        killed = bench.train(job, layout, tmp_path, checkpoint_every_s=0.0, checkpoint_dir=root, on_event=on_event)
+        assert killed.outcome.status == "crashed"
+        assert killed.said("ready")[0]["step"] >= reached
+        reached = told[-1]
+    last = bench.train(job, SHELVED_FSDP, tmp_path, checkpoint_dir=root)
+    assert last.outcome.result["first_step"] >= reached > 0
+    assert largest_difference(last.weights, bench.reference(job).weights) < 1e-3  # AdamW, two layouts
+    convert(root, tmp_path / "back", to="hf")
+    assert is_bit_equal(weights_in(tmp_path / "back"), last.weights)
 
 
 @pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
