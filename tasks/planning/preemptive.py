@@ -28,8 +28,10 @@ PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own s
 # Annealing between groups, stage by stage: how long groups are polished, sharpness, first temperature for 4 groups, and
 # trials. By the values of configuration LPs alone first, which is a hundred times as quick as with polishing.
 STAGES = ((0.0, 1000.0, 2e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
+STAGES_OF_MANY = ((0.0, 1000.0, 2e-3, 1.0), (1.0, 1000.0, 8e-4, 0.5))  # where LPs foretell less: many jobs a group
+MANY = 10
 STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
-AGAIN = 0.3  # of these trials, and of the last local search's, where most of the work goes on from a plan
+AGAIN = 0.3  # of these trials, and of the last local search's, where jobs run already
 SLICE = 200  # trials of annealing between two looks at the clock
 TRIALS = 20_000  # of the last local search of each group, for ten members or fewer
 
@@ -228,7 +230,9 @@ def _annealed(
     width = min(num_jobs, max(map(len, members)) + 8)
     per_group = num_jobs / num_groups
     budget = int(np.clip(60_000 / per_group**1.5, 400, 4_000) * min(3.0, 1.0 + num_groups / 32))
-    stages = STAGES if len(tables.problem.device_types) == 1 else STAGES_OF_TYPES
+    stages = (
+        STAGES_OF_TYPES if len(tables.problem.device_types) > 1 else STAGES if per_group <= MANY else STAGES_OF_MANY
+    )
     sites, options = _sites(tables, groups), _with_liking(tables, parts)
     budget = int(budget * _again(parts))
     cooler = min(1.0, max(0.25, 4 / num_groups))
