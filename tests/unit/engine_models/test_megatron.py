@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import re
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,6 +132,18 @@ def test_megatrons_own_files_are_read_with_its_arguments(tmp_path, plain_norms):
     source = hugging_face(tmp_path / "hf")
     own = megatrons_own(tmp_path, source, args=argparse.Namespace(**ARGS), plain_norms=plain_norms)
     convert(str(own), tmp_path / "back", to="hf")
+    assert torch.equal(logits(source), logits(tmp_path / "back"))
+
+
+def test_the_documented_lines_make_files_that_megatron_has(tmp_path):
+    source = hugging_face(tmp_path / "hf")
+    convert(str(source), tmp_path / "megatron", to="megatron", tp=2, pp=2)
+    page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    (lines,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(lines.replace("DESTINATION", str(tmp_path / "megatron")), {})
+    for file in (tmp_path / "megatron" / "release").glob("*/model.safetensors"):
+        file.unlink()
+    convert(str(tmp_path / "megatron"), tmp_path / "back", to="hf")
     assert torch.equal(logits(source), logits(tmp_path / "back"))
 
 
