@@ -65,6 +65,8 @@ class Context(Technique):
         if facts.decoder.num_heads % gang.num_devices == 0 and facts.decoder.num_kv_heads % gang.num_devices == 0:
             exchanges.insert(0, "ulysses")
         for recompute, sharded, exchange in product(RECOMPUTE, (False, True), exchanges):
+            if recompute == "selective" and exchange == "all_gather":  # its masks are no tensors of the kept kinds
+                continue
             # The number of micro-batches says little about which exchange is quicker: varied for one of them.
             for micro_batch in micro_batches(job.global_batch_size, at_most=2 if exchange == exchanges[0] else 1):
                 yield {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}

@@ -66,6 +66,9 @@ class Pipeline(Technique):
             for schedule, stages_a_device in STAGES_A_DEVICE.items():
                 if facts.num_layers < stages_a_device * num:
                     continue
+                # Zero bubble goes backward twice, and what is kept selectively can be asked for once.
+                if recompute == "selective" and schedule == "zero_bubble":
+                    continue
                 # The interleaved schedule goes in rounds of as many micro-batches as there are devices, or a few more.
                 possible = [count for count in counts if schedule != "interleaved" or count % (count // num) == 0]
                 for count in possible if schedule == QUICKEST else possible[:1]:
