@@ -54,7 +54,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
     assert {p.technique for p in first.profiles["r"]} == {"single"}
     for profile in first.profiles["tiny"]:
         assert profile.source == "measured"
-        assert min(profile.step_s, profile.save_s, profile.export_s, profile.evaluate_s) > 0
+        assert min(profile.step_s, profile.save_s, profile.stall_s, profile.export_s, profile.evaluate_s) > 0
         assert profile.startup_s >= 0
         assert 50e6 < profile.peak_bytes < 4e9  # a process with torch
     reasons = {(r.technique, r.num_devices): r.reason for r in first.surveys["r"].refusals}

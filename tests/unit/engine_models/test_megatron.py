@@ -12,7 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from flows import cli
+from flows.faults import InputError
 from techniques.engine.models import conversion
 from techniques.engine.models.conversion import _lazy, convert
 
@@ -224,6 +227,17 @@ def test_other_models_and_places_are_refused_with_the_remedy(tmp_path):
     save_file({**named, "model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, source / "model.safetensors")
     with pytest.raises(ValueError, match="without biases"):
         convert(str(source), tmp_path / "out", to="megatron")
+
+
+def test_the_command_says_what_it_did_or_what_is_wrong(tmp_path):
+    source = str(hugging_face(tmp_path / "hf"))
+    arguments = ["convert", source, str(tmp_path / "out"), "--to", "megatron", "--tp", "2", "--json"]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0
+    said = json.loads(done.stdout)
+    assert (said["from"], said["to"], said["num_tensors"]) == ("hf", "megatron", 39)
+    again = CliRunner().invoke(cli.app, arguments)
+    assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
 
 
 def test_a_stage_that_is_missing_is_told(tmp_path):

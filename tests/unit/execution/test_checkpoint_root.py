@@ -1,0 +1,42 @@
+"""Where a run's checkpoints go, and how often."""
+
+import pytest
+
+from flows import settings
+from flows.faults import InputError
+from flows.workshop import _checkpoint_root
+from tasks.execution.cadence import checkpoint_interval_s
+from tasks.execution.journal import Journal
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(tmp_path / "journal.db")
+    yield journal
+    journal.close()
+
+
+def test_a_run_keeps_to_its_root_when_it_is_resumed(journal, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_CHECKPOINTS", "memory://there")
+    assert _checkpoint_root(journal, resume=False) == "memory://there"
+    monkeypatch.delenv("RINGMASTER_CHECKPOINTS")
+    assert _checkpoint_root(journal, resume=True) == "memory://there"
+    assert _checkpoint_root(journal, resume=False) is None
+
+
+def test_a_folder_is_meant_from_where_the_run_is_started(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RINGMASTER_CHECKPOINTS", "here")
+    assert settings.checkpoint_root() == str(tmp_path / "here")
+
+
+def test_a_store_without_its_library_ends_a_run_before_it_starts(journal, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_CHECKPOINTS", "nowhere://there")
+    with pytest.raises(InputError, match="RINGMASTER_CHECKPOINTS: checkpoints cannot be kept at nowhere://there"):
+        _checkpoint_root(journal, resume=False)
+
+
+def test_the_interval_follows_from_the_stall():
+    assert checkpoint_interval_s(0.02, num_devices=1) == pytest.approx((2 * 0.02 * 86400) ** 0.5)
+    assert checkpoint_interval_s(0.02, num_devices=4) == pytest.approx((2 * 0.02 * 21600) ** 0.5)
+    assert checkpoint_interval_s(100.0, num_devices=1) == pytest.approx(5000.0)  # 2 % of the time
