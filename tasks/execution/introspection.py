@@ -57,16 +57,16 @@ class Policy:
 
     every: share of what is left of the makespan after which the rest is planned anew. least: the shortest time between
     two plans by the clock, as a share of the first makespan. surprise: how far, as a share of what is left, a job's
-    forecast end may move before the rest is planned at once. worth, per_switch: what a new plan must gain, as shares of
-    what is left: in any case, and for each switch that it has more. worth_s: what it must gain at least, in seconds.
+    forecast end may move before the rest is planned at once. worth, per_switch: what a new plan must gain: a share of
+    what is left in any case, and a share of the whole makespan for each switch that it has more. worth_s: what it must gain at least, in seconds.
     objective: what is to gain: the last end, or for "weighted" the mean end by weight; "cost" is judged by its end.
     """
 
     every: float = 0.1
     least: float = 0.02
     surprise: float = 0.05
-    worth: float = 0.002
-    per_switch: float = 0.0005
+    worth: float = 0.005
+    per_switch: float = 0.001
     worth_s: float = 0.0
     objective: Objective = "makespan"
 
@@ -188,7 +188,7 @@ def is_worth_it(now: Timeline, fresh: Sequence[PlannedSegment], *, policy: Polic
     if new_s == math.inf:
         return False
     more_switches = max(0, new.num_switches - kept.num_switches)
-    price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * more_switches * new_s
+    price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * more_switches * (now.now_s + new_s)
     late_s = kept.late_s - new.late_s
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
 

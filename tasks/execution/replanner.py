@@ -82,6 +82,7 @@ class Replanner:
         self._name, self._cluster, self._policy, self._clock = name, cluster, policy, clock
         self._make_plan, self._on_terms = make_plan, on_terms
         self._background = background or _in_a_thread
+        self._began_s = clock()
         self._speeds, self._when = Speeds(), When(policy)
         self._thought: Thought | None = None
         self._look_s, self._generation = 0.0, 0
@@ -107,11 +108,11 @@ class Replanner:
         """Seconds until `look` may have something to do."""
         if self._thought is not None:
             return math.inf
-        return max(0.0, min(self._look_s, self._when.next_s) - self._clock())
+        return max(0.0, min(self._look_s, self._when.next_s) - self._now_s())
 
     def look(self, state: State) -> Thought | None:
         """Begins to plan anew where it is time to; the caller does not wait, but hears when the plan is made."""
-        now_s = self._clock()
+        now_s = self._now_s()
         if self._thought is not None or now_s < min(self._look_s, self._when.next_s) or not state.running:
             return None
         left = self._left(state)
@@ -155,7 +156,7 @@ class Replanner:
 
     def timeline(self, state: State, left: Problem | None = None) -> Timeline:
         """The batch from now on, by what is known of its speeds."""
-        now_s, problem = self._clock(), left or self._left(state)
+        now_s, problem = self._now_s(), left or self._left(state)
         totals = {job.name: job.total_steps for job in state.jobs}
 
         def step_s(job: str, option: int) -> float:
@@ -188,6 +189,10 @@ class Replanner:
             now_s=now_s,
         )
 
+    def _now_s(self) -> float:
+        """Seconds since this was made: since the batch began, or nearly so."""
+        return self._clock() - self._began_s
+
     def _left(self, state: State) -> Problem:
         """What is left of each job at the speeds that were measured; what runs has started up already."""
         options = {running.segment.job: running.segment.option for running in state.running}
@@ -207,8 +212,8 @@ class Replanner:
         return self._on_terms(replace(problem, switch_cost_s=cost_s))
 
     def _expect(self, ahead: Timeline) -> None:
-        self._when.planned(self._clock(), _ends(ahead))
-        self._look_s = self._clock() + self._policy.least * self._when.first_s / LOOKS
+        self._when.planned(self._now_s(), _ends(ahead))
+        self._look_s = self._now_s() + self._policy.least * self._when.first_s / LOOKS
 
 
 def is_end(segment: PlannedSegment, totals: Mapping[str, int]) -> bool:
