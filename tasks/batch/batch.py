@@ -14,7 +14,7 @@ from tasks.batch import document, grid, rules, wording
 from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from tasks.batch.schema import NAME_PATTERN, PLANNED, BatchEntry, GridEntry, JobEntry
 from tasks.cluster import Devices
-from tasks.planning.solve import Objective
+from tasks.planning.search import Objective
 from tasks.planning.terms import Terms
 from techniques.job import Job
 from techniques.values import from_json, to_json

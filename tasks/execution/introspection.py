@@ -16,7 +16,7 @@ from tasks.execution.timeline import Timeline
 from tasks.planning import Node, Option, Plan, Problem
 from tasks.planning.bounds import preemptive_bound
 from tasks.planning.problem import Running
-from tasks.planning.solve import Objective
+from tasks.planning.search import Objective
 from tasks.planning.terms import plan_giving_up_deadlines
 
 SHARED = 0.9  # share of the variance of a job's error (of its logarithm) that all of its options have in common

@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
 from tasks.planning import Plan, Problem, ProblemError, gantt, solve, verify
-from tasks.planning.solve import Objective
+from tasks.planning.search import Objective
 
 
 def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

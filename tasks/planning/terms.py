@@ -8,7 +8,7 @@ from typing import get_args
 
 from tasks.planning.plan import Plan
 from tasks.planning.problem import Problem, ProblemError
-from tasks.planning.solve import Objective
+from tasks.planning.search import Objective
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 HOUR_S = 3600.0

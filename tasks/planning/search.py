@@ -1,0 +1,334 @@
+"""The stages of planning, from the cheapest to the dearest: what `solve` runs."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from tasks.planning.plan import Plan
+from tasks.planning.problem import Problem, ProblemError
+
+Preemption = Literal["auto", "never", "always"]
+Objective = Literal["makespan", "weighted", "cost"]
+
+MAX_JOBS_OF_MILP = 12
+WORTH_S = 20.0  # seconds that a longer search must be able to save: what compiling it takes on a fresh machine
+CROWDED = 10  # jobs a node beyond which switches gain little, and annealing is given more
+FEW = 14  # jobs up to which the exhaustive search goes on with what annealing found
+SAME = 1e-3  # makespans this close count as equal: the plan with fewer switches is preferred
+
+
+class Search:
+    """Each stage may better the best plan so far; arguments as of `solve`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        preemption: Preemption,
+        objective: Objective,
+        least_segment_s: float,
+    ) -> None:
+        self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
+        self.least_segment_s = least_segment_s
+        self.ends_at = time.monotonic() + time_limit_s
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> Plan:
+        """The best plan that the stages found, with its bound."""
+        from tasks.planning.bounds import preemptive_bound, rigid_bound
+        from tasks.planning.deadlines import conflicts
+        from tasks.planning.folding import is_foldable
+
+        with self._stage("bounds"):
+            self.bound = preemptive_bound(self.problem)
+            has_deadlines = any(job.deadline_s is not None for job in self.problem.jobs)
+            if (has_deadlines or math.isinf(self.bound.seconds)) and (proved := list(conflicts(self.problem))):
+                raise ProblemError(proved)
+            self.rigid_s, self.rigid_proof, self.relaxed = self.bound.seconds, "pattern MILP", None
+            if self.preemption == "never" or len(self.problem.jobs) <= 100:
+                rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
+                self.rigid_s = max(self.rigid_s, rigid_s)
+        with self._stage("heuristics"):
+            self.best = self._simple()
+        if self.objective != "makespan" or not is_foldable(self.problem):
+            with self._stage("local search"):
+                self._general()
+        else:
+            self._plain()
+        return self._proved()
+
+    def _plain(self) -> None:
+        if self._is_small():
+            with self._stage("MILP"):
+                self._milp()
+        if self._is_worth_it(self.rigid_s):
+            with self._stage("annealing"):
+                self._annealing()
+        if self.preemption == "never" and self._is_worth_it(self.rigid_s):
+            with self._stage("exhausted search"):
+                self._exhausted()
+        if self.preemption != "never" and self._is_worth_it(self.bound.seconds):
+            with self._stage("preemptive"):
+                self._preemptive()
+
+    def _general(self) -> None:
+        """What the compiled searches do not know: order, times, other objectives, nodes that are not always there."""
+        from tasks.planning.deadlines import unmet
+        from tasks.planning.local_search import PLACEMENTS, improve, lateness_s
+
+        if self._only_waits() and self._is_small():
+            self._milp()
+        if self.preemption == "never" and self.objective == "makespan" and self._is_worth_it(self.rigid_s):
+            self._annealing()
+            self._exhausted()
+        if self.objective != "makespan" or not self._only_waits() or self._is_worth_it(self.bound.seconds):
+            self.best = improve(
+                self.problem,
+                self.best,
+                bound_s=self.bound.seconds,
+                seed=self.seed,
+                is_over=self._is_over,
+                objective=self.objective,
+                placements=PLACEMENTS,
+            )
+        if self._is_worth_searching():
+            self._pieces()
+        if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
+            raise ProblemError([unmet(self.best, self.problem)])
+
+    def _pieces(self) -> None:
+        from tasks.planning.constrained import plan_constrained
+
+        self.best = plan_constrained(
+            self.problem,
+            self.best,
+            bound_s=self.bound.seconds,
+            objective=self.objective,
+            preemptive=self.preemption != "never",
+            least_s=self.least_segment_s,
+            seed=self.seed,
+            is_over=self._is_over,
+        )
+
+    def _is_worth_searching(self) -> bool:
+        """Whether the objective could still be better by more than it costs to look for it, or a deadline met."""
+        from tasks.planning.local_search import rank
+
+        late_s, value, makespan_s = rank(self.best, self.problem, self.objective)
+        if late_s > 1e-6 * makespan_s and not self._is_over():
+            return True
+        if self.objective == "makespan":
+            return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
+        share = 1.0 - self._value_bound() / value if value else 0.0
+        return share > 1e-3 and share * makespan_s > WORTH_S and not self._is_over()
+
+    def _only_waits(self) -> bool:
+        """Whether `after` is all that makes the problem less than plain."""
+        jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
+        return self.objective == "makespan" and replace(self.problem, jobs=jobs).is_plain
+
+    def _left_s(self) -> float:
+        return max(0.0, self.ends_at - time.monotonic())
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self.ends_at
+
+    def _is_worth_it(self, bound_s: float) -> bool:
+        """Whether a plan could still be better by more than it costs to look for it."""
+        could_save_s = self.best.makespan_s - bound_s
+        return could_save_s > WORTH_S and could_save_s > 1e-5 * bound_s and not self._is_over()
+
+    def _is_small(self) -> bool:
+        return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= 4
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 3)
+
+    def _take(self, plan: Plan) -> None:
+        """Keeps the better of two plans: the shorter, or among equals the one with fewer switches."""
+        least = min(plan.makespan_s, self.best.makespan_s)
+        rank = [
+            (candidate.makespan_s > least * (1 + SAME), self._num_switches(candidate), candidate.makespan_s)
+            for candidate in (self.best, plan)
+        ]
+        if rank[1] < rank[0]:
+            self.best = plan
+
+    def _num_switches(self, plan: Plan) -> int:
+        """The switches of a plan, those at the head of jobs that had started included."""
+        first = {segment.job: segment for segment in reversed(plan.segments)}
+        begun = ((job, first[job.id]) for job in self.problem.jobs if job.started and job.id in first)
+        return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
+
+    def _simple(self) -> Plan:
+        from tasks.planning.baselines import BASELINES
+        from tasks.planning.listing import NoRoomError, schedule
+        from tasks.planning.local_search import improve, rank
+
+        makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
+        if relaxed := self.relaxed:
+            jobs = sorted(self.problem.jobs, key=lambda job: (-job.options[relaxed[job.id]].runtime_s, job.id))
+            choices = [(job.id, relaxed[job.id]) for job in jobs]
+            makers.append(lambda: Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP"))
+        plans, faults = [], []
+        for make in makers:
+            try:
+                plans.append(make())
+            except NoRoomError as error:
+                faults.append(f"no plan was found: {error} before they go away")
+        if not plans:
+            raise ProblemError(faults[:1])
+        best = min(plans, key=lambda plan: rank(plan, self.problem, self.objective))
+        if self._is_small() or any(job.after for job in self.problem.jobs):
+            best = improve(
+                self.problem,
+                best,
+                bound_s=self.bound.seconds,
+                seed=self.seed,
+                is_over=self._is_over,
+                objective=self.objective,
+            )
+        return best
+
+    def _milp(self) -> None:
+        from tasks.planning.listing import schedule
+        from tasks.planning.local_search import improve
+        from tasks.planning.time_indexed import solve_time_indexed
+
+        if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
+            return
+        found = solve_time_indexed(
+            self.problem, horizon_s=self.best.makespan_s, time_limit_s=self._left_s(), seed=self.seed
+        )
+        if found:
+            plan = Plan(self.problem.name, schedule(self.problem, found), method="time-indexed MILP")
+            self._take(plan)
+            self._take(improve(self.problem, plan, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over))
+
+    def _preemptive(self) -> None:
+        from tasks.planning.constrained import exactly
+        from tasks.planning.folding import folded
+        from tasks.planning.preemptive import plan_preemptive
+
+        pattern_bound = self.bound
+        with self._stage("work prices"):
+            self._sharpen_bound()
+        alike = folded(self.problem)
+        segments = plan_preemptive(
+            alike,
+            pattern_bound,
+            chosen=self.relaxed,
+            seed=self.seed,
+            least_run_s=self.least_segment_s,
+            is_over=self._is_over,
+        )
+        if segments and alike is not self.problem:
+            with self._stage("retiming"):
+                segments = exactly(self.problem, segments, objective=self.objective, least_s=self.least_segment_s)
+        if segments:
+            self._take(Plan(self.problem.name, segments, method="configuration LP"))
+
+    def _sharpen_bound(self) -> None:
+        """Takes the bound by work prices where it proves more than the pattern LP's."""
+        from tasks.planning.bounds import Bound
+        from tasks.planning.certificates import certified_bound
+        from tasks.planning.folding import folded
+        from tasks.planning.preemptive import work_prices
+
+        certificate = work_prices(folded(self.problem), self.bound)
+        if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
+            self.bound = Bound(proved_s, certificate, "work prices")
+            self.rigid_s = max(self.rigid_s, proved_s)
+
+    def _annealing(self) -> None:
+        from tasks.planning.rigid import plan_rigid
+
+        num_jobs = len(self.problem.jobs)
+        if self.preemption == "never":
+            few, many = (8, 300_000), (16, 3_000_000) if num_jobs <= 50 else (8, 10_000_000)
+            num_searches, steps = few if num_jobs <= FEW else many
+        elif num_jobs > CROWDED * len(self.problem.nodes):
+            num_searches, steps = 2, 3_000_000
+        else:
+            num_searches, steps = 2, 300_000
+        segments = plan_rigid(
+            self.problem,
+            self.rigid_s,
+            options=self.relaxed,
+            num_searches=num_searches,
+            steps=steps,
+            seed=self.seed,
+            is_over=self._is_over,
+        )
+        if segments:
+            self._take(Plan(self.problem.name, segments, method="annealing"))
+        if self.preemption == "never" and any(o.num_nodes > 1 for job in self.problem.jobs for o in job.options):
+            self._gangs_over_nodes()
+
+    def _gangs_over_nodes(self) -> None:
+        """Annealing knows gangs of one node only: lists of all jobs, climbed in several ways, know the others."""
+        from tasks.planning.local_search import PLACEMENTS, improve
+
+        start = self.best
+        for seed in range(3 * self.seed, 3 * self.seed + 3):
+            self._take(
+                improve(
+                    self.problem,
+                    start,
+                    bound_s=self.rigid_s,
+                    seed=seed,
+                    is_over=self._is_over,
+                    placements=8 * PLACEMENTS,
+                )
+            )
+
+    def _exhausted(self) -> None:
+        """Few jobs: the best plan without preemption, and the proof that it is."""
+        from tasks.planning.orders import segments_of, without_overheads
+        from tasks.planning.rigid_exact import search
+
+        bare = without_overheads(self.problem)
+        if bare is None or any(job.running is not None for job in self.problem.jobs):
+            return
+        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, is_over=self._is_over)
+        if found is not None:
+            self.rigid_s, self.rigid_proof = found.lower_s, "exhausted search"
+        if found is not None and found.orders is not None:
+            segments = segments_of(self.problem, found.orders)
+            self._take(Plan(self.problem.name, segments, method="exhausted search"))
+
+    def _proved(self) -> Plan:
+        """The best plan with the bound for its kind, and what proves it."""
+        plan = replace(self.best, seconds=self.seconds)
+        if self.objective != "makespan":
+            from tasks.planning.verify import objective_value
+
+            value = objective_value(plan, self.problem, self.objective)
+            bound = min(self._value_bound(), value)
+            plan = replace(plan, objective=self.objective, value=value, value_bound=bound)
+        if self.preemption == "never" and self.rigid_s > self.bound.seconds:
+            return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof=self.rigid_proof)
+        return replace(
+            plan,
+            lower_bound_s=min(self.bound.seconds, plan.makespan_s),
+            certificate=self.bound.certificate,
+            proof=self.bound.proof,
+        )
+
+    def _value_bound(self) -> float:
+        from tasks.planning.bounds import by_area
+        from tasks.planning.certificates import cost_bound, weighted_bound
+
+        if self.objective == "cost":
+            return cost_bound(self.problem)
+        certificates = [by_area(self.problem), *([self.bound.certificate] if self.bound.certificate else [])]
+        return max(weighted_bound(certificate, self.problem) for certificate in certificates)
