@@ -7,17 +7,20 @@ process group of its own is needed: what the ranks have to know of each other tr
     rank 0       publish, or drop         when all have ended; asks CLOSED once that is done
     all ranks    tell, free for the next  when rank 0 has closed
 
-A rank thus never waits for another, and a crash at any moment leaves what was published before.
+A rank thus never waits for another, and a crash at any moment leaves what was published before. The last save of a
+segment takes the same way without a copy, and is waited for.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from techniques.engine.checkpoint import CheckpointStore
+from techniques.engine.checkpoint import CheckpointStore, Pieces, WritePieces
+from techniques.engine.places import Block
 from techniques.engine.reporter import BEAT_EVERY_S, Reporter
 from techniques.engine.state import HostCopies
 from techniques.engine.trainer import Trainer
@@ -31,6 +34,7 @@ class Asks(NamedTuple):
     ended: float = 0.0
     failed: float = 0.0
     closed: float = 0.0
+    num_bytes: float = 0.0  # that it has written so far
 
 
 class Saver:
@@ -52,11 +56,25 @@ class Saver:
 
     def begin(self) -> None:
         """Copies the state as it is now, and has it written while training goes on."""
+        self._begin(self._copies)
+
+    def save_at_once(self) -> float:
+        """Saves the state and waits until it is durable; returns the seconds. A save under way is waited for first.
+
+        Raises CheckpointError on every rank where any could not write.
+        """
+        self.finish()
+        started_s = time.perf_counter()
+        self._begin(None)
+        self.finish()
+        return time.perf_counter() - started_s
+
+    def _begin(self, copies: HostCopies | None) -> None:
         assert self._save is None
         started_s = time.perf_counter()
         step, meta = self._trainer.next_step, self._trainer.checkpoint_meta()
-        pieces = self._trainer.pieces(copies=self._copies)
-        save = _Save(step=step, leads=self._trainer.ranks.rank == 0, started_s=started_s)
+        save = _Save(step=step, leads=self._trainer.ranks.rank == 0, started_s=started_s, is_waited_for=copies is None)
+        pieces = save.counting(self._trainer.pieces(copies=copies))
         save.publish = lambda: self._store.publish(step, meta)
         save.drop = lambda: self._store.drop(step)
         save.start(lambda: self._store.write_part(step, pieces))
@@ -75,17 +93,26 @@ class Saver:
             save.close(has_failed=sums.failed > 0)
 
     def finish(self) -> None:
-        """Waits for the save under way, if any, to be published or dropped on all ranks."""
+        """Waits for the save under way, if any, to be published or dropped on all ranks.
+
+        Says that the rank is alive for as long as any rank gets on: a disk that hangs is a rank that hangs.
+        """
+        said = None
         while self._save is not None:
             self._save.wait(BEAT_EVERY_S)
-            self._reporter.beat()
-            self.follow(Asks(*self._trainer.ranks.sum(list(self.asks()))))
+            sums = Asks(*self._trainer.ranks.sum(list(self.asks())))
+            if sums != said:
+                self._reporter.beat()
+            said = sums
+            self.follow(sums)
 
     def _tell(self, save: _Save, *, has_failed: bool) -> None:
         if has_failed:
-            message = str(self._store.failed(save.step, save.fault))
-            self._reporter.send("checkpoint_failed", step=save.step, message=message)
-        else:
+            error = self._store.failed(save.step, save.fault)
+            if save.is_waited_for:
+                raise error
+            self._reporter.send("checkpoint_failed", step=save.step, message=str(error))
+        elif not save.is_waited_for:
             seconds = time.perf_counter() - save.started_s
             self._reporter.send("checkpoint", step=save.step, seconds=seconds, stall_s=save.stall_s)
 
@@ -96,8 +123,10 @@ class _Save:
     publish: Callable[[], None]
     drop: Callable[[], None]
 
-    def __init__(self, *, step: int, leads: bool, started_s: float) -> None:
+    def __init__(self, *, step: int, leads: bool, started_s: float, is_waited_for: bool) -> None:
         self.step, self.started_s, self.stall_s = step, started_s, 0.0
+        self.is_waited_for = is_waited_for
+        self._num_bytes = 0
         self._leads = leads
         self._thread: _Background | None = None
         self._closing = False
@@ -107,6 +136,20 @@ class _Save:
     def start(self, action: Callable[[], None]) -> None:
         self._thread = _Background(action)
         self._thread.start()
+
+    def counting(self, write: WritePieces) -> WritePieces:
+        """The same pieces; what is written of them is counted."""
+
+        def passing(blocks: Iterable[Block]) -> Iterator[Block]:
+            for block in blocks:
+                yield block
+                self._num_bytes += len(block)
+
+        def pieces(file: str) -> Pieces:
+            written = write(file)
+            return replace(written, blocks=passing(written.blocks))
+
+        return pieces
 
     def wait(self, timeout_s: float) -> None:
         if self._thread is not None:
@@ -119,7 +162,7 @@ class _Save:
             self.fault = self.fault or thread.fault()
         failed = float(is_done and (self.fault is not None or self._has_failed))
         if not self._closing:
-            return Asks(ended=float(is_done), failed=failed)
+            return Asks(ended=float(is_done), failed=failed, num_bytes=self._num_bytes)
         return Asks(failed=failed, closed=float(is_done))
 
     def close(self, *, has_failed: bool) -> None:

@@ -34,8 +34,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
-        saver.finish()
-        result["save_s"] = trainer.save(root)
+        result["save_s"] = saver.save_at_once()
     if trainer.next_step == order.job.total_steps:
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
@@ -57,6 +56,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
         told_until = float(reporter.told_until()) if is_first else 0.0
         report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until, *saver.asks()))
         if not math.isfinite(report.loss):
+            saver.finish()  # the state before is sound, and all ranks are here
             raise ValueError(
                 f"the loss became {report.loss} at step {report.step}. To fix: a lower learning rate, a warm-up, "
                 "or clip_grad_norm"

@@ -82,7 +82,7 @@ def test_a_loss_that_is_not_a_number_says_what_to_do(bench, tmp_path, layout):
     trained = bench.train(job, layout, tmp_path, checkpoint_every_s=0.0)
     assert trained.outcome.status == "invalid"
     assert "the loss became nan at step 2. To fix: a lower learning rate" in trained.outcome.message
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000001"]
 
 
 def test_an_option_that_the_optimizer_has_not_is_invalid(bench, tmp_path):

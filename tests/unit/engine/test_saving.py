@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from techniques.engine.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from techniques.engine.checkpoint import CheckpointError, CheckpointStore, Piece, Pieces, StoredTensor
 from techniques.engine.saving import THREAD_NAME, Asks, Saver
 from techniques.engine.tensor_files import blocks_of
 
@@ -19,9 +19,10 @@ class Told:
     """What a rank told of."""
 
     events: list = field(default_factory=list)
+    num_beats: int = 0
 
     def beat(self):
-        pass
+        self.num_beats += 1
 
     def send(self, event, **details):
         self.events.append((event, details))
@@ -39,7 +40,8 @@ class Trained:
         return {"job": "a"}
 
     def pieces(self, *, copies):
-        value = copies.take({"w": torch.full((1,), float(self.next_step))})
+        value = {"w": torch.full((1,), float(self.next_step))}
+        value = value if copies is None else copies.take(value)
 
         def pieces(file):
             self.gate.wait()
@@ -158,5 +160,33 @@ def test_the_end_waits_for_the_save_under_way(tmp_path):
     gang = Gang(tmp_path, num_ranks=1)
     gang.trainers[0].ranks.sum = lambda values: values
     gang.savers[0].begin()
-    gang.savers[0].finish()
-    assert gang.savers[0].is_idle and gang.newest() == 0
+    gang.trainers[0].next_step = 7
+    assert gang.savers[0].save_at_once() > 0
+    assert gang.savers[0].is_idle and gang.newest() == 7
+    assert [(event, said["step"]) for event, said in gang.told[0].events] == [("checkpoint", 0)]
+
+
+def test_the_end_fails_where_its_save_does(tmp_path):
+    gang = Gang(tmp_path, num_ranks=1)
+    gang.trainers[0].ranks.sum = lambda values: values
+    gang.trainers[0].fault = OSError(28, "No space left on device")
+    with pytest.raises(CheckpointError, match=r"step-00000000 could not be written under .*No space left"):
+        gang.savers[0].save_at_once()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_is_alive_for_as_long_as_it_writes(tmp_path):
+    gang = Gang(tmp_path, num_ranks=1)
+    gang.trainers[0].gate.clear()
+    sums = []
+
+    def total(values):
+        sums.append(values)
+        if len(sums) == 4:  # it has hung for three rounds, and goes on
+            gang.trainers[0].gate.set()
+        return values
+
+    gang.trainers[0].ranks.sum = total
+    gang.savers[0].save_at_once()
+    assert sums[0] == sums[1] == sums[2]
+    assert gang.told[0].num_beats < len(sums)
