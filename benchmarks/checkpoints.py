@@ -153,7 +153,8 @@ def record(rows):
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         *map(line, rows),
         "",
-        f"The goal is a share below {GOAL:.0%}.",
+        "The share is what a save costs over the interval; at once, over the interval that its whole time gives. The",
+        f"goal is a share below {GOAL:.0%}.",
         END,
     ]
     page = PAGE.read_text()
