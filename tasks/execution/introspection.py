@@ -58,7 +58,8 @@ class Policy:
     every: share of what is left of the makespan after which the rest is planned anew. least: the shortest time between
     two plans by the clock, as a share of the first makespan. surprise: how far, as a share of what is left, a job's
     forecast end may move before the rest is planned at once. worth, per_switch: what a new plan must gain: a share of
-    what is left in any case, and a share of the whole makespan for each switch that it has more. worth_s: what it must gain at least, in seconds.
+    what is left in any case, and a share of the whole makespan for each switch that it has more. worth_s: what it must
+    gain at least, in seconds.
     objective: what is to gain: the last end, or for "weighted" the mean end by weight; "cost" is judged by its end.
     """
 
