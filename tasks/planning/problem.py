@@ -7,6 +7,7 @@ unit throughout, though nothing depends on it.
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tasks.planning.problem_faults import faults_of
@@ -144,17 +145,17 @@ class Problem:
         if faults := list(faults_of(self)):
             raise ProblemError(faults)
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         """Devices of all nodes together."""
         return sum(node.num_devices for node in self.nodes)
 
-    @property
+    @cached_property
     def device_types(self) -> tuple[str, ...]:
         """The types of devices that there are."""
         return tuple(sorted({node.device_type for node in self.nodes}))
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether jobs may run at any time, in any order, anywhere, at no cost but their time."""
         return (
@@ -165,12 +166,12 @@ class Problem:
             and not any(o.startup_s or o.save_s or o.evaluate_s for job in self.jobs for o in job.options)
         )
 
-    @property
+    @cached_property
     def is_fused(self) -> bool:
         """Whether some option carries several jobs."""
         return any(option.jobs for job in self.jobs for option in job.options)
 
-    @property
+    @cached_property
     def classes(self) -> tuple[tuple[int, ...], ...]:
         """Indices of jobs that differ in nothing but their id, as the jobs of a sweep do; each job is in one class.
 
@@ -187,10 +188,11 @@ class Problem:
 
     def job(self, job_id: str) -> PlanningJob:
         """The job of that id; KeyError if there is none."""
-        for job in self.jobs:
-            if job.id == job_id:
-                return job
-        raise KeyError(job_id)
+        return self._jobs[job_id]
+
+    @cached_property
+    def _jobs(self) -> dict[str, PlanningJob]:
+        return {job.id: job for job in self.jobs}
 
     @classmethod
     def from_json(cls, data: Any) -> "Problem":
