@@ -99,7 +99,7 @@ def _newest_runs(batch: str | None) -> list[Path]:
 def _job_rows(folder: Path) -> Iterator[dict[str, Any]]:
     from tasks.execution.journal import Journal
 
-    journal = Journal(folder / "journal.db")
+    journal = Journal.of_file(folder / "journal.db")
     try:
         for record in journal.jobs().values():
             yield {

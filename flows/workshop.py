@@ -145,7 +145,7 @@ def open_workshop(
     with open_bench(batch, home=home) as bench, ExitStack() as stack:
         folder = resumed or _fresh(batch, home)
         stack.enter_context(_alone(folder))
-        journal = Journal(folder / "journal.db")
+        journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
         weights = _weights(batch, bench.ledger, journal, home)
         checkpoint_root = _checkpoint_root(journal, resume=resume)
@@ -230,7 +230,7 @@ def _resumed(batch: Batch, home: Path) -> Path:
         raise InputError(
             [f"there is no run of batch {batch.name!r} to resume under {home}. To fix: leave out --resume"]
         )
-    journal = Journal(folders[-1] / "journal.db")
+    journal = Journal.of_file(folders[-1] / "journal.db")
     try:
         then = journal.get("digest")
         is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())

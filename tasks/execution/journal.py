@@ -1,37 +1,28 @@
 """What happened to a batch, written down before it is acted on: the batch goes on from here after any crash.
 
-One SQLite file a batch (write-ahead log, synced at each transaction). Times are seconds since the epoch.
+A SQLite file of its own for a batch on this machine; one database for all batches of a pool. Times are seconds since
+the epoch.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from sqlalchemy import Connection, Select, delete, insert, select, update
+
+from tasks.pool.database import Database, file_url
+from tasks.pool.schema import FACTS, JOBS, PLANS, SEGMENTS
 from techniques import Job
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS jobs (
-    name TEXT PRIMARY KEY, status TEXT NOT NULL, step INTEGER NOT NULL, message TEXT NOT NULL, details TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS segments (
-    id INTEGER PRIMARY KEY, job TEXT NOT NULL, what TEXT NOT NULL, started_s REAL NOT NULL,
-    ended_s REAL, outcome TEXT
-);
-CREATE TABLE IF NOT EXISTS plans (
-    id INTEGER PRIMARY KEY, made_s REAL NOT NULL, why TEXT NOT NULL, content TEXT NOT NULL
-);
-"""
+PAUSED, CANCELLED = "paused", "cancelled"
+ENDED = (DONE, FAILED, CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,115 +49,142 @@ class SegmentRecord:
 
 
 class Journal:
-    """The record of one batch. Safe to use from several threads; one process writes at a time."""
+    """The record of one batch, or, without `batch`, of all that a pool knows, each job as "BATCH/JOB".
 
-    def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(file, check_same_thread=False, isolation_level=None, timeout=30)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(SCHEMA)
+    Safe to use from several threads.
+    """
+
+    def __init__(self, database: Database, *, batch: str | None) -> None:
+        self.database, self._batch = database, batch
+
+    @classmethod
+    def of_file(cls, file: Path) -> Self:
+        """The journal of a batch that runs on this machine alone."""
+        return cls(Database(file_url(file)), batch="")
 
     def close(self) -> None:
-        """Closes the file."""
-        self._db.close()
+        """Closes the database."""
+        self.database.close()
 
     def put(self, key: str, value: Any) -> None:
         """Keeps a fact of the whole batch (a JSON value)."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+        self.put_all({key: value})
+
+    def put_all(self, facts: Mapping[str, Any]) -> None:
+        """Keeps several facts, all of them or none."""
+        batch = self._batch or ""
+
+        def act(connection: Connection) -> None:
+            for key, value in facts.items():
+                connection.execute(delete(FACTS).where(FACTS.c.batch == batch, FACTS.c.key == key))
+                connection.execute(insert(FACTS).values(batch=batch, key=key, value=[_plain(value)]))
+
+        self.database.write(act)
 
     def get(self, key: str, default: Any = None) -> Any:
         """A fact of the whole batch."""
-        with self._transaction() as db:
-            row = db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        return default if row is None else json.loads(row[0])
+        query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
+        found = self.database.read(lambda connection: connection.execute(query).scalar())
+        return default if found is None else found[0]
 
     def jobs(self) -> dict[str, JobRecord]:
         """All jobs by name, in the order in which they were written first."""
-        with self._transaction() as db:
-            rows = db.execute("SELECT name, status, step, message, details FROM jobs ORDER BY rowid").fetchall()
-        return {
-            name: JobRecord(name=name, status=status, step=step, message=message, details=json.loads(details))
-            for name, status, step, message, details in rows
-        }
+        query = self._mine(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
+        rows = self.database.read(lambda connection: connection.execute(query).all())
+        records = [_job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
+        return {record.name: record for record in records}
 
     def write_job(self, name: str, **changes: Any) -> JobRecord:
         """Changes what is known of a job; `details` are merged into those that there are."""
-        with self._transaction() as db:
-            row = db.execute("SELECT status, step, message, details FROM jobs WHERE name = ?", (name,)).fetchone()
-            record = JobRecord(name=name)
-            if row is not None:
-                record = replace(record, status=row[0], step=row[1], message=row[2], details=json.loads(row[3]))
-            changes["details"] = {**record.details, **changes.get("details", {})}
-            record = replace(record, **changes)
-            db.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET status = excluded.status, "
-                "step = excluded.step, message = excluded.message, details = excluded.details",
-                (name, record.status, record.step, record.message, json.dumps(dict(record.details))),
-            )
-        return record
+        batch, job = self._parts(name)
+        here = (JOBS.c.batch == batch) & (JOBS.c.name == job)
+
+        def act(connection: Connection) -> JobRecord:
+            row = connection.execute(select(JOBS).where(here)).one_or_none()
+            record = JobRecord(name=name) if row is None else _job_record(name, row._mapping)
+            details = {**record.details, **_plain(changes.get("details", {}))}
+            record = replace(record, **{**changes, "details": details})
+            values = {key: getattr(record, key) for key in ("status", "step", "message")} | {"details": details}
+            if row is None:
+                connection.execute(insert(JOBS).values(batch=batch, name=job, **values))
+            else:
+                connection.execute(update(JOBS).where(here).values(**values))
+            return record
+
+        return self.database.write(act)
 
     def start_segment(self, job: str, what: Mapping[str, Any]) -> int:
         """Writes down that a segment is about to start; returns its number."""
-        with self._transaction() as db:
-            cursor = db.execute(
-                "INSERT INTO segments (job, what, started_s) VALUES (?, ?, ?)",
-                (job, json.dumps(dict(what)), time.time()),
-            )
-            assert cursor.lastrowid is not None
-            return cursor.lastrowid
+        batch, name = self._parts(job)
+        key, started_s = uuid.uuid4().hex, time.time()
+
+        def act(connection: Connection) -> int:
+            number = connection.execute(select(SEGMENTS.c.id).where(SEGMENTS.c.key == key)).scalar()
+            if number is None:
+                row = {"key": key, "batch": batch, "job": name, "what": _plain(what), "started_s": started_s}
+                number = connection.execute(insert(SEGMENTS).values(**row).returning(SEGMENTS.c.id)).scalar_one()
+            return int(number)
+
+        return self.database.write(act)
 
     def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Writes down how a segment ended."""
-        with self._transaction() as db:
-            db.execute(
-                "UPDATE segments SET ended_s = ?, outcome = ? WHERE id = ?",
-                (time.time(), json.dumps(dict(outcome)), number),
-            )
+        values = {"ended_s": time.time(), "outcome": _plain(outcome)}
+        self.database.write(
+            lambda connection: connection.execute(update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values))
+        )
 
     def segments(self, job: str | None = None) -> list[SegmentRecord]:
         """The segments that were started, of one job or of all, in that order."""
-        with self._transaction() as db:
-            rows = db.execute("SELECT id, job, what, started_s, ended_s, outcome FROM segments ORDER BY id").fetchall()
+        query = self._mine(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
+        if job is not None:
+            batch, name = self._parts(job)
+            query = query.where(SEGMENTS.c.batch == batch, SEGMENTS.c.job == name)
+        rows = self.database.read(lambda connection: connection.execute(query).all())
         return [
             SegmentRecord(
-                id=number,
-                job=name,
-                what=json.loads(what),
-                started_s=started_s,
-                ended_s=ended_s,
-                outcome=None if outcome is None else json.loads(outcome),
+                id=row.id,
+                job=self._name(row.batch, row.job),
+                what=row.what,
+                started_s=row.started_s,
+                ended_s=row.ended_s,
+                outcome=row.outcome,
             )
-            for number, name, what, started_s, ended_s, outcome in rows
-            if job in (None, name)
+            for row in rows
         ]
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
         """Keeps a plan, the newest last."""
-        with self._transaction() as db:
-            db.execute(
-                "INSERT INTO plans (made_s, why, content) VALUES (?, ?, ?)",
-                (time.time(), why, json.dumps(dict(content))),
-            )
+        values = {"batch": self._batch or "", "made_s": time.time(), "why": why, "content": _plain(content)}
+        self.database.write(lambda connection: connection.execute(insert(PLANS).values(**values)))
 
     def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
-        """The plans that were made for the batch since then, the first one first."""
-        with self._transaction() as db:
-            rows = db.execute("SELECT content FROM plans WHERE made_s >= ? ORDER BY id", (since_s,)).fetchall()
-        return [json.loads(row[0]) for row in rows]
+        """The plans that were made since then, the first one first."""
+        query = select(PLANS.c.content).where(PLANS.c.batch == (self._batch or ""), PLANS.c.made_s >= since_s)
+        rows = self.database.read(lambda connection: connection.execute(query.order_by(PLANS.c.id)).scalars().all())
+        return list(rows)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+    def _mine(self, query: Select[Any], column: Any) -> Select[Any]:
+        return query if self._batch is None else query.where(column == self._batch)
+
+    def _parts(self, name: str) -> tuple[str, str]:
+        if self._batch is not None:
+            return self._batch, name
+        batch, _, job = name.partition("/")
+        assert job, f"{name} does not say which batch it is of"
+        return batch, job
+
+    def _name(self, batch: str, job: str) -> str:
+        return job if self._batch is not None else f"{batch}/{job}"
+
+
+def _plain(value: Any) -> Any:
+    """What the database gives back: mappings of any kind become dicts, tuples lists."""
+    return json.loads(json.dumps(value, default=dict))
+
+
+def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
+    return JobRecord(name=name, status=row["status"], step=row["step"], message=row["message"], details=row["details"])
 
 
 def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:

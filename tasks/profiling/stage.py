@@ -86,6 +86,7 @@ def survey_jobs(
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
         import_paths=site.import_paths,
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
+        gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )
     return run_survey(order, server=site.server, notice=notice)
 

@@ -11,8 +11,14 @@ from tasks.execution.executor import Executor
 from tasks.execution.journal import Journal, begin
 from tasks.execution.workplace import Workplace
 from tasks.planning import Plan, Segment
+from tasks.pool.database import Database, file_url
 from techniques import DataSpec, Job, ModelSpec, Profile
 from techniques.engine.gang import Outcome
+
+
+def open_journal(folder, cls=Journal):
+    """The journal of a batch in `folder`, which a test without a power cut can write faster."""
+    return cls(Database(file_url(folder / "journal.db"), synced=False), batch="")
 
 
 def job(name, *, base=None, num_steps=10, **changes):
@@ -160,8 +166,7 @@ class Bench:
         self, folder, jobs, *, profiles=None, num_devices=2, runner=None, journal=None, make_plan=in_a_row, leases=None
     ):
         self.jobs, self.runner = jobs, runner or FakeRunner()
-        self.journal = journal or Journal(folder / "journal.db")
-        self.journal._db.execute("PRAGMA synchronous=OFF")  # no test pulls the plug
+        self.journal = journal or open_journal(folder)
         self.events, self.plans = [], []
         place = Workplace(
             cluster=cluster(num_devices),

@@ -11,7 +11,7 @@ from tasks.execution.journal import Journal
 
 @pytest.fixture
 def journal(tmp_path):
-    journal = Journal(tmp_path / "journal.db")
+    journal = Journal.of_file(tmp_path / "journal.db")
     yield journal
     journal.close()
 

@@ -17,6 +17,7 @@ from tests.unit.execution.fakes import (
     ends,
     in_a_row,
     job,
+    open_journal,
     preempted,
     profile,
 )
@@ -249,7 +250,7 @@ def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_p
         folder = tmp_path / str(moment)
         jobs, profiles, script = eventful()
         runner = FakeRunner(moment, script=script)
-        journal = FragileJournal(folder / "journal.db")
+        journal = open_journal(folder, FragileJournal)
         journal.left = moment
         options = {"profiles": profiles, "runner": runner, "make_plan": partial(in_a_row, num_parts=2)}
         died = False
@@ -259,7 +260,7 @@ def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_p
             died = True
         journal.close()
         runner.running.clear()  # gangs end with their owner
-        before = Journal(folder / "journal.db")
+        before = open_journal(folder)
         ended = {name for name, record in before.jobs().items() if record.status == DONE}
         before.close()
         num_calls = len(runner.calls)

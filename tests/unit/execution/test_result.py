@@ -10,7 +10,7 @@ from techniques import DataSpec, Job, ModelSpec
 
 @pytest.fixture
 def journal(tmp_path):
-    journal = Journal(tmp_path / "journal.db")
+    journal = Journal.of_file(tmp_path / "journal.db")
     yield journal
     journal.close()
 

@@ -1,0 +1,76 @@
+"""What the executor tells of a batch, kept: a flow follows its batch from here, and misses nothing however often it or
+MLflow is away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from tasks.execution import events
+from tasks.execution.events import ExecutionEvent, Planned
+from tasks.planning import Plan, Problem
+from tasks.pool.database import Database
+from tasks.pool.schema import TOLD
+from techniques.values import from_json, to_json
+
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An event with its number, which grows over all batches."""
+
+    id: int
+    event: ExecutionEvent
+
+
+class Told:
+    """The events of a pool's batches, in order."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tell(self, batch: str, event: ExecutionEvent) -> None:
+        """Keeps an event for whoever follows the batch; the jobs in it bear their names within the batch."""
+        row = {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
+        self._database.write(lambda connection: connection.execute(insert(TOLD).values(**row)))
+
+    def after(self, batch: str, number: int, *, most: int = 1000) -> list[Entry]:
+        """The events of a batch after the one of that number (0 for all), the oldest first."""
+        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content).where(TOLD.c.batch == batch, TOLD.c.id > number)
+        rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
+        return [Entry(id=row.id, event=_event(row.kind, row.content)) for row in rows]
+
+    def follow(self, batch: str, number: int, *, until: Callable[[], bool]) -> Iterator[Entry]:
+        """The same without an end: goes on until `until` says so while there is nothing new."""
+        clock = threading.Event()
+        while True:
+            is_last = until()  # asked before looking: what was told until then is still passed on
+            entries = self.after(batch, number)
+            yield from entries
+            number = entries[-1].id if entries else number
+            if is_last and not entries:
+                return
+            if not entries:
+                clock.wait(LOOK_EVERY_S)
+
+
+def _content(event: ExecutionEvent) -> Mapping[str, Any]:
+    if isinstance(event, Planned):
+        return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
+    content: Mapping[str, Any] = to_json(event)
+    return content
+
+
+def _event(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
+    if kind == Planned.__name__:
+        problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
+        return Planned(problem=problem, plan=plan, why=content["why"])
+    cls: Any = getattr(events, kind)
+    event: ExecutionEvent = from_json(cls, content)
+    return event

@@ -1,0 +1,139 @@
+"""The words that executor, nodes and batches leave in a pool's database."""
+
+import pytest
+
+from tasks.cluster import Device
+from tasks.execution.events import GangSaid, JobEnded
+from tasks.execution.journal import DONE, Journal
+from tasks.planning.terms import Terms
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database, file_url
+from tasks.pool.mail import OUTCOME, Mail, Share
+from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from tasks.pool.requests import Requests
+from tasks.pool.submissions import Submission, Submissions
+from tasks.pool.told import Told
+from techniques.engine.order import GangOrder
+from techniques.values import to_json
+from tests.unit.execution.fakes import job, profile
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+def submission(name="nightly-1", jobs=("a", "b")):
+    made = tuple(job(each) for each in jobs)
+    terms = to_json(Terms(deadlines_s={"a": 60.0}))
+    return Submission(
+        id=name,
+        name="nightly",
+        jobs=made,
+        profiles={each.name: (profile(),) for each in made},
+        folder="/runs/1",
+        cache_dir="/cache",
+        terms=terms,
+    )
+
+
+def share(last_step=10):
+    order = GangOrder(
+        purpose="train",
+        job=job("a"),
+        technique="t:T",
+        config={},
+        slots=(),
+        folder="f",
+        cache_dir="c",
+        last_step=last_step,
+    )
+    return Share(order=order, num_ranks=1)
+
+
+def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
+    nodes = Nodes(database)
+    devices = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
+    nodes.register(NodeRecord(name="n", incarnation="one", address="10.0.0.1", devices=devices))
+    assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=LEAVING)
+    (node,) = nodes.all()
+    assert (node.devices, node.beats, node.health, node.status) == (devices, 1, {"0": "ECC errors"}, LEAVING)
+    nodes.register(NodeRecord(name="n", incarnation="two", address="10.0.0.1", devices=devices))
+    assert not nodes.beat("n", incarnation="one", health={})
+    nodes.remove("n", incarnation="one")
+    assert [node.incarnation for node in nodes.all()] == ["two"]
+    nodes.remove("n", incarnation="two")
+    assert not nodes.all()
+
+
+def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
+    mail = Mail(database)
+    for _ in range(2):  # tried again: nothing is ordered twice
+        mail.give(7, batch="b", shares={"n": ("one", share())})
+    assert mail.take(7, "n", incarnation="another") is None
+    assert mail.take(7, "n", incarnation="one") == share()
+    assert mail.take(7, "n", incarnation="one") is None
+    (order,) = mail.orders(node="n")
+    assert (order.status, order.share, order.batch) == ("taken", share(), "b")
+
+
+def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database):
+    mail = Mail(database)
+    mail.give(7, batch="b", shares={"n": ("one", share())})
+    mail.say(7, "n", words=[(0, {"event": "ready", "step": 0})])
+    mail.say(7, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
+    words = mail.words(after=0)
+    assert [word.content["event"] for word in words] == ["ready", OUTCOME]
+    assert mail.words(after=words[0].id) == words[1:]
+    assert mail.orders() == []
+
+
+def test_commands_are_read_on_from_where_one_was(database):
+    mail = Mail(database)
+    mail.command(7, "stop")
+    mail.command(8, "until 5")
+    (first, *_), second = mail.commands(after=0)
+    assert second[1:] == (8, "until 5")
+    assert mail.commands(after=first) == [second]
+
+
+def test_a_request_is_asked_once_and_answered(database):
+    requests = Requests(database)
+    number = requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k")
+    assert requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
+    assert [request.content for request in requests.open(wishes.CANCEL)] == [{"batch": "b", "jobs": []}]
+    assert not requests.open(wishes.HOLD)
+    requests.answer(number, status=wishes.REFUSED, answer={"message": "no such batch"})
+    assert requests.wait(number).answer == {"message": "no such batch"}
+    assert not requests.open()
+
+
+def test_a_batch_is_submitted_once_with_its_jobs(database):
+    submissions = Submissions(database)
+    submissions.submit(submission(), failed={"c": "no technique can train it"})
+    submissions.submit(submission(jobs=("x",)))
+    assert submissions.standing() == [submission()]
+    assert submissions.find("nightly-1").asked.deadlines_s == {"a": 60.0}
+    jobs = Journal(database, batch="nightly-1").jobs()
+    assert {name: record.status for name, record in jobs.items()} == {"a": "waiting", "b": "waiting", "c": "failed"}
+    every = Journal(database, batch=None)
+    every.write_job("nightly-1/a", status=DONE, step=10)
+    assert Journal(database, batch="nightly-1").jobs()["a"].step == 10
+    submissions.end("nightly-1")
+    assert submissions.standing() == []
+
+
+def test_what_was_told_of_a_batch_is_followed_to_its_end(database):
+    told = Told(database)
+    events = [
+        GangSaid(number=1, job="a", event={"event": "ready", "step": 0}),
+        JobEnded(job="a", status=DONE, message="", details={"step": 10}),
+    ]
+    for event in events:
+        told.tell("b", event)
+        told.tell("other", event)
+    entries = list(told.follow("b", 0, until=lambda: True))
+    assert [entry.event for entry in entries] == events
+    assert [entry.event for entry in told.after("b", entries[0].id)] == events[1:]
