@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from flows.faults import InputError
 from model_lineage import QUIET_ENVIRONMENT
+
+JSON_RESULTS = {
+    # A parent reads what its child has returned only where that is stored; and never as a pickle.
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolAddress:
+    """Where the pool is that this machine belongs to.
+
+    database: of the pool, `sqlite:///FILE` or `postgresql://...`. prefect_api: ends in `/api`. mlflow_uri: of the
+    server. work_pool: Prefect's, on which nodes have their queues. username, password: for both servers, where
+    password is not empty.
+    """
+
+    database: str = field(repr=False)  # may hold a password
+    prefect_api: str
+    mlflow_uri: str
+    work_pool: str = "ringmaster"
+    username: str = "ringmaster"
+    password: str = field(default="", repr=False)
+
+    def environment(self) -> dict[str, str]:
+        """What the environment of a process must say, so that it, Prefect and MLflow in it belong to the pool."""
+        names = {
+            "RINGMASTER_DATABASE": self.database,
+            "PREFECT_API_URL": self.prefect_api,
+            "MLFLOW_TRACKING_URI": self.mlflow_uri,
+            **JSON_RESULTS,
+        }
+        if self.password:
+            names["PREFECT_API_AUTH_STRING"] = f"{self.username}:{self.password}"
+            names["MLFLOW_TRACKING_USERNAME"] = self.username
+            names["MLFLOW_TRACKING_PASSWORD"] = self.password
+        return names
 
 
 def home() -> Path:
@@ -13,9 +53,44 @@ def home() -> Path:
     return Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
 
 
+def pool_file(folder: Path) -> Path:
+    """Where `ringmaster up` writes which pool a home belongs to, while that pool is up."""
+    return folder / "pool.json"
+
+
+def pool() -> PoolAddress | None:
+    """The pool that this machine belongs to: what the environment says of it, else what `ringmaster up` wrote.
+
+    The environment may name all of a pool (RINGMASTER_DATABASE, PREFECT_API_URL, MLFLOW_TRACKING_URI) or, where a pool
+    is up in this home, another way to a part of it. None where neither the environment nor the home names a pool.
+
+    Raises InputError where a part is missing.
+    """
+    file = pool_file(home())
+    said = json.loads(file.read_text()) if file.exists() else {}
+    if not (said or os.environ.get("RINGMASTER_DATABASE")):
+        return None
+    variables = {
+        "database": "RINGMASTER_DATABASE",
+        "prefect_api": "PREFECT_API_URL",
+        "mlflow_uri": "MLFLOW_TRACKING_URI",
+        "username": "MLFLOW_TRACKING_USERNAME",
+        "password": "MLFLOW_TRACKING_PASSWORD",
+    }
+    said |= {key: os.environ[variable] for key, variable in variables.items() if os.environ.get(variable)}
+    missing = [variables[key] for key in ("database", "prefect_api", "mlflow_uri") if key not in said]
+    if missing:
+        names = " and ".join(missing)
+        raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
+    return PoolAddress(**said)
+
+
 def tracking_uri(folder: Path) -> str:
-    """Where MLflow keeps its records: MLFLOW_TRACKING_URI, or a SQLite file in `folder`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
+    """Where MLflow keeps its records: MLFLOW_TRACKING_URI, the server of the pool, or a SQLite file in `folder`."""
+    if said := os.environ.get("MLFLOW_TRACKING_URI"):
+        return said
+    address = pool()
+    return address.mlflow_uri if address else f"sqlite:///{folder / 'mlflow.db'}"
 
 
 def checkpoint_root() -> str | None:
@@ -27,8 +102,10 @@ def checkpoint_root() -> str | None:
 def embed(folder: Path) -> None:
     """Prepares the environment for a run that brings its own servers; must come before prefect and mlflow are imported.
 
-    What the user has set stays: PREFECT_API_URL, for example, makes the same run report to a server.
+    What the user has set stays: PREFECT_API_URL, for example, makes the same run report to a server. Where a pool is
+    up, its servers are the ones that are used.
     """
+    address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -41,6 +118,7 @@ def embed(folder: Path) -> None:
         **QUIET_ENVIRONMENT,
         "DO_NOT_TRACK": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        **(address.environment() if address else {}),
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
