@@ -25,7 +25,8 @@ from tasks.execution.journal import begin
 from tasks.execution.replanner import POLICY, Replanner
 from tasks.execution.task import ProgressArtifact, submit_with
 from tasks.planning import Plan, Problem, ProblemError
-from tasks.planning.task import checked_plan, plan_task
+from tasks.planning.checked import checked_plan
+from tasks.planning.task import plan_task
 from tasks.planning.terms import plan_giving_up_deadlines
 from tasks.profiling.stage import Profiled
 from tasks.profiling.task import profile_task

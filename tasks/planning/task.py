@@ -10,21 +10,14 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
-from tasks.planning import Plan, Problem, ProblemError, gantt, solve, verify
+from tasks.planning import Plan, Problem, ProblemError, gantt
+from tasks.planning.checked import checked_plan
 from tasks.planning.search import Objective
 
 
 def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     """Whether a second attempt can help: deadlines that cannot be met stay so."""
     return not isinstance(state.result(raise_on_failure=False), ProblemError)
-
-
-def checked_plan(problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan") -> Plan:
-    """Solves the problem and has the plan checked by the independent verifier. Raises ProblemError as `solve` does."""
-    plan = solve(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
-    faults = verify(plan, problem)
-    assert not faults, f"the planner made an invalid plan of {problem.name}: {'; '.join(faults)}"
-    return plan
 
 
 @task(name="plan", retries=1, retry_condition_fn=_may_go_well_again, cache_policy=NO_CACHE, persist_result=False)
