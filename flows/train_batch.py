@@ -9,17 +9,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
 from prefect.artifacts import create_table_artifact
-from rich.text import Text
 
+from flows.batch_records import finish_records, job_rows, log_decision
 from flows.guard import guard_embedded_server
 from flows.result import BatchResult, collect
-from flows.views import current_view, describe
+from flows.views import current_view
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
-from tasks.execution.events import ExecutionEvent
 from tasks.execution.executor import Executor, MakePlan
 from tasks.execution.journal import begin
 from tasks.execution.replanner import POLICY, Replanner
@@ -31,7 +29,6 @@ from tasks.planning.terms import plan_giving_up_deadlines
 from tasks.profiling.stage import Profiled
 from tasks.profiling.task import profile_task
 from tasks.recording import Recorded
-from techniques.values import to_json
 
 PLANNING_TIME_LIMIT_S = 10.0
 
@@ -79,27 +76,11 @@ def train_batch(
             )
             result = summary()
             shop.journal.put("status", result.status)
-            _finish_records(shop, result)
+            finish_records(shop.recorder, result)
             faults = shop.recorder.close()
         result = summary(faults=faults)  # the models have their addresses now
         create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
         return result
-
-
-def job_rows(result: BatchResult) -> list[dict[str, Any]]:
-    """A row a job, for tables."""
-    return [
-        {
-            "job": job["name"],
-            "status": job["status"],
-            "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
-            "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
-            "steps": job["num_steps"],
-            "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
-            **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
-        }
-        for job in result.jobs
-    ]
 
 
 def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
@@ -141,7 +122,7 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
             view.listen,
             shop.recorder.listen,
             ProgressArtifact(shop.journal, total_steps=total_steps).listen,
-            _decision_log,
+            log_decision,
         ],
     )
     with ExitStack() as stack:
@@ -179,26 +160,6 @@ def _planner(shop: Workshop, *, seed: int) -> MakePlan:
         return plan
 
     return lambda problem: later(problem) if shop.journal.plans() else first(problem)
-
-
-def _decision_log(event: ExecutionEvent) -> None:
-    """An executor's listener: what was decided, and why, as the flow run's log in Prefect's UI."""
-    if line := describe(event):
-        get_run_logger().info(Text.from_markup(line).plain)
-
-
-def _finish_records(shop: Workshop, result: BatchResult) -> None:
-    figures = {
-        "makespan_s": result.makespan_s,
-        "planned_makespan_s": result.plan["makespan_s"],
-        "current_practice_s": result.current_practice_s,
-        "objective_value": result.value if result.objective != "makespan" else None,
-        "num_trials": float(result.num_trials),
-        "profiling_s": result.profiling_s,
-    }
-    status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
-    metrics = {key: value for key, value in figures.items() if value is not None}
-    shop.recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])
 
 
 @contextmanager
