@@ -1,0 +1,55 @@
+"""Which device of a pool serves whom: the ledger of all nodes' devices, in the pool's database.
+
+A lease outlives the process that took it: the executor that comes next finds it, and gives back what serves nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import Connection, delete, insert, select
+
+from tasks.pool.database import Database
+from tasks.pool.schema import LEASES
+
+
+class PoolLeases:
+    """The leases of a pool's devices, named "node:kind:number". Safe between threads and between processes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, devices: Sequence[str], *, holder: str) -> bool:
+        """Leases all of `devices` to `holder`, or none of them where one is taken; returns which.
+
+        A device that the same holder has is taken too: one holder may serve many that must not share it.
+        """
+        since_s = time.time()  # tells this call from all others of the holder, where its commit is tried again
+
+        def act(connection: Connection) -> bool:
+            query = select(LEASES.c.holder, LEASES.c.since_s).where(LEASES.c.device.in_(devices))
+            found = connection.execute(query).all()
+            if found:
+                return all((row.holder, row.since_s) == (holder, since_s) for row in found)
+            rows = [{"device": device, "holder": holder, "since_s": since_s} for device in devices]
+            connection.execute(insert(LEASES), rows)
+            return True
+
+        return self._database.write(act)
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Ends the leases on `devices`."""
+        self._database.write(lambda connection: connection.execute(delete(LEASES).where(LEASES.c.device.in_(devices))))
+
+    def held(self) -> dict[str, str]:
+        """The holder of each device that is leased now."""
+        rows = self._database.read(lambda connection: connection.execute(select(LEASES)).all())
+        return {row.device: row.holder for row in rows}
+
+    def keep_only(self, devices: Collection[str], *, holder: str) -> None:
+        """Ends the leases of `holder` on all other devices: nobody is there any more for whom it took them."""
+        mine = LEASES.c.holder == holder
+        self._database.write(
+            lambda connection: connection.execute(delete(LEASES).where(mine, LEASES.c.device.not_in(list(devices))))
+        )
