@@ -25,8 +25,8 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full lint check-style check-format check-types check-imports format bench bench-planning \
-	bench-techniques bench-gpu bench-simulate environment constraints clean
+.PHONY: help demo test test-full test-cluster lint check-style check-format check-types check-imports format bench \
+	bench-planning bench-techniques bench-gpu bench-simulate environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 
 test-full: $(READY)  ## Run the long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m full $(TESTS)
+
+test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, 25 minutes at most
+	$(BIN)/python -m pytest -m cluster --session-timeout 1500 $(TESTS)
 
 lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
 

@@ -1,0 +1,80 @@
+"""What holds of a pool's database on SQLite holds on PostgreSQL too, and when its server is restarted under it."""
+
+import threading
+
+import pytest
+from sqlalchemy import func, insert, select
+
+from tasks.pool.database import Database
+from tasks.pool.schema import FACTS
+from tests.unit.pool import test_tables
+
+globals().update({name: test for name, test in vars(test_tables).items() if name.startswith("test_")})
+
+
+@pytest.fixture
+def database(postgresql_url):
+    database = Database(postgresql_url, patience_s=60)
+    yield database
+    database.close()
+
+
+def write_fact(connection, key):
+    connection.execute(insert(FACTS).values(batch="b", key=key, value=1))
+
+
+def num_facts(database):
+    return database.read(lambda connection: connection.execute(select(func.count()).select_from(FACTS)).scalar_one())
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_a_restart_in_the_middle_of_a_write_leaves_it_done_once(database, postgresql, how):
+    calls = []
+
+    def act(connection):
+        calls.append("begun")
+        write_fact(connection, "first")
+        if len(calls) == 1:
+            postgresql.restart(how)
+        write_fact(connection, "second")
+
+    database.write(act)
+    assert len(calls) == 2
+    assert num_facts(database) == 2
+
+
+def test_reads_and_writes_wait_for_a_server_that_is_away(database, postgresql):
+    postgresql.stop()
+    writer = threading.Thread(target=database.write, args=(lambda connection: write_fact(connection, "late"),))
+    writer.start()
+    try:
+        writer.join(timeout=1)
+        assert writer.is_alive()
+    finally:
+        postgresql.start()
+    writer.join(timeout=30)
+    assert num_facts(database) == 1
+
+
+def test_writers_come_one_after_another(database, postgresql_url):
+    """Whoever has read the rows up to a number has read all up to there: numbers are given out in order of commits."""
+    other = Database(postgresql_url, patience_s=60)
+    entered, seen = threading.Event(), []
+
+    def slow(connection):
+        write_fact(connection, "slow")
+        entered.set()
+        second.join(timeout=0.5)
+        seen.append("slow")
+
+    def quick(connection):
+        seen.append("quick")
+
+    second = threading.Thread(target=lambda: (entered.wait(), other.write(quick)))
+    second.start()
+    try:
+        database.write(slow)
+        second.join(timeout=30)
+    finally:
+        other.close()
+    assert seen == ["slow", "quick"]
