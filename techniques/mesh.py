@@ -82,6 +82,10 @@ class Mesh(Technique):
             raise ValueError(f"a mesh of {sizes} does not have {gang.num_devices} devices")
         return {axis: size for axis, size in sizes.items() if size > 1}
 
+    def num_stages(self, gang: GangShape, config: Config) -> int:
+        """One along pp each."""
+        return int(config["pp"])
+
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """A share of the state, and the gathered parts of two layers, or of all where they are not resharded."""
         state = training_state_bytes(job, facts) // gang.num_devices
@@ -114,7 +118,7 @@ class Mesh(Technique):
 
         if self._pipeline is None:
             return shard(model)
-        return self._pipeline.cut(model, mesh, schedule="1f1b", lay_out=shard)
+        return self._pipeline.cut(model, mesh, config, schedule="1f1b", lay_out=shard)
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
         """As the pipeline does, or else as layers that are cut do."""

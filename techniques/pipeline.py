@@ -78,6 +78,10 @@ class Pipeline(Technique):
         """One axis, along which the layers are divided."""
         return {"pp": gang.num_devices}
 
+    def num_stages(self, gang: GangShape, config: Config) -> int:
+        """One or two a device."""
+        return STAGES_A_DEVICE[config["schedule"]] * gang.num_devices
+
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """The state of the largest stage: its layers, and the embedding, which is at the first or the last."""
         assert facts.decoder is not None
@@ -95,19 +99,35 @@ class Pipeline(Technique):
             return stage
 
         assert mesh is not None
-        return self.cut(model, mesh, schedule=config["schedule"], lay_out=lay_out)
+        return self.cut(model, mesh, config, schedule=config["schedule"], lay_out=lay_out)
 
     def cut(
-        self, model: nn.Module, mesh: DeviceMesh, *, schedule: str, lay_out: Callable[[nn.Module], nn.Module]
+        self,
+        model: nn.Module,
+        mesh: DeviceMesh,
+        config: Config,
+        *,
+        schedule: str,
+        lay_out: Callable[[nn.Module], nn.Module],
     ) -> nn.Module:
-        """`model` along the mesh's pp axis; `lay_out` is called on each stage of this rank, which keeps its class."""
+        """`model` along the mesh's pp axis, `config["stage_layers"]` layers a stage where that is given; `lay_out` is
+        called on each stage of this rank, which keeps its class.
+        """
         import torch
 
         from techniques.engine.pipe import Pipe
 
         self._group = mesh.get_group("pp")
         hidden_dtype = torch.bfloat16 if self.precision == "bf16-params" else torch.float32
-        pipe = Pipe(model, self._group, mesh.device_type, schedule=schedule, lay_out=lay_out, hidden_dtype=hidden_dtype)
+        pipe = Pipe(
+            model,
+            self._group,
+            mesh.device_type,
+            schedule=schedule,
+            lay_out=lay_out,
+            hidden_dtype=hidden_dtype,
+            stage_layers=config.get("stage_layers"),
+        )
         self._tied_replica = pipe.tied_replica
         replicas = [name for name, p in pipe.whole.named_parameters() if p is self._tied_replica]
         self._tied_name = replicas[0] if replicas else None

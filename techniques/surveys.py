@@ -72,6 +72,7 @@ class SurveyOrder:
     """Survey `jobs` for gangs of each shape; techniques by name, with the dotted paths of their classes.
 
     slots: the cores of each CPU slot, whose rates predict step times; none where the devices are not at hand.
+    gpu: the uuid of a GPU that is at hand, on which layers may be timed as on the first slot.
     forecast_all: foretell the memory of every candidate, not only of those that may not fit.
     describe_data: take from the job what its data will be like, where that says enough, rather than prepare it.
     patience_s: after which no rehearsal is begun, and arithmetic has to do; None for as long as it takes.
@@ -84,6 +85,7 @@ class SurveyOrder:
     cores: tuple[int, ...] = ()
     import_paths: tuple[str, ...] = ()
     slots: tuple[tuple[int, ...], ...] = ()
+    gpu: str | None = None
     forecast_all: bool = False
     describe_data: bool = False
     patience_s: float | None = None

@@ -111,6 +111,12 @@ class Technique(ABC):
         """Axes of the device mesh and their sizes: dp_replicate, dp_shard, tp, cp, pp, outermost first."""
         return {"dp_replicate": self.num_ranks(gang)}
 
+    def num_stages(self, gang: GangShape, config: Config) -> int:
+        """Into how many consecutive stages the layers are cut. Where it is more than one, the config is given
+        `stage_layers`, the layers of each for stages that take equally long, once layers have been measured.
+        """
+        return 1
+
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Bytes per device that this config needs at the least: an option above the device's memory is dropped."""
         return training_state_bytes(job, facts)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from techniques.black_box import BlackBox
 from techniques.engine.data import PreparedData
+from techniques.engine.layer_times import LayerTimes, layer_times
 from techniques.engine.memory import Workload, data_parallel, forecast_memory
 from techniques.engine.models import ModelFacts
+from techniques.engine.order import Slot
 from techniques.engine.rates import Rates, rates
 from techniques.engine.step_times import Outline, outline, predicted_step_s
 from techniques.job import Job
 from techniques.surveys import Candidate, Forecast, Refusal, SurveyOrder
 from techniques.technique import Config, GangShape, Technique
-from techniques.values import digest
+from techniques.values import digest, from_json
 
 MOST_CONFIGS = 18  # of one technique and gang size that are listed; trials end sooner
 # What surely fits needs no rehearsal: so many times the activations of its rows, and the weights, beside the state.
@@ -32,6 +34,7 @@ class Outlook:
 
     def __init__(self, job: Job, *, facts: ModelFacts, data: Mapping[str, Any], order: SurveyOrder) -> None:
         self._job, self._facts, self._order = job, facts, order
+        self._times_by_rows: dict[int, LayerTimes | None] = {}
         self._workload = Workload(
             job=job,
             data=data,
@@ -44,10 +47,7 @@ class Outlook:
 
     def weigh(self, technique: Technique, shape: GangShape) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
         """The configs that fit, a dozen at most, and those that do not, with the bytes that they need."""
-        every = [
-            (config, self._at_least(technique, config, shape))
-            for config in technique.configs(self._job, shape, self._facts)
-        ]
+        every = [(config, self._at_least(technique, config, shape)) for config in self._configs(technique, shape)]
         listed = [row for row in every if row[1] <= shape.memory_bytes][:MOST_CONFIGS]
         too_large = [(self._refusal(technique, shape, c, n), n) for c, n in every if n > shape.memory_bytes]
         in_doubt = [config for config, least in listed if self._is_doubtful(technique, config, shape, least)]
@@ -62,6 +62,33 @@ class Outlook:
             else:
                 candidates.append(self._candidate(technique, config, shape, least, forecast))
         return candidates, too_large
+
+    def _configs(self, technique: Technique, shape: GangShape) -> Iterator[Config]:
+        """The technique's, those with stages balanced by measured times where a device is at hand to measure on."""
+        for config in technique.configs(self._job, shape, self._facts):
+            num_stages = technique.num_stages(shape, config)
+            times = self._times(config) if num_stages > 1 else None
+            if times is None:
+                yield config
+            else:
+                cut = times.cut(num_stages, recompute=config.get("recompute", "none"))
+                yield {**config, "stage_layers": cut}
+
+    def _times(self, config: Config) -> LayerTimes | None:
+        """Of the layers, in micro-batches of this config."""
+        if not self._slots or self._facts.decoder is None:
+            return None
+        num_rows = int(config["micro_batch"])
+        if num_rows not in self._times_by_rows:
+            self._times_by_rows[num_rows] = layer_times(
+                self._job,
+                data=from_json(PreparedData, self._workload.data),
+                facts=self._facts,
+                num_rows=num_rows,
+                slots=self._slots,
+                cache_dir=Path(self._order.cache_dir),
+            )
+        return self._times_by_rows[num_rows]
 
     def _at_least(self, technique: Technique, config: Config, shape: GangShape) -> int:
         """The state and, where all of them are kept, most of the activations that one device alone would have."""
@@ -106,8 +133,20 @@ class Outlook:
         if self._rates is None or isinstance(technique, BlackBox) or self._outline is None:
             return None
         return predicted_step_s(
-            technique, config, shape, workload=self._workload, model=self._outline, rates=self._rates
+            technique,
+            config,
+            shape,
+            workload=self._workload,
+            model=self._outline,
+            rates=self._rates,
+            times=self._times(config) if "stage_layers" in config else None,
         )
+
+    @cached_property
+    def _slots(self) -> tuple[Slot, ...]:
+        """The devices to measure layers on: those that are at hand."""
+        gpus = (Slot(kind="gpu", index=0, uuid=self._order.gpu),) if self._order.gpu else ()
+        return gpus or tuple(Slot(kind="cpu", index=i, cores=cores) for i, cores in enumerate(self._order.slots))
 
     @cached_property
     def _outline(self) -> Outline | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,6 +36,7 @@ LayOut = Callable[[nn.Module], nn.Module]
 class Pipe(nn.Module):
     """A decoder's stages on this rank of `group`.
 
+    stage_layers: layers of each stage, None for balanced by parameters.
     whole: the model with all that this rank holds, under the model's own names. Where embedding and head share their
     weight, the ranks of both hold it, and add up its gradients.
     """
@@ -49,13 +50,14 @@ class Pipe(nn.Module):
         schedule: str,
         lay_out: LayOut,
         hidden_dtype: torch.dtype = torch.float32,
+        stage_layers: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         stages_a_rank, style, self._schedule_class = SCHEDULES[schedule]
         self._group, self._rank, self._hidden_dtype = group, dist.get_rank(group), hidden_dtype
         num_stages = stages_a_rank * group.size()
         self._owners = owners(group.size(), num_stages, style=style)
-        parts = parts_of(model, num_stages)
+        parts = parts_of(model, num_stages, stage_layers=stage_layers)
         mine = [i for i, owner in enumerate(self._owners) if owner == self._rank]
         self._device = torch.empty(0, device=device).device  # with its index
         self._config: Any = model.config

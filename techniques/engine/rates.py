@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from techniques.engine.children import in_children
 from techniques.values import digest, from_json, to_json
 
 VERSION = 1
@@ -52,14 +53,14 @@ def rates(cores: tuple[tuple[int, ...], ...], *, cache_dir: Path) -> Rates:
 
 
 def _measured(cores: tuple[tuple[int, ...], ...]) -> Rates:
-    alone = _in_children([lambda: _device(cores[0])])[0]
+    alone = in_children([lambda: _device(cores[0])])[0]
     every = tuple(sorted({core for slot in cores for core in slot}))
-    both = _in_children([lambda: _device(every)])[0] if len(cores) > 1 else alone
+    both = in_children([lambda: _device(every)])[0] if len(cores) > 1 else alone
     link = {"link_bytes_s": 1e9, "message_s": 1e-4}
     if len(cores) > 1:
         with tempfile.TemporaryDirectory() as folder:
             meeting = f"file://{folder}/meeting"
-            link = _in_children([lambda r=r: _link(r, meeting, cores[r]) for r in (0, 1)])[0]  # type: ignore[misc]
+            link = in_children([lambda r=r: _link(r, meeting, cores[r]) for r in (0, 1)])[0]  # type: ignore[misc]
     parallel = both["flops_s"] / alone["flops_s"]
     return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(cores) - 1, 1))
 
@@ -98,28 +99,3 @@ def _best_s(work: Callable[[], Any]) -> float:
         work()
         seconds.append(time.perf_counter() - started_s)
     return min(seconds[1:])
-
-
-def _in_children(works: list[Callable[[], dict[str, float]]]) -> list[dict[str, float]]:
-    """What each gives, run side by side. Raises RuntimeError where one gives nothing."""
-    pipes = []
-    for work in works:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                os.write(writer, json.dumps(work()).encode())
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(writer)
-        pipes.append((pid, reader))
-    answers = []
-    for pid, pipe in pipes:
-        with os.fdopen(pipe) as file:
-            answers.append(file.read())
-        os.waitpid(pid, 0)
-    if not all(answers):
-        raise RuntimeError("the devices' rates could not be measured; the survey's log says why")
-    return [json.loads(answer) for answer in answers]

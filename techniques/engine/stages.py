@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -60,12 +61,25 @@ def _filled(costs: Sequence[int], num_stages: int, limit: int) -> list[tuple[int
     return stages if last == 0 else None
 
 
-def parts_of(model: nn.Module, num_stages: int) -> list[Part]:
-    """The stages of a decoder, balanced by the parameters that are multiplied with (a look-up costs nothing)."""
-    costs = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in layer_names(model)]
-    costs[-1] += model.get_output_embeddings().weight.numel()  # type: ignore[operator]
-    stages = partition(costs, num_stages)
-    return [Part(first=first, last=last, has_entry=first == 0, has_exit=last == len(costs)) for first, last in stages]
+def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] | None = None) -> list[Part]:
+    """The stages of a decoder: of so many layers each, or where nothing is said balanced by the parameters that are
+    multiplied with (a look-up costs nothing). Raises ValueError where `stage_layers` does not divide its layers.
+    """
+    names = layer_names(model)
+    if stage_layers is None:
+        costs = [sum(p.numel() for p in model.get_submodule(name).parameters()) for name in names]
+        costs[-1] += model.get_output_embeddings().weight.numel()  # type: ignore[operator]
+        stage_layers = [last - first for first, last in partition(costs, num_stages)]
+    if len(stage_layers) != num_stages or min(stage_layers) < 1 or sum(stage_layers) != len(names):
+        raise ValueError(
+            f"stage_layers {list(stage_layers)} do not divide {len(names)} layers into {num_stages} stages. "
+            f"To fix: give each of them at least one, or leave it to be measured"
+        )
+    firsts = [0, *accumulate(stage_layers)]
+    return [
+        Part(first=first, last=last, has_entry=first == 0, has_exit=last == len(names))
+        for first, last in pairwise(firsts)
+    ]
 
 
 class Stage(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from techniques.engine.layer_times import LayerTimes
 from techniques.engine.memory import Workload, data_parallel, kept_bytes_a_row, num_outlined_rows, rehearse_alone
 from techniques.engine.rates import Rates
 from techniques.engine.rehearsals import Fault
@@ -49,13 +50,21 @@ def outline(workload: Workload) -> Outline | None:
 
 
 def predicted_step_s(
-    technique: Technique, config: Config, shape: GangShape, *, workload: Workload, model: Outline, rates: Rates
+    technique: Technique,
+    config: Config,
+    shape: GangShape,
+    *,
+    workload: Workload,
+    model: Outline,
+    rates: Rates,
+    times: LayerTimes | None = None,
 ) -> float:
     """Seconds of one global step.
 
     With r rows a rank in k micro-batches, c the share of a row that a rank computes, F, B, o and L the device's
     operations, bytes and operators a second and the link's bytes a second:
-    t = (r c flops / F + r c bytes / B + k operators / o) (1 + (p - 1) / k) + optimizer / B + sent / L + messages * l.
+    t = (r c flops / F + r c bytes / B + k operators / o) (1 + (p - 1) / k) + optimizer / B + sent / L + messages * l,
+    where of a pipeline of p the slowest stage is waited for, as measured `times` of layers have it.
     """
     job, facts = workload.job, workload.facts
     axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
@@ -69,6 +78,8 @@ def predicted_step_s(
     computing_s += rows * share * (1 + FEWER_BYTES.get(recompute, 0.0)) * model.num_bytes / speed.bytes_s
     computing_s += operators / pipeline / speed.operators_s
     computing_s *= 1 + (pipeline - 1) / num_micro_batches
+    if times is not None and pipeline > 1:
+        computing_s *= times.imbalance(config, num_ranks=pipeline)
     updating_s = OPTIMIZER_PASSES * facts.parameter_bytes / _sharding(axes) / speed.bytes_s
     sent_bytes, num_messages = _sent(axes, config, workload, rows=rows, again=1 + (recompute == "full") / 2)
     sending_s = sent_bytes / rates.link_bytes_s + num_messages * rates.message_s

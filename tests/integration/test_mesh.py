@@ -57,6 +57,7 @@ MESHES = [
     layout(2, 2, 1, reshard=True, recompute="full"),
     layout(2, 1, 2, recompute="full", micro_batch=4),
 ]
+CUT = replace(MESHES[2], config={**MESHES[2].config, "stage_layers": [3, 1]})
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
@@ -69,6 +70,11 @@ def test_two_axes_train_the_same(bench, tmp_path, option, optimizer):
 @pytest.mark.parametrize("option", [MESHES[0], MESHES[3]], ids=str)
 def test_tied_embeddings_and_biases(bench, tmp_path, option, model):
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), option, tmp_path)
+
+
+def test_stages_may_have_as_many_layers_as_were_measured_to_be_best(bench, tmp_path):
+    model = replace(FOUR_HEADS, config={**FOUR_HEADS.config, "num_hidden_layers": 4})
+    assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), CUT, tmp_path)
 
 
 def test_three_axes_on_eight_ranks_train_the_same(bench, tmp_path):

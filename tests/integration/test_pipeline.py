@@ -21,6 +21,7 @@ from tests.integration.workbench import (
     Layout,
     is_bit_equal,
     largest_difference,
+    weights_in,
 )
 
 FOUR_LAYERS = replace(LLAMA, config={**LLAMA.config, "num_hidden_layers": 4})
@@ -67,6 +68,26 @@ def test_four_ranks(bench, tmp_path, model, optimizer):
 def test_models_of_llamas_kind(bench, tmp_path, model):
     option = layout(schedule="zero_bubble", micro_batch=4, recompute="full")
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), option, tmp_path)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_stages_of_any_length_train_the_same_and_take_over_from_each_other(bench, tmp_path, schedule):
+    """Another cut on the way is harmless; the same one, interrupted, is bit-equal."""
+
+    def cut(*stage_layers):
+        option = layout(schedule=schedule)
+        return replace(option, config={**option.config, "stage_layers": list(stage_layers)})
+
+    uneven, other = (cut(4, 1), cut(2, 3)) if schedule == "1f1b" else (cut(2, 1, 1, 1), cut(1, 1, 1, 2))
+    job = bench.job(FIVE_BLOCKS, clip_grad_norm=0.1)
+    assert_trains_the_same(bench, job, uneven, tmp_path / "whole")
+    ended = {}
+    for name, then in (("same", uneven), ("other", other)):
+        bench.train(job, uneven, tmp_path / name, last_step=2)
+        ended[name] = bench.train(job, then, tmp_path / name)
+        assert ended[name].outcome.result["first_step"] == 2
+    assert is_bit_equal(ended["same"].weights, weights_in(tmp_path / "whole" / "model"))
+    assert largest_difference(ended["other"].weights, bench.reference(job).weights) <= LARGEST_DIFFERENCE["sgd"]
 
 
 def test_tied_ends_are_stored_once_and_taken_over(bench, tmp_path):
