@@ -1,0 +1,185 @@
+"""What a node's devices do while segments run on them, and which of them must not be used.
+
+    telemetry = Telemetry(node.name, node.devices)
+    telemetry.start()                                   # a thread of its own samples them, until `close`
+    telemetry.begin(12, (0, 1))                         # segment 12 has devices 0 and 1 of this node
+    for segment, word in telemetry.words().items(): ... # every WORD_EVERY_S seconds: to be said for that segment
+    word = telemetry.end(12)                            # the last word, to be said before the outcome
+    telemetry.health()                                  # for `Nodes.beat`: {"1": "has fallen off the bus"}
+
+A word is an event of the segment's gang, as JSON:
+
+    {"event": "telemetry", "wall_s": 1767225600.0, "node": "", "devices": {"0": {"kind": "gpu", "utilization": 0.93,
+     "memory_bytes": 41e9, "memory_share": 0.48, "power_w": 612.0, "power_share": 0.87, "temperature_c": 61.0,
+     "clock_mhz": 1755.0, "energy_j": 18302.1}}}
+
+Devices are numbered as on the node; what a device cannot tell is left out. Figures are means since the last word, but
+`energy_j`: joules since the segment began here, so that a word that is lost costs nothing. CPU slots have no power.
+`node` is the node's name for gangs over several nodes, else empty. `tasks/system_metrics.py` makes points of words.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from tasks.cluster import Device
+from tasks.pool.probes import Probe, Sample, is_ours, pids_are_known, probes
+
+logger = logging.getLogger(__name__)
+
+SAMPLE_EVERY_S = 1.0
+WORD_EVERY_S = 10.0
+STRANGER_SAMPLES = 5  # that a stranger must be seen in, one after another: what starts and ends again is no reason
+SILENT_AFTER_S = 30.0  # a driver that hangs takes its devices out of the plan
+
+TELEMETRY = "telemetry"
+MEANS = ("utilization", "memory_bytes", "memory_share", "power_w", "power_share", "temperature_c", "clock_mhz")
+
+
+@dataclass
+class _Meter:
+    """A segment's use of some devices since it began, and since its last word."""
+
+    numbers: tuple[int, ...]
+    node: str
+    said_s: float
+    energy_j: dict[int, float] = field(default_factory=dict)
+    samples: dict[int, list[Sample]] = field(default_factory=dict)
+
+
+class Telemetry:
+    """The devices of the node `name`, by their number. May be used from several threads; nothing here waits for a
+    driver but the sampling thread.
+
+    own_pid: processes that descend from it are not strangers. knows_pids: whether the driver's process ids mean what
+    ours do; elsewhere nobody can be told for a stranger.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        devices: Sequence[Device],
+        *,
+        nvml: Any = None,
+        own_pid: int | None = None,
+        knows_pids: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._name, self._devices, self._clock, self._wall = name, tuple(devices), clock, wall
+        self._own_pid = own_pid or os.getpid()
+        self._knows_pids = pids_are_known() if knows_pids is None else knows_pids
+        self._probes: Mapping[int, Probe] = probes(devices, nvml=nvml, own_pid=self._own_pid)
+        self._lock = threading.Lock()
+        self._meters: dict[int, _Meter] = {}
+        self._last: dict[int, tuple[float, Sample]] = {}
+        self._strange: dict[int, int] = {}
+        self._reasons: dict[str, str] = {}
+        self._sampled_s = clock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Samples from now on."""
+        self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Samples no more; a driver that hangs is not waited for."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * SAMPLE_EVERY_S)
+
+    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
+        """A segment has those devices from now on. is_part: other nodes have more of its gang."""
+        meter = _Meter(tuple(numbers), self._name if is_part else "", self._clock())
+        with self._lock:
+            self._meters[segment] = meter
+
+    def words(self) -> dict[int, dict[str, Any]]:
+        """By segment, what is to be said of those that have said nothing for WORD_EVERY_S."""
+        with self._lock:
+            due = [number for number, meter in self._meters.items() if self._clock() - meter.said_s >= WORD_EVERY_S]
+            return {number: self._word(self._meters[number]) for number in due}
+
+    def end(self, segment: int) -> dict[str, Any] | None:
+        """A segment has its devices no longer: its last word, None where it was not begun."""
+        with self._lock:
+            meter = self._meters.pop(segment, None)
+            return None if meter is None else self._word(meter)
+
+    def health(self) -> dict[str, str]:
+        """By device number (as text), why it must not be used; what has recovered is not in here any more."""
+        with self._lock:
+            silent_s = self._clock() - self._sampled_s
+            if self._thread is not None and silent_s > SILENT_AFTER_S:
+                said = f"the driver has not answered for {silent_s:.0f} s"
+                return {str(number): said for number, device in enumerate(self._devices) if device.kind == "gpu"}
+            return dict(self._reasons)
+
+    def sample(self) -> None:
+        """Looks at every device once."""
+        samples = {number: probe.sample() for number, probe in self._probes.items()}
+        strangers = {number: self._stranger(number, sample) for number, sample in samples.items()}
+        with self._lock:
+            now_s = self._sampled_s = self._clock()
+            for number, sample in samples.items():
+                for meter in self._meters.values():
+                    if number in meter.numbers:
+                        self._measure(meter, number, sample, now_s)
+                self._last[number] = (now_s, sample)
+            self._judge(samples, strangers)
+
+    def _work(self) -> None:
+        while not self._closing.wait(SAMPLE_EVERY_S):
+            self.sample()
+
+    def _measure(self, meter: _Meter, number: int, sample: Sample, now_s: float) -> None:
+        meter.samples.setdefault(number, []).append(sample)
+        before_s, before = self._last.get(number, (now_s, sample))
+        if sample.energy_j is not None and before.energy_j is not None:
+            used_j = max(0.0, sample.energy_j - before.energy_j)  # a driver that is loaded anew counts from 0
+        elif sample.power_w is not None and before.power_w is not None:
+            used_j = (now_s - before_s) * (sample.power_w + before.power_w) / 2
+        else:
+            return
+        meter.energy_j[number] = meter.energy_j.get(number, 0.0) + used_j
+
+    def _word(self, meter: _Meter) -> dict[str, Any]:
+        devices = {}
+        for number in meter.numbers:
+            samples = meter.samples.get(number, [])
+            told = {key: [v for s in samples if (v := getattr(s, key)) is not None] for key in MEANS}
+            means: dict[str, Any] = {key: fmean(values) for key, values in told.items() if values}
+            if number in meter.energy_j:
+                means["energy_j"] = meter.energy_j[number]
+            devices[str(number)] = {"kind": self._devices[number].kind, **means}
+        meter.samples, meter.said_s = {}, self._clock()
+        return {"event": TELEMETRY, "wall_s": self._wall(), "node": meter.node, "devices": devices}
+
+    def _stranger(self, number: int, sample: Sample) -> int | None:
+        """The process on a GPU that is none of ours, None where there is none."""
+        if self._devices[number].kind != "gpu" or not self._knows_pids:
+            return None
+        return next((pid for pid in sample.pids if not is_ours(pid, own_pid=self._own_pid)), None)
+
+    def _judge(self, samples: Mapping[int, Sample], strangers: Mapping[int, int | None]) -> None:
+        reasons = {}
+        for number, sample in samples.items():
+            pid = strangers[number]
+            self._strange[number] = 0 if pid is None else self._strange.get(number, 0) + 1
+            if sample.fault:
+                reasons[str(number)] = sample.fault
+            elif self._strange[number] >= STRANGER_SAMPLES:
+                reasons[str(number)] = f"in use by process {pid}, which is none of ours"
+        for number_, reason in reasons.items():
+            if self._reasons.get(number_) != reason:
+                logger.warning("device %s of %s %s", number_, self._name, reason)
+        self._reasons = reasons
