@@ -10,14 +10,20 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
+# How MLflow begins its messages about a server that does not answer.
+AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
 
 
 class LedgerError(ValueError):
-    """The ledger cannot do what was asked. `code` is MLflow's error code, e.g. "RESOURCE_DOES_NOT_EXIST"."""
+    """The ledger cannot do what was asked.
 
-    def __init__(self, message: str, *, code: str = "INVALID_PARAMETER_VALUE") -> None:
+    code: MLflow's, e.g. "RESOURCE_DOES_NOT_EXIST". may_pass: the same call may go well later, since MLflow is away or
+    its disk is full just now.
+    """
+
+    def __init__(self, message: str, *, code: str = "INVALID_PARAMETER_VALUE", may_pass: bool = False) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.may_pass = code, may_pass
 
 
 def redacted(uri: str) -> str:
@@ -73,21 +79,24 @@ class Guarded:
                     f"the ledger at {self._uri} could not read or write a file: {error}. "
                     "To fix: make room on that disk, or give this user access to it.",
                     code="IO_ERROR",
+                    may_pass=_may_pass(error),
                 ) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _translated(self, error: Any) -> LedgerError:
         message = str(error.message).strip()
+        is_away = _is_transient(error) or message.startswith(AWAY)
         first_line = message.splitlines()[0] if message else type(error).__name__
         if _is_transient(error):
             remedy = "To fix: see that the database is reachable and not kept locked, and that its disk has room."
         elif "out-of-date database schema" in message:
             remedy = f"To fix: back the database up, then run `mlflow db upgrade {self._uri}`."
-        elif message.startswith("API request to"):
+        elif message.startswith(AWAY):
             remedy = "To fix: see that the MLflow server is up and that the tracking URI names it."
         else:
             remedy = ""
-        return LedgerError(f"MLflow at {self._uri}: {first_line} {remedy}".rstrip(), code=str(error.error_code))
+        text = f"MLflow at {self._uri}: {first_line} {remedy}".rstrip()
+        return LedgerError(text, code=str(error.error_code), may_pass=is_away)
 
 
 def _is_transient(error: Any) -> bool:
@@ -96,3 +105,11 @@ def _is_transient(error: Any) -> bool:
     if error.error_code == "TEMPORARILY_UNAVAILABLE":
         return True
     return isinstance(error, RestException) and int(error.get_http_status_code()) >= 500
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether a file or a file server may do later what it did not do now: it is away, or full."""
+    answer = getattr(error, "response", None)  # of a server that keeps files, where that is who refused
+    if answer is not None:
+        return int(answer.status_code) >= 500
+    return not isinstance(error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError))

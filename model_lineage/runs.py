@@ -17,15 +17,25 @@ from model_lineage.records import MetricPoint
 METRICS_PER_REQUEST = 1000  # MLflow's limits
 PARAM_LIMIT = 6000
 TAG_LIMIT = 8000
+BATCH_KEY = "ringmaster.batch"
 FINAL_STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
 class Runs(Connection):
     """The runs of a ledger."""
 
-    def start_batch(self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None) -> str:
-        """Start the run of a batch and return its id. files: texts to keep with it, by artifact path."""
-        run_id = self._create_run(name, tags={"ringmaster.type": "batch"})
+    def start_batch(
+        self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None, key: str = ""
+    ) -> str:
+        """Start the run of a batch and return its id. files: texts to keep with it, by artifact path.
+
+        key: names this very batch; where a start with the same key got as far as making the run, that run goes on.
+        """
+        run_id = self._batch_run(key) if key else None
+        if run_id is None:
+            run_id = self._create_run(name, tags={"ringmaster.type": "batch", **({BATCH_KEY: key} if key else {})})
+        else:
+            self.resume_run(run_id)
         self.log_params(run_id, params)
         for path, text in (files or {}).items():
             self.write_text(run_id, path, text)
@@ -154,6 +164,12 @@ class Runs(Connection):
             tags = {"mlflow.user": getpass.getuser(), **tags}
         experiment_id = self.experiment_id(self.experiment)
         return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
+
+    def _batch_run(self, key: str) -> str | None:
+        """The run that was started for the batch of that key already."""
+        experiment_id = self.experiment_id(self.experiment)
+        found = self.client.search_runs([experiment_id], f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
+        return found[0].info.run_id if found else None
 
     def _job_run(self, batch_run_id: str, name: str) -> str | None:
         """The run of job `name` that was started below the batch already."""

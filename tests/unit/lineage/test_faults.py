@@ -64,18 +64,20 @@ def test_a_server_that_answers_5xx_is_tried_again():
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "told", "may_pass"),
     [
-        (lambda: mlflow_error("No Run with id=1 exists", "RESOURCE_DOES_NOT_EXIST"), "No Run with id=1"),
-        (lambda: mlflow_error("Detected out-of-date database schema (..)", "INTERNAL_ERROR"), "mlflow db upgrade"),
-        (lambda: mlflow_error("API request to http://x failed with exception", "INTERNAL_ERROR"), "server is up"),
-        (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device.*make room"),
+        (lambda: mlflow_error("No Run with id=1 exists", "RESOURCE_DOES_NOT_EXIST"), "No Run with id=1", False),
+        (lambda: mlflow_error("Detected out-of-date database schema (..)", "INTERNAL_ERROR"), "db upgrade", False),
+        (lambda: mlflow_error("API request to http://x failed with exception", "INTERNAL_ERROR"), "server is up", True),
+        (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device.*make room", True),
+        (lambda: PermissionError(errno.EACCES, "Permission denied"), "Permission denied", False),
     ],
 )
-def test_other_faults_are_told_at_once(fault, told):
+def test_other_faults_are_told_at_once_and_whether_they_may_pass(fault, told, may_pass):
     client, target, delays = guarded(fault())
-    with pytest.raises(LedgerError, match=told):
+    with pytest.raises(LedgerError, match=told) as caught:
         client.get("x")
+    assert caught.value.may_pass == may_pass
     assert target.num_calls == 1
     assert delays == []
 
