@@ -21,6 +21,7 @@ from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
 from tasks.execution.executor import Executor, MakePlan
 from tasks.execution.journal import begin
 from tasks.execution.replanner import POLICY, Replanner
+from tasks.execution.roster import Enlisted
 from tasks.execution.task import ProgressArtifact, submit_with
 from tasks.planning import Plan, Problem, ProblemError
 from tasks.planning.checked import checked_plan
@@ -101,17 +102,21 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
 
     replanner = Replanner(
         name=batch.name,
-        cluster=shop.bench.cluster,
         # No Prefect task: most of these plans are not followed, and one may still be in the making when the flow ends.
         make_plan=partial(checked_plan, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=batch.terms.objective),
         on_terms=on_terms,
         policy=replace(POLICY, objective=batch.terms.objective),
     )
+    place = replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()})
     executor = Executor(
         name=batch.name,
-        jobs=[jobs.get(job.name, job) for job in batch.jobs],
-        profiles=profiled.profiles,
-        workplace=replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()}),
+        cluster=shop.bench.cluster,
+        leases=shop.bench.leases,
+        holder=shop.bench.holder,
+        entries=[
+            Enlisted(job=jobs.get(job.name, job), profiles=profiled.profiles.get(job.name, ()), place=place)
+            for job in batch.jobs
+        ],
         journal=shop.journal,
         submit=submit_with(shop.runner),
         make_plan=make_plan,

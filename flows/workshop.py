@@ -15,6 +15,7 @@ from typing import Any
 
 from flows import settings
 from flows.faults import InputError
+from flows.views import current_view
 from model_lineage import LedgerError
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch, load_batch, parse_batch
@@ -50,12 +51,17 @@ class Bench:
         """All devices, as leases name them."""
         return tuple(self.cluster.lease_names().values())
 
+    @property
+    def holder(self) -> str:
+        """Who holds the devices, for whoever else waits for them."""
+        return f"batch {self.batch.name}"
+
     @contextmanager
     def all_devices(self, notice: Callable[[str], None]) -> Iterator[None]:
         """Holds every device, for trials; waits for other processes of this machine to give them back."""
         names = self.device_names
         told = False
-        while not self.leases.take(names, holder=_holder(self.batch)):
+        while not self.leases.take(names, holder=self.holder):
             if not told:
                 notice("waiting for devices held by " + ", ".join(sorted(set(self.leases.held().values()))))
                 told = True
@@ -154,14 +160,11 @@ def open_workshop(
         yield Workshop(
             bench=bench,
             journal=journal,
-            recorder=Recorder(bench.ledger, journal, batch=batch),
+            recorder=Recorder(bench.ledger, journal, batch=batch, notice=current_view.get().notice),
             runner=LocalRunner(bench.server),
             workplace=Workplace(
-                cluster=bench.cluster,
                 folder=folder,
                 cache_dir=bench.site.cache_dir,
-                leases=bench.leases,
-                holder=_holder(batch),
                 import_paths=bench.site.import_paths,
                 weights=weights,
                 checkpoint_every_s=checkpoint_every_s,
@@ -182,10 +185,6 @@ def _checkpoint_root(journal: Journal, *, resume: bool) -> str | None:
         raise InputError([f"RINGMASTER_CHECKPOINTS: {error}"]) from error
     journal.put("checkpoint_root", root)
     return root
-
-
-def _holder(batch: Batch) -> str:
-    return f"batch {batch.name}"
 
 
 def _cluster(batch: Batch) -> Cluster:

@@ -59,6 +59,10 @@ class Cluster:
         """All devices, node by node."""
         return tuple(device for node in self.nodes for device in node.devices)
 
+    def device(self, node: str, number: int) -> Device:
+        """The device of that number on that node."""
+        return next(each for each in self.nodes if each.name == node).devices[number]
+
     def lease_names(self) -> dict[tuple[str, int], str]:
         """What leases call each device, by the name of its node and its number there."""
         return {

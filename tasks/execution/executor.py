@@ -1,43 +1,38 @@
-"""Runs a plan to its end: a small state machine that starts segments, reads their outcomes and decides what follows.
+"""Runs plans to their end: a small state machine that starts segments, reads their outcomes and decides what follows.
 
-A segment's task returns its outcome as a value; only the executor decides. Done: the job goes on to its next segment,
-or is finished. Preempted: the batch was told to stop. Crashed: again from the last checkpoint, a few times. Out of
-memory: the option is struck out and the rest planned anew. Invalid: the job has failed; the others go on.
+A segment's task returns its outcome as a value; only the executor decides (`verdicts`). Jobs may come and go, and so
+may nodes: whatever changes, what runs goes on, and the rest is planned anew in the background.
 """
 
 from __future__ import annotations
 
 import math
 import queue
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
+from tasks.cluster import Cluster
 from tasks.execution.course import Command, Course
-from tasks.execution.dispatch import PlannedSegment, in_steps
+from tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
-    JobEnded,
     Listener,
     Planned,
     SegmentEnded,
-    SegmentStarted,
-    Waiting,
 )
-from tasks.execution.journal import DONE, FAILED, RUNNING, WAITING, Journal
-from tasks.execution.orders import SegmentCall, Submit, gang_order
+from tasks.execution.journal import CANCELLED, PAUSED, RUNNING, WAITING, Journal, SegmentRecord
+from tasks.execution.orders import Submit
 from tasks.execution.progress import RunningSegment
 from tasks.execution.replanner import Replanner, State, Thought
-from tasks.execution.workplace import Workplace
+from tasks.execution.roster import Enlisted, Roster
+from tasks.execution.starting import Leases, Starter
+from tasks.execution.verdicts import Verdicts
 from tasks.planning import Plan, Problem
 from tasks.profiling.options import planning_problem
-from techniques import Job, Profile
-from techniques.engine.gang import CRASHED, INVALID, OUT_OF_MEMORY, PREEMPTED, Event, Outcome
-from techniques.engine.gang import DONE as SEGMENT_DONE
-
-MOST_ATTEMPTS = 3  # of a segment that crashes without getting any further
-LEASE_RETRY_S = 1.0  # other processes give devices back without telling us
-
+from techniques.engine.gang import CRASHED, Event, Outcome
+from techniques.engine.reporter import STOP
 
 Steer = Callable[[str, str], None]
 """Gives the gang of a folder a command: `STOP`, or what `until` makes."""
@@ -47,76 +42,222 @@ MakePlan = Callable[[Problem], Plan]
 OnTerms = Callable[[Problem], Problem]
 """Adds what is asked of plans beside the jobs: deadlines, as they stand now, weights, prices."""
 
+Message = Event | Future[Outcome] | Thought | Callable[[], None] | None
+
 
 class Executor:
-    """One batch on its way. `run` returns when every job is done or has failed, or after `stop`.
+    """The jobs of a list on their way. One thread calls `run` or `serve`; from others come `call`, `said` and `stop`.
 
-    replanner, steer: both, for a batch whose rest is planned anew as speeds are measured; without them it follows its
-    first plan.
+    leases, holder: who gives the devices of `cluster`, and to whom. replanner, steer: both, where the rest is planned
+    anew as speeds are measured and things change; without them the first plan is followed.
     """
 
     def __init__(
         self,
         *,
         name: str,
-        jobs: Sequence[Job],
-        profiles: Mapping[str, Sequence[Profile]],
-        workplace: Workplace,
+        cluster: Cluster,
+        leases: Leases,
+        holder: str,
         journal: Journal,
         submit: Submit,
         make_plan: MakePlan,
+        entries: Sequence[Enlisted] = (),
         on_terms: OnTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
         replanner: Replanner | None = None,
         steer: Steer | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert (replanner is None) == (steer is None), "a plan that changes needs gangs that can be told"
-        self._name = name
-        self._jobs = {job.name: job for job in jobs}
-        self._profiles = {job: list(options) for job, options in profiles.items()}
-        self._workplace, self._journal = workplace, journal
-        self._submit, self._make_plan, self._listeners = submit, make_plan, listeners
-        self._on_terms, self._replanner, self._steer = on_terms, replanner, steer
-        self._attempts: dict[str, int] = {}
-        self._inbox: queue.SimpleQueue[tuple[int, Event | Future[Outcome] | Thought | None]] = queue.SimpleQueue()
-        self._waited_for: set[str] = set()
+        self._name, self._cluster, self._leases, self._journal = name, cluster, leases, journal
+        self._make_plan, self._on_terms, self._listeners = make_plan, on_terms, listeners
+        self._replanner, self._steer = replanner, steer
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._out: frozenset[DeviceId] = frozenset()
+        self._wanted: str | None = None
         self._stopping = False
-        self._bases = {job.name: job.base for job in jobs if job.base in self._jobs and job.base is not None}
-        after = {job: (base,) for job, base in self._bases.items()}
-        self._course = Course(totals={job.name: job.total_steps for job in jobs}, after=after)
+        self.roster = Roster(journal)
+        self._course = Course(totals=self.roster.totals, after=self.roster.after)
+        self._starter = Starter(
+            self.roster, self._course, leases=leases, holder=holder, submit=submit, post=self._post, clock=clock
+        )
+        self._verdicts = Verdicts(
+            self.roster,
+            self._course,
+            tell=self._tell,
+            want=self._want,
+            hold_back=self._starter.hold_back,
+            forget_speed=self._forget_speed,
+        )
+        self.roster.add(entries)
+
+    # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Runs the batch; returns whether it came to its end (False: it was stopped on the way, and can be resumed)."""
-        self._fail_orphans()
+        """Runs the jobs; returns whether they came to their end (False: it was stopped on the way, to be resumed)."""
+        self.roster.refresh()
+        self._verdicts.fail_orphans()
         self.replan(why="start" if not self._journal.plans() else "resumed")
-        while self._course.running or (self._course.planned and not self._stopping):
-            waits_for_others = not self._stopping and self._start_what_can()
-            patience_s = [LEASE_RETRY_S] if waits_for_others else []
-            if self._replanner is not None and self._course.running and not self._stopping:
-                self._command(self._course.reconsider_ends(done_jobs=self._done()))
-                self._think(self._replanner)
-                patience_s.append(self._replanner.seconds_to_look())
-            left_s = min(patience_s, default=math.inf)
-            self._hear(timeout_s=left_s if left_s < math.inf else None)
-        return not self._course.planned
+        while self._course.running or (self._has_more() and not self._stopping):
+            self._turn()
+        return not self._has_more()
+
+    def serve(self) -> None:
+        """Runs whatever is on the list, and what will come, until `stop`; what runs then goes on without us."""
+        while not self._stopping:
+            self._turn()
 
     def stop(self) -> None:
-        """No more segments; the caller tells the running ones to checkpoint and end. From any thread or signal."""
+        """No more segments; what runs is the caller's to tell. From any thread or signal."""
         self._stopping = True
-        self._inbox.put((0, None))
+        self._post(0, None)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Has `action` run between two messages, by the executor's thread. From any thread."""
+        self._post(0, action)
+
+    def said(self, number: int, event: Event) -> None:
+        """Takes in what the gang of a segment says. From any thread."""
+        self._post(number, event)
+
+    def _post(self, number: int, message: Message) -> None:
+        self._inbox.put((number, message))
+
+    def _has_more(self) -> bool:
+        return bool(self._course.planned) or self._wanted is not None
+
+    def _turn(self) -> None:
+        """Starts what can start, considers what runs, and hears one message."""
+        patience_s = [] if self._stopping else [self._starter.start_what_can(self._cluster, tell=self._tell)]
+        if self._replanner is not None and not self._stopping:
+            if self._course.running:
+                self._command(self._course.reconsider_ends(done_jobs=self.roster.done()))
+            self._think(self._replanner)
+            patience_s.append(
+                self._replanner.seconds_to_look(
+                    is_running=bool(self._course.running), is_wanted=self._wanted is not None
+                )
+            )
+        left_s = min(patience_s, default=math.inf)
+        self._hear(timeout_s=left_s if left_s < math.inf else None)
+
+    # -- what others ask, in the executor's thread ---------------------------------------------------------------------
+
+    def enlist(self, entries: Sequence[Enlisted], *, why: str) -> None:
+        """Takes on more jobs."""
+        self.roster.add(entries)
+        self._verdicts.fail_orphans()
+        self._want(why)
+
+    def forget(self, batch: str) -> None:
+        """Takes the jobs of a batch, all of which have ended, off the list."""
+        self.roster.remove(self.roster.of_batch(batch))
+
+    def cancel(self, jobs: Sequence[str], *, message: str) -> None:
+        """Ends jobs for good; those that run write a checkpoint first."""
+        for job in self.roster.standing_still(jobs, paused=False) + self.roster.standing_still(jobs, paused=True):
+            if self.roster.records[job].status != CANCELLED:  # it may have been an orphan of one before
+                self._verdicts.cancel(job, message)
+        self._dismiss(jobs, why="jobs were cancelled")
+
+    def pause(self, jobs: Sequence[str]) -> None:
+        """Has jobs stand still until they are resumed; those that run write a checkpoint first."""
+        for job in self.roster.standing_still(jobs, paused=False):
+            self.roster.write(job, status=PAUSED)
+            self._course.drop(job)
+        self._dismiss(jobs, why="jobs were paused")
+
+    def resume(self, jobs: Sequence[str]) -> None:
+        """Has paused jobs go on."""
+        active = self._course.active_jobs
+        for job in self.roster.standing_still(jobs, paused=True):
+            self.roster.write(job, status=RUNNING if job in active else WAITING)
+        self._want("jobs were resumed")
+
+    def replan_soon(self, *, why: str) -> None:
+        """The terms have changed: plans anew in the background."""
+        self._want(why)
+
+    def move_to(self, cluster: Cluster, *, why: str, out: Collection[DeviceId] = ()) -> None:
+        """Other devices are there now. out: those of `cluster` that must not be used; what runs there goes on.
+
+        A node that is still there keeps its devices' numbers.
+        """
+        self._cluster, self._out = cluster, frozenset(out)
+        there = set(cluster.lease_names()) - self._out
+        gone = {s.job for s in self._course.planned if not there.issuperset(s.devices)}
+        for job in gone:
+            self._course.drop(job)
+        self._want(why)
+
+    def hold(self, node: str) -> None:
+        """Starts nothing more on a node, and has what runs there checkpoint and stop."""
+        self._starter.held_nodes.add(node)
+        self._stop_gangs(r for r in self._course.running.values() if any(n == node for n, _ in r.segment.devices))
+
+    def release(self, node: str) -> None:
+        """The node serves again."""
+        self._starter.held_nodes.discard(node)
+
+    def is_free(self, node: str) -> bool:
+        """Whether no segment runs on the node."""
+        return not any(n == node for r in self._course.running.values() for n, _ in r.segment.devices)
+
+    def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
+        """Goes on with a segment that another executor started; its gang's words come by `said`."""
+        what, profiles = record.what, self.roster.profiles[record.job]
+        wanted = (what["technique"], dict(what["config"]), what["num_devices"])
+        options = [k for k, p in enumerate(profiles) if (p.technique, dict(p.config), p.num_devices) == wanted]
+        assert options, f"segment {number} of {record.job} ran under an option that is not known: {wanted}"
+        by_name = {name: device for device, name in self._cluster.lease_names().items()}
+        segment = PlannedSegment(
+            job=record.job,
+            option=options[0],
+            last_step=what["last_step"],
+            devices=tuple(by_name[name] for name in what["devices"]),
+            start_s=what["planned_s"][0],
+            end_s=what["planned_s"][1],
+        )
+        self._starter.watch(number, segment, names=tuple(what["devices"]), first_step=what["first_step"])
+        future.add_done_callback(lambda ended: self._post(number, ended))
+
+    def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
+        self._stop_gangs(r for r in self._course.running.values() if r.segment.job in jobs)
+        self._want(why)
+
+    def _stop_gangs(self, gangs: Iterable[RunningSegment]) -> None:
+        for running in gangs:
+            if not running.is_stopping:
+                running.is_stopping = True
+                self._command([(running.folder, STOP)])
+
+    def _want(self, why: str) -> None:
+        """Asks for a new plan of what is left."""
+        if self._replanner is None:
+            self.replan(why=why)
+            return
+        self._wanted = (
+            why if self._wanted is None else f"{self._wanted}; {why}" if why not in self._wanted else self._wanted
+        )
+        self._replanner.void()
+
+    def _forget_speed(self, job: str) -> None:
+        if self._replanner is not None:
+            self._replanner.forget(job)
+
+    # -- planning ----------------------------------------------------------------------------------------------------
 
     def replan(self, *, why: str) -> None:
-        """Plans what is left; segments that run keep what the plan had for their jobs after them."""
+        """Plans what is left, and waits for it; segments that run keep what the plan had for their jobs after them."""
         active = self._course.active_jobs
-        records = self._journal.jobs()
-        left = [job for job in self._jobs.values() if records[job.name].status in (WAITING, RUNNING)]
-        jobs = [job for job in left if job.name not in active]
+        jobs = [job for job in self.roster.left() if job.name not in active]
         kept = [segment for segment in self._course.planned if segment.job in active]
         if not jobs:
             self._course.planned = kept
             return
-        done = {job.name: records[job.name].step for job in jobs}
-        problem = planning_problem(jobs, self._profiles, self._workplace.cluster, name=self._name, steps_done=done)
+        done = {job.name: self.roster.records[job.name].step for job in jobs}
+        problem = planning_problem(jobs, self.roster.profiles, self._cluster, name=self._name, steps_done=done)
         problem = self._on_terms(problem)
         plan = self._make_plan(problem)
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
@@ -126,91 +267,34 @@ class Executor:
             self._replanner.planned(self._state())
         self._tell(Planned(problem=problem, plan=plan, why=why))
 
-    # -- starting ----------------------------------------------------------------------------------------------------
-
-    def _start_what_can(self) -> bool:
-        """Starts every segment that may; returns whether any must wait for devices that other processes hold."""
-        steps = {name: record.step for name, record in self._journal.jobs().items()}
-        lease_names = self._workplace.cluster.lease_names()
-        holders: set[str] = set()
-        waits = False
-        for segment in self._course.startable(done_jobs=self._done(), steps=steps):
-            names = tuple(lease_names[device] for device in segment.devices)
-            if self._workplace.leases.take(names, holder=self._workplace.holder):
-                self._start(segment, names)
-            else:
-                held = self._workplace.leases.held()
-                holders |= {held[name] for name in names if name in held}
-                waits = True
-        if holders and holders != self._waited_for:
-            self._tell(Waiting(holders=tuple(sorted(holders))))
-        self._waited_for = holders
-        return waits
-
-    def _start(self, segment: PlannedSegment, names: tuple[str, ...]) -> None:
-        profile = self._profiles[segment.job][segment.option]
-        first_step = self._journal.jobs()[segment.job].step
-        number = self._journal.start_segment(
-            segment.job,
-            {
-                "technique": profile.technique,
-                "config": dict(profile.config),
-                "num_devices": profile.num_devices,
-                "devices": list(names),
-                "first_step": first_step,
-                "last_step": segment.last_step,
-                "planned_s": [segment.start_s, segment.end_s],
-            },
-        )
-        self._journal.write_job(segment.job, status=RUNNING)
-        self._course.planned.remove(segment)
-        job, base = self._jobs[segment.job], self._bases.get(segment.job)
-        order = gang_order(job, segment, profile, place=self._workplace, number=number, base=base)
-        self._course.running[number] = RunningSegment(
-            segment, names, first_step, folder=order.folder, ordered_step=segment.last_step, step=first_step
-        )
-        attempt = self._attempts.get(segment.job, 0) + 1
-        self._tell(
-            SegmentStarted(
-                number=number,
-                segment=segment,
-                technique=profile.technique,
-                num_devices=profile.num_devices,
-                first_step=first_step,
-                attempt=attempt,
-            )
-        )
-        call = SegmentCall(
-            label=f"{segment.job} [{profile.technique} x{profile.num_devices}] steps {first_step}-{segment.last_step}",
-            order=order,
-            num_ranks=profile.num_ranks,
-            on_event=lambda event: self._inbox.put((number, event)),
-        )
-        self._submit(call).add_done_callback(lambda future: self._inbox.put((number, future)))
-
-    # -- introspection -----------------------------------------------------------------------------------------------
-
-    def _done(self) -> set[str]:
-        return {name for name, record in self._journal.jobs().items() if record.status == DONE}
-
     def _state(self) -> State:
-        records = self._journal.jobs()
-        jobs = [job for job in self._jobs.values() if records[job.name].status in (WAITING, RUNNING)]
+        jobs = self.roster.left()
         told = {running.segment.job: running.step for running in self._course.running.values()}
-        steps = {job.name: max(told.get(job.name, 0), records[job.name].step) for job in jobs}
+        steps = {job.name: max(told.get(job.name, 0), self.roster.records[job.name].step) for job in jobs}
         return State(
+            cluster=self._cluster,
+            out=self._out,
             jobs=jobs,
-            profiles=self._profiles,
+            profiles=self.roster.profiles,
             steps=steps,
-            running=tuple(self._course.running.values()),
-            planned=tuple(self._course.planned),
+            running=tuple(r for r in self._course.running.values() if r.segment.job in steps),
+            planned=tuple(segment for segment in self._course.planned if segment.job in steps),
         )
 
     def _think(self, replanner: Replanner) -> None:
         """Has the rest planned anew in the background where it is time to; the plan comes as a message."""
-        thought = replanner.look(self._state())
+        is_running, is_wanted = bool(self._course.running), self._wanted is not None
+        if replanner.seconds_to_look(is_running=is_running, is_wanted=is_wanted) > 0:
+            return
+        state = self._state()
+        if self._wanted is None:
+            thought = replanner.look(state)
+        else:
+            thought = replanner.demand(state, why=self._wanted)
+            if thought is None:  # nothing is left that could be planned
+                self._wanted = None
         if thought is not None:
-            thought.plan.add_done_callback(lambda _: self._inbox.put((0, thought)))
+            thought.plan.add_done_callback(lambda _: self._post(0, thought))
 
     def _adopt(self, thought: Thought) -> None:
         """Follows a new plan where that pays: gangs that need not move never notice, the others are told to stop."""
@@ -218,6 +302,8 @@ class Executor:
         fresh = None if self._stopping else self._replanner.judge(thought, self._state())
         if fresh is None:
             return
+        if thought.is_needed:
+            self._wanted = None
         self._command(self._course.follow(fresh))
         plan, problem = thought.plan.result(), thought.rest.problem
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=thought.why)
@@ -225,7 +311,7 @@ class Executor:
         self._tell(Planned(problem=problem, plan=plan, why=thought.why))
 
     def _command(self, commands: Iterable[Command]) -> None:
-        assert self._steer is not None
+        assert self._steer is not None, "a plan that changes needs gangs that can be told"
         for folder, command in commands:
             self._steer(folder, command)
 
@@ -241,10 +327,12 @@ class Executor:
             return
         if isinstance(message, Thought):
             self._adopt(message)
-        elif isinstance(message, Mapping):
-            self._note(number, message)
-        else:
+        elif isinstance(message, Future):
             self._end(number, _outcome(message))
+        elif callable(message):
+            message()
+        else:
+            self._note(number, message)
 
     def _note(self, number: int, event: Event) -> None:
         running = self._course.running.get(number)
@@ -253,88 +341,17 @@ class Executor:
         job = running.segment.job
         running.hear(event)
         if self._replanner is not None and event["event"] == "steps":
-            self._replanner.hear(running, self._profiles[job][running.segment.option])
+            self._replanner.hear(running, self.roster.profiles[job][running.segment.option])
         if event["event"] == "checkpoint":
-            self._journal.write_job(job, step=event["step"])
+            self.roster.write(job, step=event["step"])
         self._tell(GangSaid(number=number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
         running = self._course.running.pop(number)
         self._journal.end_segment(number, {"status": outcome.status, "message": outcome.message, **outcome.result})
-        self._workplace.leases.give_back(running.names)
-        decide = {
-            SEGMENT_DONE: self._on_done,
-            PREEMPTED: self._on_preempted,
-            OUT_OF_MEMORY: self._on_out_of_memory,
-            CRASHED: self._on_crashed,
-            INVALID: self._on_invalid,
-        }[outcome.status]
-        decision = decide(running, outcome)
+        self._leases.give_back(running.names)
+        decision = self._verdicts.decide(running, outcome)
         self._tell(SegmentEnded(number=number, segment=running.segment, outcome=outcome, decision=decision))
-
-    # -- deciding ----------------------------------------------------------------------------------------------------
-
-    def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
-        job = running.segment.job
-        step = outcome.result["step"]
-        self._attempts.pop(job, None)
-        if step < self._jobs[job].total_steps:
-            self._journal.write_job(job, status=WAITING, step=step)
-            if step < running.segment.last_step:  # it was to go on, and had ended before it heard so
-                self._course.put_back(running)
-            return "goes on with its next segment"
-        # A checkpoint of its end may have been found by a segment that was planned before it: nothing is left to do.
-        self._course.drop(job)
-        details = {"metrics": outcome.result["metrics"], "model_dir": str(self._workplace.model_dir(job))}
-        record = self._journal.write_job(job, status=DONE, step=step, details=details)
-        self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": step}))
-        return "the job is done"
-
-    def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
-        self._journal.write_job(running.segment.job, status=WAITING, step=outcome.result["step"])
-        self._course.put_back(running)
-        return "stopped at a checkpoint"
-
-    def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
-        job = running.segment.job
-        if self._journal.jobs()[job].step > running.first_step:
-            self._attempts.pop(job, None)
-        self._attempts[job] = self._attempts.get(job, 0) + 1
-        if self._attempts[job] >= MOST_ATTEMPTS:
-            return self._fail(job, f"crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
-        self._journal.write_job(job, status=WAITING)
-        self._course.put_back(running)
-        return f"again from the last checkpoint (attempt {self._attempts[job] + 1} of {MOST_ATTEMPTS})"
-
-    def _on_out_of_memory(self, running: RunningSegment, outcome: Outcome) -> str:
-        job = running.segment.job
-        profile = self._profiles[job][running.segment.option]
-        self._course.drop(job)
-        self._profiles[job] = [p for p in self._profiles[job] if p is not profile]
-        if not self._profiles[job]:
-            return self._fail(job, f"ran out of memory under its last option: {outcome.message}")
-        self._journal.write_job(job, status=WAITING)
-        if self._replanner is not None:
-            self._replanner.forget(job)
-        self.replan(why=f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
-        return "planned anew without that option"
-
-    def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
-        return self._fail(running.segment.job, outcome.message)
-
-    def _fail(self, job: str, message: str) -> str:
-        """Gives a job up, and with it those that adapt its model; the others go on."""
-        self._course.drop(job)
-        record = self._journal.write_job(job, status=FAILED, message=message)
-        self._tell(JobEnded(job=job, status=FAILED, message=message, details=record.details))
-        self._fail_orphans()
-        return "the job has failed"
-
-    def _fail_orphans(self) -> None:
-        for job, base in self._bases.items():
-            records = self._journal.jobs()  # read anew: failing one job fails those that adapt it
-            if records[base].status == FAILED and records[job].status != FAILED:
-                self._fail(job, f"its base {base} has failed")
 
     def _tell(self, event: ExecutionEvent) -> None:
         for listener in self._listeners:

@@ -160,6 +160,17 @@ def remaining(
     return Rest(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
 
 
+def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str]:
+    """The jobs that have an option for the devices that are there, and do not wait for one that has none."""
+    counts = {n.id: sum((n.id, i) not in out for i in range(n.num_devices)) for n in left.nodes}
+    nodes = tuple(replace(n, num_devices=counts[n.id]) for n in left.nodes if counts[n.id])
+    found = {job.id for job in left.jobs if any(_has_room(option, nodes) for option in job.options)}
+    known = {job.id for job in left.jobs}
+    while stuck := {j.id for j in left.jobs if j.id in found and any(o in known and o not in found for o in j.after)}:
+        found -= stuck
+    return frozenset(found)
+
+
 def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
     """Whether any plan of the rest could be worth following, where the present one takes `left_s` more seconds.
 

@@ -62,7 +62,6 @@ class Leases:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._file, isolation_level=None, timeout=30)) as db:
-            db.execute("PRAGMA journal_mode=WAL")
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
+from tasks.cluster import Device
 from tasks.execution.cadence import checkpoint_interval_s
-from tasks.execution.dispatch import PlannedSegment
+from tasks.execution.dispatch import DeviceId, PlannedSegment
 from tasks.execution.workplace import Workplace
 from tasks.profiling.trials import slots_of
 from techniques import Job, Profile, registry
 from techniques.engine.gang import Event, Outcome
 from techniques.engine.order import TRAIN, GangOrder
 
+LOST, CANCELLED = "lost", "cancelled"
+"""Outcomes beside those of a gang itself: its node is gone; a person cancelled its run, and it checkpointed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentCall:
-    """All that a segment's task needs: the gang's order, its ranks, and where its events go."""
+    """All that a segment's task needs: the gang's order, its ranks, and where its events go.
+
+    number: of the segment in the journal. job: as the executor calls it, in a pool "BATCH/JOB". batch: empty where
+    there is no pool. devices: of the order's slots, in their order.
+    """
 
     label: str
     order: GangOrder
     num_ranks: int
     on_event: Callable[[Event], None]
+    number: int
+    job: str
+    batch: str
+    devices: tuple[DeviceId, ...]
 
 
 Submit = Callable[[SegmentCall], "Future[Outcome]"]
@@ -31,11 +44,19 @@ Submit = Callable[[SegmentCall], "Future[Outcome]"]
 
 
 def gang_order(
-    job: Job, segment: PlannedSegment, profile: Profile, *, place: Workplace, number: int, base: str | None
+    job: Job,
+    segment: PlannedSegment,
+    profile: Profile,
+    *,
+    place: Workplace,
+    devices: Sequence[Device],
+    number: int,
+    base: str | None,
 ) -> GangOrder:
     """The order to train a job on a segment's devices under a profile; number: of the segment in the journal.
 
-    base: the job of the batch whose finished model is adapted, None where there is none.
+    job, base: as their batch knows them. base: the job of the batch whose finished model is adapted, None where there
+    is none.
     """
     weights = place.model_dir(base) if base else place.weights.get(job.name)
     stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
@@ -45,8 +66,8 @@ def gang_order(
         job=job,
         technique=registry.dotted_path(profile.technique),
         config=profile.config,
-        slots=slots_of([place.device(device) for device in segment.devices]),
-        folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
+        slots=slots_of(devices),
+        folder=str(gang_folder(place, number=number, job=job.name)),
         cache_dir=str(place.cache_dir),
         data=place.data.get(job.name),
         checkpoint_dir=place.checkpoint_dir(job),
@@ -57,3 +78,8 @@ def gang_order(
         import_paths=place.import_paths,
         ordered_at_s=time.monotonic(),
     )
+
+
+def gang_folder(place: Workplace, *, number: int, job: str) -> Path:
+    """Where the gang of a segment keeps its logs; it names the gang, too."""
+    return place.folder / "gangs" / f"{number:04d}-{job}"

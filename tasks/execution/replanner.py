@@ -6,13 +6,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tasks.cluster import Cluster
-from tasks.execution.dispatch import PlannedSegment, in_steps
+from tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from tasks.execution.introspection import (
     Policy,
     Rest,
@@ -21,6 +21,7 @@ from tasks.execution.introspection import (
     could_gain,
     is_worth_it,
     plan_rest,
+    plannable,
     remaining,
 )
 from tasks.execution.progress import RunningSegment
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # What a plan costs to make, on a machine that may be training on the same cores, must be gained too.
 POLICY = Policy(worth_s=5.0)
+RETRY_S = 5.0  # after a plan that was needed could not be made
 LOOKS = 5  # looks at what is forecast, between two plans by the clock
 
 Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
@@ -41,25 +43,41 @@ Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a batch stands: the jobs that are left, their steps (of those that run: as told), what runs and what is to
-    come."""
+    """Where a batch stands: the devices, the jobs that are left, their steps (of those that run: as told), what runs
+    and what is to come. out: devices that must not be used."""
 
+    cluster: Cluster
     jobs: Sequence[Job]
     profiles: Mapping[str, Sequence[Profile]]
     steps: Mapping[str, int]
     running: Sequence[RunningSegment]
     planned: Sequence[PlannedSegment]
+    out: Collection[DeviceId] = ()
+
+    def only(self, names: Collection[str]) -> State:
+        """The same for some of the jobs."""
+        return replace(
+            self,
+            jobs=[job for job in self.jobs if job.name in names],
+            steps={name: step for name, step in self.steps.items() if name in names},
+            running=[running for running in self.running if running.segment.job in names],
+            planned=[segment for segment in self.planned if segment.job in names],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thought:
-    """A plan in the making: of what, why, and from which step of each job; void once another plan is followed."""
+    """A plan in the making: of what, why, and from which step of each job; void once another plan is followed.
+
+    is_needed: something has changed (jobs, devices, options), and the plan is followed whatever it gains.
+    """
 
     rest: Rest
     why: str
     steps: Mapping[str, int]
     plan: Future[Plan]
     generation: int
+    is_needed: bool = False
 
 
 class Replanner:
@@ -72,20 +90,19 @@ class Replanner:
         self,
         *,
         name: str,
-        cluster: Cluster,
         make_plan: Callable[[Problem], Plan],
         on_terms: Callable[[Problem], Problem] = lambda problem: problem,
         policy: Policy = POLICY,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
     ) -> None:
-        self._name, self._cluster, self._policy, self._clock = name, cluster, policy, clock
+        self._name, self._policy, self._clock = name, policy, clock
         self._make_plan, self._on_terms = make_plan, on_terms
         self._background = background or _in_a_thread
         self._began_s = clock()
         self._speeds, self._when = Speeds(), When(policy)
         self._thought: Thought | None = None
-        self._look_s, self._generation = 0.0, 0
+        self._look_s, self._retry_s, self._generation = 0.0, 0.0, 0
 
     def hear(self, running: RunningSegment, profile: Profile) -> None:
         """Takes in the speed that a running segment has measured."""
@@ -95,6 +112,10 @@ class Replanner:
     def forget(self, job: str) -> None:
         """The options of a job have changed: what was measured and what is being planned says nothing any more."""
         self._speeds.forget(job)
+        self.void()
+
+    def void(self) -> None:
+        """Something has changed: what is being planned is not followed."""
         self._generation += 1
         self._thought = None
 
@@ -104,35 +125,39 @@ class Replanner:
         self._thought = None
         self._expect(self.timeline(state))
 
-    def seconds_to_look(self) -> float:
-        """Seconds until `look` may have something to do."""
-        if self._thought is not None:
+    def seconds_to_look(self, *, is_running: bool, is_wanted: bool) -> float:
+        """Seconds until `look`, or where a plan is wanted `demand`, may have something to do."""
+        if self._thought is not None or not (is_running or is_wanted):
             return math.inf
-        return max(0.0, min(self._look_s, self._when.next_s) - self._now_s())
+        then_s = self._retry_s if is_wanted else min(self._look_s, self._when.next_s)
+        return max(0.0, then_s - self._now_s())
+
+    def demand(self, state: State, *, why: str) -> Thought | None:
+        """Begins to plan what is left as it is now, whatever that gains; None while it thinks already, or pauses after
+        a failure, or where there is nothing that could be planned.
+        """
+        if self._thought is not None or self._now_s() < self._retry_s:
+            return None
+        state, left = self._plannable(state)
+        return self._begin(state, left, why=why, is_needed=True) if state.jobs else None
 
     def look(self, state: State) -> Thought | None:
         """Begins to plan anew where it is time to; the caller does not wait, but hears when the plan is made."""
         now_s = self._now_s()
         if self._thought is not None or now_s < min(self._look_s, self._when.next_s) or not state.running:
             return None
-        left = self._left(state)
+        state, left = self._plannable(state)
         ends_s = _ends(self.timeline(state, left))
         self._look_s = now_s + self._policy.least * self._when.first_s / LOOKS
-        why = self._when.why_now(now_s, ends_s)
+        why = self._when.why_now(now_s, ends_s) if ends_s else None
         if why is None:
             return None
         self._when.planned(now_s, ends_s)
-        rest = remaining(
-            left,
-            running={r.segment.job: r.segment for r in state.running if not r.is_stopping},
-            started=[job for job, step in state.steps.items() if step > 0],
-        )
+        rest = _rest(state, left)
         left_s = max(ends_s.values()) - now_s
         if rest is None or not could_gain(rest, left_s, policy=self._policy):
             return None
-        plan = self._background(partial(plan_rest, rest, self._make_plan))
-        self._thought = Thought(rest=rest, why=why, steps=dict(state.steps), plan=plan, generation=self._generation)
-        return self._thought
+        return self._begin(state, left, why=why, is_needed=False)
 
     def judge(self, thought: Thought, state: State) -> list[PlannedSegment] | None:
         """The segments of a thought's plan where they are worth following from where the batch stands, else None."""
@@ -142,17 +167,19 @@ class Replanner:
         if error := thought.plan.exception():
             # An improvement that fails is no reason to stop: the plan that is followed is still good.
             logger.warning("the rest of %s could not be planned anew: %s", self._name, error, exc_info=error)
+            self._retry_s = self._now_s() + RETRY_S
             return None
-        totals = {job.name: job.total_steps for job in state.jobs}
-        if not set(totals) <= set(thought.steps):
-            return None
+        totals = {job.name: job.total_steps for job in state.jobs if job.name in thought.steps}
         whole = {job: totals.get(job, step) for job, step in thought.steps.items()}
         fresh = [
             segment
             for segment in in_steps(thought.plan.result(), num_steps=whole, steps_done=thought.steps)
             if segment.job in totals and (segment.last_step > state.steps[segment.job] or is_end(segment, totals))
         ]
-        return fresh if is_worth_it(self.timeline(state), fresh, policy=self._policy) else None
+        if thought.is_needed:
+            return fresh
+        state, left = self._plannable(state)
+        return fresh if is_worth_it(self.timeline(state, left), fresh, policy=self._policy) else None
 
     def timeline(self, state: State, left: Problem | None = None) -> Timeline:
         """The batch from now on, by what is known of its speeds."""
@@ -189,6 +216,32 @@ class Replanner:
             now_s=now_s,
         )
 
+    def _begin(self, state: State, left: Problem, *, why: str, is_needed: bool) -> Thought | None:
+        rest = _rest(state, left)
+        if rest is None:
+            return None
+        plan = self._background(partial(plan_rest, rest, self._make_plan))
+        self._thought = Thought(
+            rest=rest,
+            why=why,
+            steps=dict(state.steps),
+            plan=plan,
+            generation=self._generation,
+            is_needed=is_needed,
+        )
+        return self._thought
+
+    def _plannable(self, state: State) -> tuple[State, Problem]:
+        """What can be planned of a state: jobs without an option for the devices that are there wait for others."""
+        left = self._left(state)
+        names = plannable(left, out=state.out)
+        if len(names) == len(left.jobs):
+            return state, left
+        stuck = sorted({job.id for job in left.jobs} - names)
+        logger.warning("no devices are there for %s: %s wait", self._name, ", ".join(stuck))
+        state = state.only(names)
+        return state, self._left(state)
+
     def _now_s(self) -> float:
         """Seconds since this was made: since the batch began, or nearly so."""
         return self._clock() - self._began_s
@@ -207,13 +260,24 @@ class Replanner:
             ]
             for job in state.jobs
         }
+        if not state.jobs:
+            return Problem(name=self._name, nodes=(), jobs=(), switch_cost_s=0.0)
         cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
-        problem = planning_problem(state.jobs, profiles, self._cluster, name=self._name, steps_done=state.steps)
+        problem = planning_problem(state.jobs, profiles, state.cluster, name=self._name, steps_done=state.steps)
         return self._on_terms(replace(problem, switch_cost_s=cost_s))
 
     def _expect(self, ahead: Timeline) -> None:
         self._when.planned(self._now_s(), _ends(ahead))
         self._look_s = self._now_s() + self._policy.least * self._when.first_s / LOOKS
+
+
+def _rest(state: State, left: Problem) -> Rest | None:
+    return remaining(
+        left,
+        running={r.segment.job: r.segment for r in state.running if not r.is_stopping},
+        started=[job for job, step in state.steps.items() if step > 0],
+        out=state.out,
+    )
 
 
 def is_end(segment: PlannedSegment, totals: Mapping[str, int]) -> bool:

@@ -7,27 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Cluster, Device
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.leases import Leases
 from techniques import Job
 from techniques.engine.places import join_root
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """The devices, folders and leases of one run of a batch.
+    """The folders of one run of a batch, and what its workers need to find there.
 
     folder: of this run: checkpoints, models, gang logs. weights: folders of base models that are not in the batch, by
     job. data: the prepared data of each job, as it was surveyed. checkpoint_every_s: None for what the cost of a save
     and the failure rate suggest. checkpoint_root: where checkpoints go instead of `folder`, a folder or an fsspec URL.
     """
 
-    cluster: Cluster
     folder: Path
     cache_dir: Path
-    leases: Leases
-    holder: str
     import_paths: tuple[str, ...] = ()
     weights: Mapping[str, Path] = field(default_factory=dict)
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -43,8 +37,3 @@ class Workplace:
         if self.checkpoint_root is None or job.model.command is not None:
             return str(self.folder / "checkpoints" / job.name)
         return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
-
-    def device(self, device: DeviceId) -> Device:
-        """The device of that node and number."""
-        node = next(node for node in self.cluster.nodes if node.name == device[0])
-        return node.devices[device[1]]

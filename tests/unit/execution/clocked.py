@@ -121,7 +121,6 @@ def clocked_bench(folder, jobs, gangs, *, make_plan, policy, **options):
     bench = Bench(folder, jobs, runner=gangs, make_plan=make_plan, **options)
     bench.executor._replanner = Replanner(
         name="batch",
-        cluster=bench.place.cluster,
         make_plan=bench.plan,
         policy=policy,
         clock=gangs.clock,

@@ -9,6 +9,7 @@ from tasks.cluster import Cluster, Device, Node
 from tasks.execution.events import SegmentEnded, SegmentStarted
 from tasks.execution.executor import Executor
 from tasks.execution.journal import Journal, begin
+from tasks.execution.roster import Enlisted
 from tasks.execution.workplace import Workplace
 from tasks.planning import Plan, Segment
 from tasks.pool.database import Database, file_url
@@ -70,6 +71,10 @@ class FakeRunner:
     script: dict = field(default_factory=dict)
     steps: dict = field(default_factory=dict)
     calls: list = field(default_factory=list)
+    now_s: float = 0.0
+
+    def clock(self):
+        return self.now_s
 
     def __post_init__(self):
         self.draw, self.running = random.Random(self.seed), []
@@ -155,6 +160,10 @@ class Inbox:
 
     def get(self, timeout=None):
         while not self.messages:
+            if not self.runner.running:
+                assert timeout is not None, "it waits for what never comes"
+                self.runner.now_s += timeout
+                return 0, None
             self.runner.end_one()
         return self.messages.popleft()
 
@@ -168,14 +177,8 @@ class Bench:
         self.jobs, self.runner = jobs, runner or FakeRunner()
         self.journal = journal or open_journal(folder)
         self.events, self.plans = [], []
-        place = Workplace(
-            cluster=cluster(num_devices),
-            folder=folder,
-            cache_dir=folder,
-            leases=leases or LeasesInMemory(),  # a new one: those of a process that has ended are void
-            holder="test",
-        )
-        self.place = place
+        self.leases = leases or LeasesInMemory()  # a new one: those of a process that has ended are void
+        self.place, self.cluster = Workplace(folder=folder, cache_dir=folder), cluster(num_devices)
 
         def plan(problem):
             self.plans.append(problem)
@@ -184,16 +187,21 @@ class Bench:
         self.plan = plan
         self.executor = Executor(
             name="batch",
-            jobs=jobs,
-            profiles=profiles or {job.name: (profile(),) for job in jobs},
-            workplace=place,
+            cluster=self.cluster,
+            leases=self.leases,
+            holder="test",
+            entries=[self.entry(each, *(profiles[each.name] if profiles else (profile(),))) for each in jobs],
             journal=self.journal,
             submit=self.runner.submit,
             make_plan=plan,
             listeners=[self.events.append, self._watch_devices],
+            clock=self.runner.clock,
         )
         self.executor._inbox = Inbox(self.runner)
         self._busy = {}
+
+    def entry(self, job, *profiles):
+        return Enlisted(job=job, profiles=profiles, place=self.place)
 
     def run(self):
         begin(self.journal, self.jobs, faults={})

@@ -8,6 +8,7 @@ import pytest
 from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from tasks.execution.journal import DONE, FAILED, WAITING, Journal, begin
 from tasks.execution.leases import Leases
+from tasks.execution.starting import LEASE_RETRY_S
 from techniques.values import from_json, to_json
 from tests.unit.execution.fakes import (
     Bench,
@@ -276,14 +277,14 @@ def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_p
 def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
     bench = Bench(tmp_path, [job("a")])
     names = ["here:cpu:0", "here:cpu:1"]
-    bench.place.leases.take(names, holder="batch tonight")
+    bench.leases.take(names, holder="batch tonight")
     inbox, rounds = bench.executor._inbox, []
 
     def get(timeout=None):
         if not inbox.messages and not bench.runner.running:
             assert timeout is not None, "nobody would ever tell"
             rounds.append(timeout)
-            bench.place.leases.give_back(names)
+            bench.leases.give_back(names)
             inbox.messages.append((0, None))
         return type(inbox).get(inbox, timeout)
 
@@ -298,7 +299,7 @@ def test_devices_are_given_back_however_a_gang_ends(tmp_path):
     script = {"a": [ends("crashed")], "b": [ends("invalid")], "c": [preempted]}
     bench = Bench(tmp_path, [job(name) for name in "abc"], runner=FakeRunner(script=script))
     assert bench.run()
-    assert bench.place.leases.held() == {}
+    assert bench.leases.held() == {}
     assert bench.statuses == {"a": DONE, "b": FAILED, "c": DONE}
 
 
@@ -328,7 +329,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
             other = benches[1]
             begin(other.journal, other.jobs, faults={})
             other.executor.replan(why="start")
-            assert other.executor._start_what_can()
+            assert other.executor._starter.start_what_can(other.cluster, tell=other.executor._tell) == LEASE_RETRY_S
         return plain_get(timeout)
 
     benches[0].executor._inbox.get = get

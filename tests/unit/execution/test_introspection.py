@@ -105,7 +105,7 @@ def test_every_step_is_trained_once_whatever_is_planned_on_the_way(tmp_path, see
         assert reached == sorted(reached)
         assert reached[-1] == 100
         assert [e.first_step for e in bench.told(SegmentStarted) if e.segment.job == name] == reached[:-1]
-    assert bench.place.leases.held() == {}
+    assert bench.leases.held() == {}
 
 
 def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):

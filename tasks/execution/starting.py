@@ -1,0 +1,165 @@
+"""Starts the segments that may start: leases their devices, writes them down, gives the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from tasks.cluster import Cluster
+from tasks.execution.course import Course
+from tasks.execution.dispatch import PlannedSegment
+from tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
+from tasks.execution.journal import RUNNING
+from tasks.execution.orders import SegmentCall, Submit, gang_folder, gang_order
+from tasks.execution.progress import RunningSegment
+from tasks.execution.roster import Roster
+from techniques import Profile
+from techniques.engine.gang import Event, Outcome
+from techniques.engine.order import GangOrder
+
+LEASE_RETRY_S = 1.0  # other processes give devices back without telling us
+
+
+class Leases(Protocol):
+    """A ledger of devices, named "node:kind:number": each serves one holder at a time."""
+
+    def take(self, devices: Sequence[str], *, holder: str) -> bool:
+        """Leases all of them, or none; returns which."""
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Ends leases."""
+
+    def held(self) -> dict[str, str]:
+        """The holder of each device that is leased."""
+
+
+class Starter:
+    """Starts segments for one executor, whose thread calls it.
+
+    post: takes what a segment's gang says, and at last its outcome, by the segment's number. held_nodes: where nothing
+    new starts.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        course: Course,
+        *,
+        leases: Leases,
+        holder: str,
+        submit: Submit,
+        post: Callable[[int, Event | Future[Outcome]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._roster, self._course, self._leases, self._holder = roster, course, leases, holder
+        self._submit, self._post, self._clock = submit, post, clock
+        self.held_nodes: set[str] = set()
+        self._not_before_s: dict[str, float] = {}
+        self._waited_for: set[str] = set()
+
+    def hold_back(self, job: str, seconds: float) -> None:
+        """Keeps a job from starting for a while."""
+        self._not_before_s[job] = self._clock() + seconds
+
+    def start_what_can(self, cluster: Cluster, *, tell: Callable[[ExecutionEvent], None]) -> float:
+        """Starts every segment that may; returns seconds until there may be more to start without any news."""
+        now_s = self._clock()
+        self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
+        again_s = min(self._not_before_s.values(), default=math.inf) - now_s
+        lease_names = cluster.lease_names()
+        holders: set[str] = set()
+        for segment in self._startable():
+            names = tuple(lease_names[device] for device in segment.devices)
+            if self._leases.take(names, holder=self._holder):
+                self._start(segment, cluster=cluster, names=names, tell=tell)
+            else:
+                held = self._leases.held()
+                holders |= {held[name] for name in names if name in held}
+                again_s = min(again_s, LEASE_RETRY_S)
+        if holders and holders != self._waited_for:
+            tell(Waiting(holders=tuple(sorted(holders))))
+        self._waited_for = holders
+        return again_s
+
+    def watch(self, number: int, segment: PlannedSegment, *, names: tuple[str, ...], first_step: int) -> None:
+        """Has a segment among those that run."""
+        entry = self._roster.entries[segment.job]
+        folder = gang_folder(entry.place, number=number, job=entry.local_job.name)
+        self._course.running[number] = RunningSegment(
+            segment, names, first_step, folder=str(folder), ordered_step=segment.last_step, step=first_step
+        )
+
+    def _startable(self) -> list[PlannedSegment]:
+        steps = {name: record.step for name, record in self._roster.records.items()}
+        found = self._course.startable(done_jobs=self._roster.done(), steps=steps)
+        return [
+            segment
+            for segment in found
+            if segment.job not in self._not_before_s and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
+        ]
+
+    def _start(
+        self,
+        segment: PlannedSegment,
+        *,
+        cluster: Cluster,
+        names: tuple[str, ...],
+        tell: Callable[[ExecutionEvent], None],
+    ) -> None:
+        job = segment.job
+        profile = self._roster.profiles[job][segment.option]
+        first_step = self._roster.records[job].step
+        what = _what(segment, profile, names=names, first_step=first_step)
+        number = self._roster.journal.start_segment(job, what)
+        self._roster.write(job, status=RUNNING)
+        self._course.planned.remove(segment)
+        self.watch(number, segment, names=names, first_step=first_step)
+        tell(
+            SegmentStarted(
+                number=number,
+                segment=segment,
+                technique=profile.technique,
+                num_devices=profile.num_devices,
+                first_step=first_step,
+                attempt=self._roster.attempts.get(job, 0) + 1,
+            )
+        )
+        call = SegmentCall(
+            label=f"{job} [{profile.technique} x{profile.num_devices}] steps {first_step}-{segment.last_step}",
+            order=self._order(segment, profile, cluster=cluster, number=number),
+            num_ranks=profile.num_ranks,
+            on_event=lambda event: self._post(number, event),
+            number=number,
+            job=job,
+            batch=self._roster.entries[job].batch,
+            devices=segment.devices,
+        )
+        self._submit(call).add_done_callback(lambda future: self._post(number, future))
+
+    def _order(self, segment: PlannedSegment, profile: Profile, *, cluster: Cluster, number: int) -> GangOrder:
+        entries, base = self._roster.entries, self._roster.base_of(segment.job)
+        entry = entries[segment.job]
+        return gang_order(
+            entry.local_job,
+            segment,
+            profile,
+            place=entry.place,
+            devices=[cluster.device(*device) for device in segment.devices],
+            number=number,
+            base=None if base is None else entries[base].local_job.name,
+        )
+
+
+def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], first_step: int) -> dict[str, Any]:
+    """What the journal keeps of a segment: enough to go on with it."""
+    return {
+        "technique": profile.technique,
+        "config": dict(profile.config),
+        "num_devices": profile.num_devices,
+        "devices": list(names),
+        "first_step": first_step,
+        "last_step": segment.last_step,
+        "planned_s": [segment.start_s, segment.end_s],
+    }

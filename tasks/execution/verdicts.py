@@ -1,0 +1,155 @@
+"""What follows from how a segment ended: retries by kind, and when a job is given up.
+
+done: the job goes on with its next segment, or is finished. preempted, lost: again at once, as often as it happens:
+nobody's fault. crashed: again from the last checkpoint, after a pause that doubles, three times at most without
+progress. out of memory: never again with that option; the rest is planned anew. invalid (a factory that raises, a loss
+that is no number): the job has failed, the others go on. cancelled: the job stops where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.execution.course import Course
+from tasks.execution.events import ExecutionEvent, JobEnded
+from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, WAITING
+from tasks.execution.progress import RunningSegment
+from tasks.execution.roster import Roster
+from techniques.engine.gang import Outcome
+
+MOST_ATTEMPTS = 3  # of a segment that crashes without getting any further
+FIRST_PAUSE_S = 1.0  # before a crashed segment is tried again; what crashed it may pass
+
+
+class Verdicts:
+    """Decides for one executor. `want` asks for a new plan, with the reason; `hold_back` keeps a job from starting."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        course: Course,
+        *,
+        tell: Callable[[ExecutionEvent], None],
+        want: Callable[[str], None],
+        hold_back: Callable[[str, float], None],
+        forget_speed: Callable[[str], None],
+    ) -> None:
+        self._roster, self._course = roster, course
+        self._tell, self._want, self._hold_back, self._forget_speed = tell, want, hold_back, forget_speed
+
+    def decide(self, running: RunningSegment, outcome: Outcome) -> str:
+        """Acts on an outcome; says in words what follows."""
+        act = {
+            "done": self._on_done,
+            "preempted": self._on_preempted,
+            "lost": self._on_lost,
+            "cancelled": self._on_cancelled,
+            "crashed": self._on_crashed,
+            "out_of_memory": self._on_out_of_memory,
+            "invalid": self._on_invalid,
+        }[outcome.status]
+        return act(running, outcome)
+
+    def fail(self, job: str, message: str) -> str:
+        """Gives a job up, and with it those that adapt its model; the others go on."""
+        self._end(job, status=FAILED, message=message)
+        return "the job has failed"
+
+    def cancel(self, job: str, message: str) -> str:
+        """Ends a job for good where it stands; what it has checkpointed stays."""
+        self._end(job, status=CANCELLED, message=message)
+        return "the job is cancelled"
+
+    def fail_orphans(self) -> None:
+        """Gives up the jobs that adapt a model which will not come."""
+        while orphans := self._roster.orphans():
+            job, reason = orphans[0]
+            self._end(job, status=FAILED, message=reason)
+
+    def _end(self, job: str, *, status: str, message: str) -> None:
+        self._course.drop(job)
+        record = self._roster.write(job, status=status, message=message)
+        self._tell(JobEnded(job=job, status=status, message=message, details=record.details))
+        self.fail_orphans()
+
+    def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
+        job, step = running.segment.job, outcome.result["step"]
+        self._roster.attempts.pop(job, None)
+        is_end = step == self._roster.totals[job]
+        if self._is_dismissed(job) and not (is_end and self._roster.records[job].status == PAUSED):
+            return self._dismissed(job, step)
+        if not is_end:
+            self._roster.write(job, status=WAITING, step=step)
+            if step < running.segment.last_step:  # it was to go on, and had ended before it heard so
+                self._course.put_back(running)
+            return "goes on with its next segment"
+        # A checkpoint of its end may have been found by a segment that was planned before it: nothing is left to do.
+        self._course.drop(job)
+        place, local = self._roster.place_of(job), self._roster.entries[job].local_job
+        details = {"metrics": outcome.result["metrics"], "model_dir": str(place.model_dir(local.name))}
+        record = self._roster.write(job, status=DONE, step=step, message="", details=details)
+        self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": step}))
+        return "the job is done"
+
+    def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
+        job, step = running.segment.job, outcome.result["step"]
+        if self._is_dismissed(job):
+            return self._dismissed(job, step)
+        self._roster.write(job, status=WAITING, step=step)
+        self._course.put_back(running)
+        return "stopped at a checkpoint"
+
+    def _on_lost(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if self._is_dismissed(job):
+            return self._dismissed(job, self._roster.records[job].step)
+        self._roster.write(job, status=WAITING)
+        self._course.drop(job)  # its node is gone: where it goes on is to be planned
+        self._want(f"{job} has lost its devices")
+        return "again from the last checkpoint, elsewhere"
+
+    def _on_cancelled(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if step := outcome.result.get("step"):
+            self._roster.write(job, step=step)
+        if self._roster.records[job].status in ENDED:
+            return "the job is cancelled"
+        return self.cancel(job, "cancelled by hand: its run was cancelled")
+
+    def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if self._is_dismissed(job):
+            return self._dismissed(job, self._roster.records[job].step)
+        made_progress = self._roster.records[job].step > running.first_step
+        attempts = self._roster.count_crash(job, made_progress=made_progress)
+        if attempts >= MOST_ATTEMPTS:
+            return self.fail(job, f"crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
+        self._roster.write(job, status=WAITING)
+        self._course.put_back(running)
+        if attempts > 1:
+            self._hold_back(job, FIRST_PAUSE_S * 2.0 ** (attempts - 2))
+        return f"again from the last checkpoint (attempt {attempts + 1} of {MOST_ATTEMPTS})"
+
+    def _on_out_of_memory(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        profile = self._roster.profiles[job][running.segment.option]
+        self._course.drop(job)
+        if not self._roster.strike_out(job, profile):
+            return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
+        if self._is_dismissed(job):
+            return self._dismissed(job, self._roster.records[job].step)
+        self._roster.write(job, status=WAITING)
+        self._forget_speed(job)
+        self._want(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
+        return "planned anew without that option"
+
+    def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
+        return self.fail(running.segment.job, outcome.message)
+
+    def _is_dismissed(self, job: str) -> bool:
+        """Whether the job was paused or cancelled while it ran."""
+        return self._roster.records[job].status in (PAUSED, CANCELLED)
+
+    def _dismissed(self, job: str, step: int) -> str:
+        record = self._roster.write(job, step=step)
+        return f"the job is {record.status}"
