@@ -6,7 +6,7 @@ that was cut off finds what it missed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from techniques.engine.order import GangOrder
 from techniques.values import from_json, to_json
 
 GIVEN, TAKEN, ENDED = "given", "taken", "ended"
+WITHDRAWN = "withdrawn"  # before it was taken
+KILL = "kill"  # a command: end the gang at once
 OUTCOME = "outcome"  # the last event of a share: {"event": "outcome", "status", "message", "result"}
 
 
@@ -38,7 +40,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRecord:
-    """An order as it lies in the database. status: "given", "taken" (by the worker), "ended" (its outcome is said)."""
+    """An order as it lies in the database.
+
+    status: "given", "taken" (by the worker), "ended" (its outcome is said, or its node is lost), "withdrawn".
+    """
 
     segment: int
     node: str
@@ -94,12 +99,34 @@ class Mail:
             )
         )
 
-    def words(self, *, after: int) -> Sequence[Word]:
-        """What all gangs have said after the word with that id, in order."""
-        rows = self._database.read(
-            lambda connection: connection.execute(select(SAID).where(SAID.c.id > after).order_by(SAID.c.id)).all()
-        )
+    def words(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[Word]:
+        """What gangs have said after the word with that id, in order: all of them, or those of some segments."""
+        query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id)
+        if segments is not None:
+            query = query.where(SAID.c.segment.in_(segments))
+        rows = self._database.read(lambda connection: connection.execute(query).all())
         return [Word(**row._mapping) for row in rows]
+
+    def newest_word(self) -> int:
+        """The id of what was said last, 0 where nothing was."""
+        newest = self._database.read(lambda connection: connection.execute(select(func.max(SAID.c.id))).scalar())
+        return newest or 0
+
+    def shares(self, segment: int) -> Sequence[OrderRecord]:
+        """The orders of a segment, those that have ended too, by their first rank."""
+        query = select(ORDERS).where(ORDERS.c.segment == segment)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return sorted((_order(row._mapping) for row in rows), key=lambda order: order.share.first_rank)
+
+    def withdraw(self, segment: int, node: str) -> bool:
+        """Takes an order back; False where it was taken (or ended) before."""
+        mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
+
+        def act(connection: Connection) -> bool:
+            connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=WITHDRAWN))
+            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == WITHDRAWN
+
+        return self._database.write(act)
 
     # -- a node's side -----------------------------------------------------------------------------------------------
 
@@ -150,7 +177,7 @@ class Mail:
 
     def orders(self, *, node: str | None = None, incarnation: str | None = None) -> Sequence[OrderRecord]:
         """The orders that have not ended, of one node or incarnation or of all, oldest first."""
-        query = select(ORDERS).where(ORDERS.c.status != ENDED).order_by(ORDERS.c.segment)
+        query = select(ORDERS).where(ORDERS.c.status.in_((GIVEN, TAKEN))).order_by(ORDERS.c.segment)
         if node is not None:
             query = query.where(ORDERS.c.node == node)
         if incarnation is not None:

@@ -1,0 +1,77 @@
+"""The nodes of a pool without processes: a test takes the orders and says what gangs would."""
+
+from tasks.cluster import Device
+from tasks.execution.orders import SegmentCall
+from tasks.pool.mail import KILL, OUTCOME, TAKEN, Mail
+from tasks.pool.nodes import NodeRecord, Nodes
+from techniques.engine.order import GangOrder, Slot
+from tests.unit.execution.fakes import job
+
+
+def devices(number):
+    return tuple(Device(kind="cpu", index=i, name="cpu", memory_bytes=1 << 30, cores=(i,)) for i in range(number))
+
+
+class Worker:
+    """A node whose gangs do what the test says; another one of the same name is another incarnation."""
+
+    def __init__(self, database, name="n", *, incarnation=None, num_devices=2):
+        incarnation = incarnation or f"{name}-one"
+        self.mail, self.nodes, self.numbers = Mail(database), Nodes(database), {}
+        self.record = NodeRecord(
+            name=name, incarnation=incarnation, address=f"10.0.0.{name}", devices=devices(num_devices)
+        )
+        self.name, self.incarnation = name, incarnation
+        self.nodes.register(self.record)
+
+    def beat(self, **changes):
+        return self.nodes.beat(self.name, incarnation=self.incarnation, **{"health": {}, **changes})
+
+    def take_all(self):
+        """Takes what it is given; returns the shares by segment."""
+        orders = self.mail.orders(incarnation=self.incarnation)
+        taken = {
+            order.segment: self.mail.take(order.segment, self.name, incarnation=self.incarnation) for order in orders
+        }
+        return {segment: share for segment, share in taken.items() if share is not None}
+
+    def running(self):
+        """The segments whose shares it has taken."""
+        return [o.segment for o in self.mail.orders(incarnation=self.incarnation) if o.status == TAKEN]
+
+    def say(self, segment, event, **details):
+        number = self.numbers[segment] = self.numbers.get(segment, -1) + 1
+        self.mail.say(segment, self.name, words=[(number, {"event": event, **details})])
+
+    def end(self, segment, status="done", message="", **result):
+        self.say(segment, OUTCOME, status=status, message=message, result=result)
+
+    def told(self, segment):
+        return [command for _, number, command in self.mail.commands(after=0) if number == segment]
+
+    def is_killed(self, segment):
+        return KILL in self.told(segment)
+
+
+def call(number, *, on_event=lambda event: None, devices=(("n", 0),), num_ranks=None, name="a", batch="b"):
+    """What an executor asks for."""
+    order = GangOrder(
+        purpose="train",
+        job=job(name),
+        technique="t:T",
+        config={},
+        slots=tuple(Slot(kind="cpu", index=index) for _, index in devices),
+        folder=f"/gangs/{number:04d}-{name}",
+        cache_dir="/cache",
+        last_step=10,
+    )
+    return SegmentCall(
+        label=name,
+        order=order,
+        num_ranks=num_ranks or len(devices),
+        on_event=on_event,
+        number=number,
+        job=f"{batch}/{name}",
+        batch=batch,
+        devices=tuple(devices),
+    )
