@@ -1,99 +1,169 @@
 """Records a batch in MLflow while it runs: what the executor tells becomes runs, metrics, plans and models.
 
 MLflow is slow (tens of milliseconds a call) and may be away; so a thread of its own does the writing, in order, and
-what it could not write is told at the end. The journal, not this, is what a batch is resumed from.
+waits for MLflow where it must: training never does. The journal, not this, is what a batch is resumed from.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from model_lineage import links
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
-from model_lineage.records import DatasetInput, MetricPoint, ModelRecord
 from tasks.batch import Batch
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import DONE, JobRecord, Journal
-from tasks.planning import gantt
-from techniques import Job, Profile
-from techniques.surveys import Survey
-from techniques.values import to_json
+from tasks.execution.events import ExecutionEvent, GangSaid
+from tasks.execution.journal import Journal
+from tasks.pool.told import Told
+from tasks.scribe import Recorded, Scribe
+
+__all__ = ["Insistence", "PoolRecorder", "Recorded", "Recorder"]
 
 FLUSH_EVERY_S = 5.0
-MOST_WAITING_POINTS = 100_000  # of one job, while MLflow is away
+MOST_WAITING = 100_000  # events that wait in memory while MLflow is away
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+PATIENCE_AT_END_S = 120.0  # with an MLflow that is away when a batch has ended
+LOOK_EVERY_S = 2.0  # of a pool's recorder, for what was told meanwhile
+ENTRIES_AT_ONCE = 200
+
+Notice = Callable[[str], None]
+"""Takes a line of progress for a person."""
+
+AWAY = "MLflow is away: training goes on, and what is to be recorded waits"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """What the recorder knows of a batch's jobs before they run. profiles: by job, option k is profile k."""
+class Insistence:
+    """Does one thing after another, each again for as long as MLflow is away, until patience ends.
 
-    jobs: Mapping[str, Job]
-    surveys: Mapping[str, Survey]
-    profiles: Mapping[str, Sequence[Profile]]
+    faults: what can never be recorded. gave_up: patience has ended; nothing is done any more.
+    """
+
+    def __init__(self, notice: Notice) -> None:
+        self.faults: list[str] = []
+        self.gave_up = False
+        self.is_away = False
+        self._notice = notice
+        self._deadline_s = math.inf
+        self._is_hurried, self._never = threading.Event(), threading.Event()
+
+    def do(self, action: Callable[[], None]) -> bool:
+        """Whether the action is done with: it went well, or can never; False where patience has ended."""
+        wait_s = FIRST_WAIT_S
+        while not self.gave_up:
+            try:
+                action()
+            except LedgerError as error:
+                if error.may_pass:
+                    self._wait(wait_s, error)
+                    wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                    continue
+                self.faults.append(str(error))
+            except Exception as error:  # noqa: BLE001 - the last frame of a thread: told when the batch ends
+                self.faults.append(f"{type(error).__name__}: {error}")
+            if self.is_away:
+                self.is_away = False
+                self._notice("MLflow is back: what waited is recorded")
+            return True
+        return False
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on, waits for MLflow for so long at the most. From any thread."""
+        self._deadline_s = time.monotonic() + patience_s
+        self._is_hurried.set()
+
+    def _wait(self, wait_s: float, error: LedgerError) -> None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            self.gave_up = True
+            self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
+            return
+        if not self.is_away:
+            self.is_away = True
+            self._notice(AWAY)
+        gate = self._never if self._is_hurried.is_set() else self._is_hurried
+        gate.wait(min(wait_s, left_s))
 
 
 class Recorder:
-    """Writes one batch into the ledger; give its `listen` to the executor, and `close` it at the end.
+    """Writes one batch into the ledger; give its `listen` to the executor, and `close` it at the end."""
 
-    Run ids are kept in the journal, so that a resumed batch goes on in its runs.
-    """
-
-    def __init__(self, ledger: Ledger, journal: Journal, *, batch: Batch) -> None:
-        self.ledger, self._journal, self._batch = ledger, journal, batch
-        self._known = Recorded(jobs={}, surveys={}, profiles={})
-        self._points: dict[str, list[MetricPoint]] = {}
-        self._num_plans = len(journal.plans())  # a batch that is resumed goes on counting
-        self.faults: list[str] = []
+    def __init__(
+        self, ledger: Ledger, journal: Journal, *, batch: Batch, notice: Notice = lambda _: None, num_plans: int = -1
+    ) -> None:
+        self.ledger = ledger
+        self._journal, self._notice = journal, notice
+        # A batch that is resumed goes on counting.
+        self._scribe = Scribe(
+            ledger, journal, batch=batch, num_plans=len(journal.plans()) if num_plans < 0 else num_plans
+        )
+        self._insist = Insistence(notice)
+        self._num_dropped = 0
         self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
     def begin(self, known: Recorded, *, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or goes on with it."""
-        self._known = known
-        self._do(lambda: self._begin(devices, num_trials))
+        key = self._journal.get("record_key")
+        if key is None:
+            key = uuid.uuid4().hex
+            self._journal.put("record_key", key)
+        self._do(partial(self._scribe.begin, known, key=key, devices=devices, num_trials=num_trials))
 
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener: hands the event to the writing thread."""
-        self._do(lambda: self._write(event))
+        if isinstance(event, GangSaid) and self._todo.qsize() >= MOST_WAITING:
+            self._num_dropped += 1
+            return
+        self._do(partial(self._scribe.write, event, at_ms=int(time.time() * 1000)))
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
-        self._do(lambda: self._finish(status, metrics, table))
+        self._do(partial(self._scribe.finish, status=status, metrics=metrics, table=table))
 
-    def close(self) -> list[str]:
-        """Waits until all is written; returns what could not be."""
+    def close(self, *, patience_s: float = PATIENCE_AT_END_S) -> list[str]:
+        """Waits until all is written, for an MLflow that is away no longer than `patience_s`; returns what could not
+        be."""
+        if self._insist.is_away:
+            self._notice(f"waiting at most {patience_s:.0f} s for MLflow to come back")
+        self._insist.hurry(patience_s)
         self._todo.put(None)
         self._thread.join()
-        return self.faults
+        if self._num_dropped:
+            dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
+            self._insist.faults.append(dropped)
+        return [*self._scribe.faults, *self._insist.faults]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was given, and could be recorded, is; asked after `close`."""
+        return not self._insist.gave_up and not self._num_dropped
 
     def run_of(self, job: str | None = None) -> str | None:
         """The MLflow run of the batch, or of a job, once it is open."""
-        run_id: str | None = self._journal.get(f"run:{job}" if job else "run")
-        return run_id
+        return self._scribe.run_of(job)
 
     # -- the writing thread ------------------------------------------------------------------------------------------
 
     def _do(self, action: Callable[[], None]) -> None:
-        self._todo.put(action)
+        self._todo.put(lambda: self._attempt(action))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        self._insist.do(action)
 
     def _work(self) -> None:
         flushed_s = time.monotonic()
         while (action := self._next(flushed_s)) is not None:
-            try:
-                action()
-                if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
-                    flushed_s = time.monotonic()
-                    self._flush()
-            except Exception as error:  # noqa: BLE001 - the last frame of a thread: told when the batch ends
-                self.faults.append(f"{type(error).__name__}: {error}")
+            action()
+            if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
+                self._insist.do(self._scribe.flush)
+                flushed_s = time.monotonic()
 
     def _next(self, flushed_s: float) -> Callable[[], None] | None:
         """What is to be done next: what was asked, or a flush when it is time and nothing was."""
@@ -102,205 +172,50 @@ class Recorder:
         except queue.Empty:
             return lambda: None
 
-    def _begin(self, devices: Sequence[str], num_trials: int) -> None:
-        run_id = self.run_of()
-        if run_id is not None:
-            self.ledger.resume_run(run_id)
-            self._catch_up()
-            return
-        params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
-        run_id = self.ledger.start_batch(
-            self._batch.name, params={**params, "num_trials": num_trials}, files={"batch.yaml": self._batch.text}
-        )
-        self._journal.put("run", run_id)
 
-    def _catch_up(self) -> None:
-        """Records what ended before this run began and was not recorded: a kill, or MLflow away."""
-        for name, record in self._journal.jobs().items():
-            if record.status == DONE and not record.details.get("model_uri") and name in self._known.surveys:
-                self._end_job(JobEnded(job=name, status=DONE, message="", details=end_details(record)))
+class PoolRecorder(Recorder):
+    """Writes one batch of a pool: reads what its executor tells, from where an earlier recorder of the batch was.
 
-    def _job_run(self, name: str) -> str:
-        run_id = self.run_of(name)
-        if run_id is None:
-            batch_run = self.run_of()
-            if batch_run is None:
-                raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
-            job = self._known.jobs[name]
-            run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
-            self._journal.put(f"run:{name}", run_id)
-            rows = [_profile_row(profile) for profile in self._known.profiles.get(name, ())]
-            if rows:
-                self.ledger.write_table(run_id, "profiles.json", rows)
-        return run_id
+    Where it is, it writes down only after MLflow has taken the records: what is read twice is written twice, which
+    changes nothing.
+    """
 
-    def _write(self, event: ExecutionEvent) -> None:
-        match event:
-            case Planned():
-                self._write_plan(event)
-            case SegmentStarted():
-                self.ledger.resume_run(self._job_run(event.segment.job))
-            case GangSaid():
-                self._points.setdefault(event.job, []).extend(_points(event.event))
-            case SegmentEnded():
-                self._flush()
-                self._write_segments(event.segment.job)
-            case JobEnded():
-                self._flush()
-                self._end_job(event)
+    CURSOR = "recorded"  # the fact: {"told": the last event that is recorded, "plans": how many plans are}
 
-    def _write_plan(self, event: Planned) -> None:
-        run_id = self.run_of()
-        if run_id is None:
-            return
-        self._num_plans += 1
-        plan, problem = event.plan, event.problem
-        folder = f"plan-{self._num_plans}"
-        self.ledger.write_json(run_id, f"{folder}/plan.json", plan.to_json())
-        self.ledger.write_json(run_id, f"{folder}/problem.json", problem.to_json())
-        self.ledger.write_svg(run_id, f"{folder}/gantt.svg", gantt.render_svg(plan, problem))
-        self.ledger.write_table(run_id, f"{folder}/segments.json", plan_rows(event))
-        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
-        points = [MetricPoint(key, value, self._num_plans) for key, value in figures.items() if value is not None]
-        self.ledger.log_metrics(run_id, points)
-        if self._num_plans == 1:
-            self.ledger.set_note(run_id, f"{self._picture(run_id)}\n\n{_plan_sentence(event)}")
+    def __init__(self, ledger: Ledger, journal: Journal, *, batch: Batch, told: Told, key: str, notice: Notice) -> None:
+        self._at = journal.get(self.CURSOR, {"told": 0, "plans": 0})
+        self._told, self._key = told, key
+        self._is_over = threading.Event()
+        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=self._at["plans"])
 
-    def _picture(self, run_id: str) -> str:
-        return links.picture("The plan", run_id, "plan-1/gantt.svg")
+    def follow(self) -> None:
+        """From now on, writes what is told, until `close`."""
+        self._todo.put(self._follow)
 
-    def _write_segments(self, job: str) -> None:
-        rows = [
-            {
-                **{key: record.what[key] for key in ("technique", "num_devices", "first_step", "last_step")},
-                "config": str(record.what["config"]),
-                "devices": ", ".join(record.what["devices"]),
-                "seconds": (record.ended_s or record.started_s) - record.started_s,
-                "status": (record.outcome or {}).get("status", "running"),
-                "message": (record.outcome or {}).get("message", ""),
-            }
-            for record in self._journal.segments(job)
-        ]
-        self.ledger.write_table(self._job_run(job), "segments.json", rows)
+    def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
+        """Closes the batch's run with its result, after all that was told of it until now."""
+        self._is_over.set()
+        super().finish(status=status, metrics=metrics, table=table)
 
-    def _end_job(self, event: JobEnded) -> None:
-        run_id = self._job_run(event.job)
-        if event.status != DONE:
-            self.ledger.set_note(run_id, f"**Failed**: {event.message}")
-            self.ledger.finish_run(run_id, "FAILED")
-            return
-        model = self._record_model(event, run_id)
-        self._journal.write_job(event.job, details={"model_uri": model.uri})
-        self.ledger.set_note(run_id, self._job_note(event, model))
-        self.ledger.finish_run(run_id)
+    def close(self, *, patience_s: float = PATIENCE_AT_END_S) -> list[str]:
+        """Waits likewise; what is not written then is written by whoever records the batch next."""
+        self._is_over.set()
+        return super().close(patience_s=patience_s)
 
-    def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
-        job, survey = self._known.jobs[event.job], self._known.surveys[event.job]
-        parent = self._parent(job)
-        data = survey.data
-        datasets = [
-            DatasetInput(
-                name=data["name"], digest=data["digest"], source=data["source"], context=context, num_rows=num_rows
-            )
-            for context, num_rows in (("training", data["num_samples"]), ("evaluation", data["num_held_out"]))
-            if data["num_samples"]  # a command that reads its own data does not say which
-        ]
-        num_parameters = survey.facts["num_parameters"]
-        return self.ledger.record_model(
-            f"{self._batch.name}.{job.name}",
-            run_id=run_id,
-            folder=Path(event.details["model_dir"]),
-            kind="fine-tuned" if parent else "pretrained",
-            parents=[parent] if parent else [],
-            datasets=datasets,
-            params={
-                **({"num_parameters": num_parameters} if num_parameters else {}),
-                "num_steps": event.details["step"],
-            },
-            metrics=event.details["metrics"],
-        )
-
-    def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
-        where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
-        made = links.link(f"{model.registered_name} version {model.version}", where["model"])
-        return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
-
-    def _parent(self, job: Job) -> str | None:
-        if job.base is None:
-            return None
-        if job.base not in self._known.jobs:
-            # The very version that was trained from, whatever the alias names by now.
-            trained_from: str = self._journal.get(f"base:{job.name}", job.base)
-            return trained_from
-        uri: str | None = self._journal.jobs()[job.base].details.get("model_uri")
-        if uri is None:
-            raise LedgerError(f"the model of {job.name} is not recorded: its base {job.base} is not, and would be lost")
-        return uri
-
-    def _flush(self) -> None:
-        """Writes the points of each job; those that cannot be written wait for the next time."""
-        for job in list(self._points):
-            try:
-                self.ledger.log_metrics(self._job_run(job), self._points[job])
-            except LedgerError as error:
-                self.faults.append(f"metrics of {job}: {error}")
-                if len(self._points[job]) < MOST_WAITING_POINTS:
-                    continue
-            del self._points[job]
-
-    def _finish(self, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
-        self._flush()
-        run_id = self.run_of()
-        if run_id is None:
-            return
-        self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
-        if table:
-            self.ledger.write_table(run_id, "jobs.json", table)
-        if (planned_s := metrics.get("planned_makespan_s")) is not None:
-            took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
-            practice = f", and one job after another would have taken {metrics['current_practice_s']:.1f} s."
-            self.ledger.set_note(run_id, f"{self._picture(run_id)}\n\n{took}{practice}")
-        self.ledger.finish_run(run_id, status)
-
-
-def _plan_sentence(event: Planned) -> str:
-    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
-    return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
-
-
-def end_details(record: JobRecord) -> dict[str, Any]:
-    """What `JobEnded` says of a job that is done."""
-    return {**record.details, "step": record.step}
-
-
-def plan_rows(event: Planned) -> list[dict[str, Any]]:
-    """The plan as a table, a row a segment."""
-    return [
-        {
-            "job": segment.job,
-            "technique": (option := event.problem.job(segment.job).options[segment.option]).technique,
-            "config": " ".join(f"{key}={value}" for key, value in option.config.items()),
-            "devices": " ".join(f"{node}:{i}" for node, devices in segment.devices for i in devices),
-            "start_s": round(segment.start_s, 2),
-            "end_s": round(segment.end_s, 2),
-            "work": round(segment.work, 4),
-        }
-        for segment in event.plan.segments
-    ]
-
-
-def _points(event: Mapping[str, Any]) -> list[MetricPoint]:
-    if event["event"] == "steps":
-        now_ms = int(event["wall_s"] * 1000)
-        rows = list(enumerate(zip(event["losses"], event["seconds"], strict=True), start=event["first_step"] + 1))
-        losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
-        return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-    if event["event"] == "metrics":
-        return [MetricPoint(f"held_out/{key}", value, event["step"]) for key, value in event["metrics"].items()]
-    return []
-
-
-def _profile_row(profile: Profile) -> dict[str, Any]:
-    row: dict[str, Any] = to_json(profile)
-    return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}
+    def _follow(self) -> None:
+        while not self._insist.gave_up:
+            is_last = self._is_over.is_set()
+            entries = self._told.after(self._key, self._at["told"], most=ENTRIES_AT_ONCE)
+            for entry in entries:
+                at_ms = int(entry.told_s * 1000)
+                if not self._insist.do(partial(self._scribe.write, entry.event, at_ms=at_ms)):
+                    return
+            if not self._insist.do(self._scribe.flush):
+                return
+            if entries:
+                self._at = {"told": entries[-1].id, "plans": self._scribe.num_plans}
+                self._journal.put(self.CURSOR, self._at)
+            elif is_last:
+                return
+            else:
+                self._is_over.wait(LOOK_EVERY_S)

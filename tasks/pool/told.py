@@ -23,10 +23,11 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An event with its number, which grows over all batches."""
+    """An event with its number, which grows over all batches. told_s: when it was told, in seconds since the epoch."""
 
     id: int
     event: ExecutionEvent
+    told_s: float = 0.0
 
 
 class Told:
@@ -42,9 +43,11 @@ class Told:
 
     def after(self, batch: str, number: int, *, most: int = 1000) -> list[Entry]:
         """The events of a batch after the one of that number (0 for all), the oldest first."""
-        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content).where(TOLD.c.batch == batch, TOLD.c.id > number)
+        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s).where(
+            TOLD.c.batch == batch, TOLD.c.id > number
+        )
         rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
-        return [Entry(id=row.id, event=_event(row.kind, row.content)) for row in rows]
+        return [Entry(id=row.id, event=_event(row.kind, row.content), told_s=row.told_s) for row in rows]
 
     def follow(self, batch: str, number: int, *, until: Callable[[], bool]) -> Iterator[Entry]:
         """The same without an end: goes on until `until` says so while there is nothing new."""

@@ -1,0 +1,266 @@
+"""What a batch's events become in MLflow: runs, metrics, plans and models.
+
+Each method may be called again after it failed half-way: what it wrote already is then found, or written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_lineage import links
+from model_lineage.faults import LedgerError
+from model_lineage.ledger import Ledger
+from model_lineage.records import DatasetInput, MetricPoint, ModelRecord
+from tasks.batch import Batch
+from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from tasks.execution.journal import CANCELLED, DONE, JobRecord, Journal
+from tasks.planning import gantt
+from techniques import Job, Profile
+from techniques.surveys import Survey
+from techniques.values import to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What is known of a batch's jobs before they run. profiles: by job, option k is profile k."""
+
+    jobs: Mapping[str, Job]
+    surveys: Mapping[str, Survey]
+    profiles: Mapping[str, Sequence[Profile]]
+
+
+class Scribe:
+    """Writes one batch into the ledger. Run ids are kept in the journal, so that a resumed batch goes on in its runs.
+
+    Raises LedgerError where MLflow cannot, or cannot just now, write what it is given. num_plans: written so far.
+    """
+
+    def __init__(self, ledger: Ledger, journal: Journal, *, batch: Batch, num_plans: int = 0) -> None:
+        self.ledger, self._journal, self._batch = ledger, journal, batch
+        self._known = Recorded(jobs={}, surveys={}, profiles={})
+        self._points: dict[str, list[MetricPoint]] = {}
+        self.num_plans = num_plans
+        self.faults: list[str] = []
+
+    def run_of(self, job: str | None = None) -> str | None:
+        """The MLflow run of the batch, or of a job, once it is open."""
+        run_id: str | None = self._journal.get(f"run:{job}" if job else "run")
+        return run_id
+
+    def begin(self, known: Recorded, *, key: str, devices: Sequence[str], num_trials: int) -> None:
+        """Opens the batch's run, or goes on with it. key: names this run of the batch for good."""
+        self._known = known
+        run_id = self.run_of()
+        if run_id is not None:
+            self.ledger.resume_run(run_id)
+            self._catch_up()
+            return
+        params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
+        run_id = self.ledger.start_batch(
+            self._batch.name,
+            params={**params, "num_trials": num_trials},
+            files={"batch.yaml": self._batch.text},
+            key=key,
+        )
+        self._journal.put("run", run_id)
+
+    def write(self, event: ExecutionEvent, *, at_ms: int) -> None:
+        """Writes what an event says, but for metrics, which wait for `flush`. at_ms: since the epoch, when it came."""
+        match event:
+            case Planned():
+                self._write_plan(event)
+            case SegmentStarted():
+                self.ledger.resume_run(self._job_run(event.segment.job))
+            case GangSaid():
+                self._points.setdefault(event.job, []).extend(_points(event.event, at_ms=at_ms))
+            case SegmentEnded():
+                self.flush()
+                self._write_segments(event.segment.job)
+            case JobEnded():
+                self.flush()
+                self._end_job(event)
+
+    def flush(self) -> None:
+        """Writes the metrics that wait; those that cannot ever be written become a fault."""
+        for job in list(self._points):
+            try:
+                self.ledger.log_metrics(self._job_run(job), self._points[job])
+            except LedgerError as error:
+                if error.may_pass:
+                    raise
+                self.faults.append(f"metrics of {job}: {error}")
+            del self._points[job]
+
+    def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
+        """Closes the batch's run with its result."""
+        self.flush()
+        run_id = self.run_of()
+        if run_id is None:
+            return
+        self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
+        if table:
+            self.ledger.write_table(run_id, "jobs.json", table)
+        if (planned_s := metrics.get("planned_makespan_s")) is not None:
+            took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
+            practice_s = metrics.get("current_practice_s")
+            than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
+            self.ledger.set_note(run_id, f"{_picture(run_id)}\n\n{took}{than}.")
+        self.ledger.finish_run(run_id, status)
+
+    def _catch_up(self) -> None:
+        """Records what ended before this run began and was not recorded: a kill, or MLflow away."""
+        for name, record in self._journal.jobs().items():
+            if record.status == DONE and not record.details.get("model_uri") and name in self._known.surveys:
+                self._end_job(JobEnded(job=name, status=DONE, message="", details=end_details(record)))
+
+    def _job_run(self, name: str) -> str:
+        run_id = self.run_of(name)
+        if run_id is None:
+            batch_run = self.run_of()
+            if batch_run is None:
+                raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
+            job = self._known.jobs[name]
+            run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
+            rows = [_profile_row(profile) for profile in self._known.profiles.get(name, ())]
+            if rows:
+                self.ledger.write_table(run_id, "profiles.json", rows)
+            self._journal.put(f"run:{name}", run_id)
+        return run_id
+
+    def _write_plan(self, event: Planned) -> None:
+        run_id = self.run_of()
+        if run_id is None:
+            return
+        number = self.num_plans + 1
+        plan, problem = event.plan, event.problem
+        folder = f"plan-{number}"
+        self.ledger.write_json(run_id, f"{folder}/plan.json", plan.to_json())
+        self.ledger.write_json(run_id, f"{folder}/problem.json", problem.to_json())
+        self.ledger.write_svg(run_id, f"{folder}/gantt.svg", gantt.render_svg(plan, problem))
+        self.ledger.write_table(run_id, f"{folder}/segments.json", plan_rows(event))
+        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
+        points = [MetricPoint(key, value, number) for key, value in figures.items() if value is not None]
+        self.ledger.log_metrics(run_id, points)
+        if number == 1:
+            self.ledger.set_note(run_id, f"{_picture(run_id)}\n\n{_plan_sentence(event)}")
+        self.num_plans = number
+
+    def _write_segments(self, job: str) -> None:
+        rows = [
+            {
+                **{key: record.what[key] for key in ("technique", "num_devices", "first_step", "last_step")},
+                "config": str(record.what["config"]),
+                "devices": ", ".join(record.what["devices"]),
+                "seconds": (record.ended_s or record.started_s) - record.started_s,
+                "status": (record.outcome or {}).get("status", "running"),
+                "message": (record.outcome or {}).get("message", ""),
+            }
+            for record in self._journal.segments(job)
+        ]
+        self.ledger.write_table(self._job_run(job), "segments.json", rows)
+
+    def _end_job(self, event: JobEnded) -> None:
+        run_id = self._job_run(event.job)
+        if event.status != DONE:
+            is_cancelled = event.status == CANCELLED
+            self.ledger.set_note(run_id, f"**{'Cancelled' if is_cancelled else 'Failed'}**: {event.message}")
+            self.ledger.finish_run(run_id, "KILLED" if is_cancelled else "FAILED")
+            return
+        model = self._record_model(event, run_id)
+        self._journal.write_job(event.job, details={"model_uri": model.uri})
+        self.ledger.set_note(run_id, self._job_note(event, model))
+        self.ledger.finish_run(run_id)
+
+    def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
+        job, survey = self._known.jobs[event.job], self._known.surveys[event.job]
+        parent = self._parent(job)
+        data = survey.data
+        datasets = [
+            DatasetInput(
+                name=data["name"], digest=data["digest"], source=data["source"], context=context, num_rows=num_rows
+            )
+            for context, num_rows in (("training", data["num_samples"]), ("evaluation", data["num_held_out"]))
+            if data["num_samples"]  # a command that reads its own data does not say which
+        ]
+        num_parameters = survey.facts["num_parameters"]
+        return self.ledger.record_model(
+            f"{self._batch.name}.{job.name}",
+            run_id=run_id,
+            folder=Path(event.details["model_dir"]),
+            kind="fine-tuned" if parent else "pretrained",
+            parents=[parent] if parent else [],
+            datasets=datasets,
+            params={
+                **({"num_parameters": num_parameters} if num_parameters else {}),
+                "num_steps": event.details["step"],
+            },
+            metrics=event.details["metrics"],
+        )
+
+    def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
+        where = self.ledger.ui_links(run_id=self.run_of(), model=model)
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
+        made = links.link(f"{model.registered_name} version {model.version}", where["model"])
+        return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
+
+    def _parent(self, job: Job) -> str | None:
+        if job.base is None:
+            return None
+        if job.base not in self._known.jobs:
+            # The very version that was trained from, whatever the alias names by now.
+            trained_from: str = self._journal.get(f"base:{job.name}", job.base)
+            return trained_from
+        uri: str | None = self._journal.jobs()[job.base].details.get("model_uri")
+        if uri is None:
+            raise LedgerError(f"the model of {job.name} is not recorded: its base {job.base} is not, and would be lost")
+        return uri
+
+
+def end_details(record: JobRecord) -> dict[str, Any]:
+    """What `JobEnded` says of a job that is done."""
+    return {**record.details, "step": record.step}
+
+
+def plan_rows(event: Planned) -> list[dict[str, Any]]:
+    """The plan as a table, a row a segment."""
+    return [
+        {
+            "job": segment.job,
+            "technique": (option := event.problem.job(segment.job).options[segment.option]).technique,
+            "config": " ".join(f"{key}={value}" for key, value in option.config.items()),
+            "devices": " ".join(f"{node}:{i}" for node, devices in segment.devices for i in devices),
+            "start_s": round(segment.start_s, 2),
+            "end_s": round(segment.end_s, 2),
+            "work": round(segment.work, 4),
+        }
+        for segment in event.plan.segments
+    ]
+
+
+def _picture(run_id: str) -> str:
+    return links.picture("The plan", run_id, "plan-1/gantt.svg")
+
+
+def _plan_sentence(event: Planned) -> str:
+    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
+    return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
+
+
+def _points(event: Mapping[str, Any], *, at_ms: int) -> list[MetricPoint]:
+    """What a gang's event measures. The times are part of the points: the same points again are no new ones."""
+    if event["event"] == "steps":
+        now_ms = int(event["wall_s"] * 1000)
+        rows = list(enumerate(zip(event["losses"], event["seconds"], strict=True), start=event["first_step"] + 1))
+        losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+        return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+    if event["event"] == "metrics":
+        return [MetricPoint(f"held_out/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
+    return []
+
+
+def _profile_row(profile: Profile) -> dict[str, Any]:
+    row: dict[str, Any] = to_json(profile)
+    return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}

@@ -1,0 +1,68 @@
+"""A ledger in memory, which can be away."""
+
+import threading
+
+from model_lineage.faults import LedgerError
+from model_lineage.records import ModelRecord
+
+
+class FakeLedger:
+    """Keeps what it is given. `away` counts the calls that fail from now on: -1 for all until it is set to 0."""
+
+    def __init__(self):
+        self.away = 0
+        self.num_refused = 0
+        self.refused = threading.Event()
+        self.runs, self.points, self.models, self.tables, self.statuses = {}, [], {}, {}, {}
+
+    def _answer(self):
+        if self.away:
+            self.away -= self.away > 0
+            self.num_refused += 1
+            self.refused.set()
+            raise LedgerError("API request to http://mlflow failed. To fix: start it.", may_pass=True)
+
+    def start_batch(self, name, *, params, files, key):
+        self._answer()
+        run = self.runs.setdefault(key, f"run of {name}")
+        self._answer()
+        return run
+
+    def start_job(self, batch_run, name, *, params, tags):
+        self._answer()
+        return self.runs.setdefault((batch_run, name), f"run of {name}")
+
+    def log_metrics(self, run_id, points):
+        self._answer()
+        known = {(run, point) for run, point in self.points}
+        self.points += [(run_id, point) for point in points if (run_id, point) not in known]
+
+    def write_table(self, run_id, path, rows):
+        self._answer()
+        self.tables[run_id, path] = list(rows)
+
+    def record_model(self, name, *, run_id, **_):
+        self._answer()
+        return self.models.setdefault(
+            run_id, ModelRecord(model_id=f"m-{name}", registered_name=name, version=1, uri=f"models:/{name}/1")
+        )
+
+    def finish_run(self, run_id, status="FINISHED"):
+        self._answer()
+        self.statuses[run_id] = status
+
+    def resume_run(self, run_id):
+        self._answer()
+        self.statuses[run_id] = "RUNNING"
+
+    def set_note(self, run_id, markdown):
+        self._answer()
+
+    def write_json(self, run_id, path, value):
+        self._answer()
+
+    def write_svg(self, run_id, path, svg):
+        self._answer()
+
+    def ui_links(self, *, run_id=None, model=None):
+        return {"model": "#/model", "run": "#/run"}

@@ -1,0 +1,199 @@
+"""Records come late where MLflow is away, in order, and none is lost or doubled."""
+
+import random
+from functools import partial
+
+import pytest
+
+from model_lineage.faults import LedgerError
+from tasks import recording
+from tasks.batch import Batch
+from tasks.execution.dispatch import PlannedSegment
+from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
+from tasks.execution.journal import CANCELLED, DONE, Journal
+from tasks.pool.database import Database, file_url
+from tasks.pool.told import Told
+from tasks.profiling.options import planning_problem
+from tasks.recording import AWAY, Insistence, PoolRecorder, Recorded, Recorder
+from techniques.surveys import Survey
+from tests.unit.execution.fakes import cluster, in_a_row, job, profile
+from tests.unit.ledgers import FakeLedger
+
+KEY = "nightly-1"
+JOBS = (job("a"), job("b"))
+BATCH = Batch(name="nightly", jobs=JOBS, folder=None, text="name: nightly\n")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(recording, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(recording, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(recording, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+def survey(name):
+    data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
+    return Survey(job=name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+
+
+def recorded():
+    profiles = {each.name: (profile(),) for each in JOBS}
+    return Recorded(jobs={j.name: j for j in JOBS}, surveys={j.name: survey(j.name) for j in JOBS}, profiles=profiles)
+
+
+def planned():
+    problem = planning_problem(JOBS, {j.name: (profile(),) for j in JOBS}, cluster(1), name="nightly")
+    return Planned(problem=problem, plan=in_a_row(problem), why="start")
+
+
+def story(name="a", *, status=DONE):
+    """What is told of one job."""
+    segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
+    started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
+    steps = {"event": "steps", "first_step": 0, "losses": [2.0, 1.0], "seconds": [1.0, 1.0], "wall_s": 5.0}
+    metrics = {"event": "metrics", "step": 2, "metrics": {"loss": 0.5}}
+    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == DONE else {}
+    ended = JobEnded(job=name, status=status, message="", details=details)
+    return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]
+
+
+def check(ledger):
+    """Everything of job a is there, once."""
+    named = sorted((point.key, point.step) for run, point in ledger.points if run == "run of a")
+    rows = [("held_out/loss", 2), ("train/loss", 1), ("train/loss", 2), ("train/step_s", 1), ("train/step_s", 2)]
+    assert named == rows
+    assert [model.registered_name for model in ledger.models.values()] == ["nightly.a"]
+    assert ledger.statuses["run of a"] == "FINISHED"
+    assert len([run for run in ledger.runs if isinstance(run, str)]) == 1
+
+
+def finish(recorder):
+    recorder.finish(status="FINISHED", metrics={"makespan_s": 1.0}, table=[])
+
+
+def test_what_is_said_while_mlflow_is_away_is_recorded_once_it_is_back(database):
+    ledger, notices = FakeLedger(), []
+    ledger.away = -1
+    recorder = Recorder(ledger, Journal(database, batch=KEY), batch=BATCH, notice=notices.append)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in [planned(), *story()]:
+        recorder.listen(event)
+    finish(recorder)
+    assert ledger.refused.wait(10)
+    ledger.away = 0
+    assert recorder.close() == []
+    assert recorder.is_complete
+    check(ledger)
+    assert ledger.statuses["run of nightly"] == "FINISHED"
+    assert notices[0] == AWAY and notices[-1].startswith("MLflow is back")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_that_fail_now_and_then_double_nothing(database, seed):
+    ledger, chance = FakeLedger(), random.Random(seed)
+    answer = ledger._answer
+
+    def now_and_then():
+        ledger.away = int(chance.random() < 0.4)
+        answer()
+
+    ledger._answer = now_and_then
+    recorder = Recorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story():
+        recorder.listen(event)
+    assert recorder.close() == []
+    assert ledger.num_refused
+    check(ledger)
+
+
+def test_patience_ends_and_what_is_missing_is_told(database):
+    ledger = FakeLedger()
+    ledger.away = -1
+    recorder = Recorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story():
+        recorder.listen(event)
+    (fault,) = recorder.close(patience_s=0.0)
+    assert "start it. Then `ringmaster run --resume` records the rest" in fault
+    assert not recorder.is_complete
+
+
+def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
+    insist, done = Insistence(lambda _: None), []
+
+    def refused():
+        raise LedgerError("no such run")
+
+    assert insist.do(refused)
+    assert insist.do(partial(done.append, 1))
+    assert (insist.faults, done) == (["no such run"], [1])
+
+
+def pool_recorder(ledger, database):
+    notice = lambda _: None  # noqa: E731
+    recorder = PoolRecorder(
+        ledger, Journal(database, batch=KEY), batch=BATCH, told=Told(database), key=KEY, notice=notice
+    )
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    recorder.follow()
+    return recorder
+
+
+def test_a_recorder_goes_on_where_the_last_one_ended_however_it_ended(database):
+    journal, told, ledger = Journal(database, batch=KEY), Told(database), FakeLedger()
+    events = [planned(), *story()]
+    for event in events[:3]:
+        told.tell(KEY, event)
+    first = pool_recorder(ledger, database)
+    assert first.close() == []
+    at = journal.get(PoolRecorder.CURSOR)
+    assert at == {"told": 3, "plans": 1}
+
+    told.tell(KEY, events[3])
+    ledger.away = -1  # the second one ends before MLflow is back
+    assert pool_recorder(ledger, database).close(patience_s=0.0)
+    assert journal.get(PoolRecorder.CURSOR) == at
+
+    ledger.away = 0
+    told.tell(KEY, events[4])
+    third = pool_recorder(ledger, database)
+    finish(third)
+    assert third.close() == []
+    check(ledger)
+
+    journal.put(PoolRecorder.CURSOR, {"told": 0, "plans": 0})  # killed before it could write down where it was
+    fourth = pool_recorder(ledger, database)
+    finish(fourth)
+    assert fourth.close() == []
+    check(ledger)
+
+
+def test_a_pools_recorder_waits_for_mlflow_and_keeps_the_order(database):
+    told, ledger = Told(database), FakeLedger()
+    ledger.away = -1
+    recorder = pool_recorder(ledger, database)
+    for event in story():
+        told.tell(KEY, event)
+    finish(recorder)
+    assert ledger.refused.wait(10)
+    ledger.away = 0
+    assert recorder.close() == []
+    check(ledger)
+
+
+def test_a_cancelled_job_is_no_failed_one(database):
+    ledger = FakeLedger()
+    recorder = Recorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story(status=CANCELLED):
+        recorder.listen(event)
+    assert recorder.close() == []
+    assert ledger.statuses["run of a"] == "KILLED"
