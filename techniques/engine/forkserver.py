@@ -1,12 +1,16 @@
 """Starts worker processes in a tenth of a second: one process imports torch once, then forks on request.
 
-Run as `python -m techniques.engine.forkserver SOCKET [DOTTED ...]`. It preloads the dotted names, listens on the Unix
-socket, and forks a child for each connection. The connection is the child's channel to whoever asked for it: JSON
-lines both ways, the first one naming what to run: {"target": "package.module:function", "argument": ..., "log": FILE}.
+Run as `python -m techniques.engine.forkserver SOCKET FENCE_AFTER_S [DOTTED ...]`. It preloads the dotted names, listens
+on the Unix socket, and forks a child for each connection. The connection is the child's channel to whoever asked for
+it: JSON lines both ways, the first one naming what to run: {"target": "package.module:function", "argument": ...,
+"log": FILE}.
 
 Nobody is left behind: a child is killed (with its whole process group) when the other end of its channel closes, and
 all of them with this server when its standard input closes, that is when its owner ends, however it ended. A child's
-exit status is told last, as {"event": "exit", "status": N}: negative for a signal, as in `subprocess`.
+exit status is told last, as {"event": "exit", "status": N, "fenced": false}: negative for a signal, as in `subprocess`.
+
+All children are also killed FENCE_AFTER_S seconds ("inf" for never) after the last tick that the owner has written to
+the standard input, and none is started until another one comes: see `fence.py`.
 
 Python's own fork server pickles what it runs and imports the caller's __main__ again; this one does neither, and its
 socket can be shared by processes that did not start it.
@@ -28,13 +32,14 @@ from pathlib import Path
 
 from techniques.dotted import resolve
 from techniques.engine.channel import Channel
+from techniques.engine.fence import TICK, Fence
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LIBC = ctypes.CDLL(None)
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-def serve(socket_path: Path, *, preload: tuple[str, ...]) -> None:
+def serve(socket_path: Path, *, fence_after_s: float, preload: tuple[str, ...]) -> None:
     """Imports what is to be preloaded, then forks a child a connection until standard input closes."""
     for name in preload:
         resolve(name)
@@ -44,12 +49,13 @@ def serve(socket_path: Path, *, preload: tuple[str, ...]) -> None:
     listener.bind(str(socket_path))
     listener.listen(64)
     print("ready", flush=True)
-    _Server(listener).run()
+    _Server(listener, Fence(fence_after_s)).run()
 
 
 class _Server:
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, listener: socket.socket, fence: Fence) -> None:
+        self.listener, self.fence = listener, fence
+        self.fenced: set[int] = set()
         self.children: dict[int, socket.socket] = {}
         self.poll = select.poll()
         self.wake, wake_writer = os.pipe()
@@ -65,11 +71,14 @@ class _Server:
 
     def run(self) -> None:
         while True:
-            for fd, event in self.poll.poll():
+            events = self.poll.poll(self.fence.wait_ms())
+            # The owner first: what it wrote before anything else happened counts.
+            for fd, event in sorted(events, key=lambda pair: pair[0] != self.owner):
                 if fd == self.owner:
-                    if not os.read(self.owner, 4096):
+                    if not (ticks := os.read(self.owner, 512 * TICK.size)):
                         self.end_all()
                         return
+                    self.fence.tick(ticks)
                 elif fd == self.wake:
                     os.read(self.wake, 4096)
                     self.reap()
@@ -77,8 +86,15 @@ class _Server:
                     self.fork(self.listener.accept()[0])
                 elif event & HANG_UP:
                     self.hang_up(fd)
+            if self.fence.is_closed() and not self.fenced.issuperset(self.children):
+                print("nothing was heard of the owner: its processes are ended", file=sys.stderr, flush=True)
+                self.fenced.update(self.children)
+                self.end_all()
 
     def fork(self, connection: socket.socket) -> None:
+        if self.fence.is_closed():
+            connection.close()
+            return
         pid = os.fork()
         if pid == 0:
             _child(connection, inherited=[self.listener, *self.children.values()])
@@ -102,9 +118,11 @@ class _Server:
                 self.poll.unregister(connection.fileno())
             _kill_group(pid)  # what the child itself started
             with contextlib.suppress(OSError):
-                line = {"event": "exit", "status": os.waitstatus_to_exitcode(status)}
+                status = os.waitstatus_to_exitcode(status)
+                line = {"event": "exit", "status": status, "fenced": pid in self.fenced}
                 connection.sendall(json.dumps(line).encode() + b"\n")
             connection.close()
+            self.fenced.discard(pid)
 
     def end_all(self) -> None:
         for pid in self.children:
@@ -146,4 +164,4 @@ def _child(connection: socket.socket, *, inherited: list[socket.socket]) -> None
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), preload=tuple(sys.argv[2:]))
+    serve(Path(sys.argv[1]), fence_after_s=float(sys.argv[2]), preload=tuple(sys.argv[3:]))

@@ -17,6 +17,7 @@ from techniques.values import to_json
 
 WORKER = "techniques.engine.worker:main"
 DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
+LOST = "lost"
 
 # A rank that is starting, building or saving says how long it may stay silent; this is for one that said nothing yet.
 FIRST_PATIENCE_S = 120.0
@@ -33,7 +34,8 @@ class Outcome:
     """How a gang ended.
 
     status: "done"; "preempted" (told to stop, and checkpointed); "out_of_memory"; "crashed" (a rank died, hung or
-        raised); "invalid" (the user's to mend: another try would end the same way).
+        raised); "invalid" (the user's to mend: another try would end the same way); "lost" (the fork server's fence
+        ended the ranks: this machine's part was given up).
     message: in words, for a person. result: what rank 0 said last (step, metrics, profile...).
     """
 
@@ -43,7 +45,11 @@ class Outcome:
 
 
 class Gang:
-    """The running ranks of one order. `wait` supervises them; `stop`, `send` and `kill` may come from other threads."""
+    """The running ranks of one order. `wait` supervises them; `send` and `kill` may come from other threads.
+
+    num_ranks: here, of an order over several machines: each machine supervises its own, and their `wait` passes on
+    events only on the machine of rank 0.
+    """
 
     def __init__(self, server: ForkServer, order: GangOrder, *, num_ranks: int) -> None:
         self._folder = Path(order.folder)
@@ -52,7 +58,7 @@ class Gang:
         argument = to_json(order)
         self._ranks = [
             _Rank(rank, server.spawn(target=WORKER, argument={**argument, "rank": rank}, log=self.log(rank)))
-            for rank in range(num_ranks)
+            for rank in range(order.first_rank, order.first_rank + num_ranks)
         ]
 
     def log(self, rank: int) -> Path:
@@ -141,6 +147,7 @@ class _Rank:
         self._num_kills_before = num_out_of_memory_kills()
         self.pid: int | None = None
         self.exit_status: int | None = None
+        self.is_fenced = False
         self.failure: Event | None = None
         self.result: Event = {}
         self.phase = "starting"
@@ -173,7 +180,7 @@ class _Rank:
             case "result":
                 self.result = event["result"]
             case "exit":
-                self.exit_status, self.alive = event["status"], False
+                self.exit_status, self.is_fenced, self.alive = event["status"], event["fenced"], False
 
     def tell(self, command: str) -> None:
         if self.alive:
@@ -187,10 +194,14 @@ class _Rank:
 
     def precedence(self) -> int:
         """Of failed ranks, the least explains the others; a rank that died without a word, the errors of its peers."""
-        causes = (OUT_OF_MEMORY, INVALID, None, CRASHED)
-        return causes.index(self.failure["kind"] if self.failure is not None else None)
+        causes = (LOST, OUT_OF_MEMORY, INVALID, None, CRASHED)
+        cause = self.failure["kind"] if self.failure is not None else None
+        return causes.index(LOST if self.is_fenced else cause)
 
     def verdict(self, log: Path) -> Outcome:
+        if self.is_fenced:
+            message = f"rank {self.index} was ended: nothing had been heard of this machine's worker for too long"
+            return Outcome(status=LOST, message=message)
         if self.failure is not None:
             return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
         if self.exit_status == -signal.SIGKILL and num_out_of_memory_kills() > self._num_kills_before:

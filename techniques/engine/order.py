@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from techniques.job import Job
+from techniques.values import digest
 
 TRAIN, TRIAL = "train", "trial"
 
@@ -38,6 +39,9 @@ class GangOrder:
     checkpoint_every_s: seconds between checkpoints; None for none but the last.
     import_paths: folders appended to the workers' import path, where users' factories are.
     ordered_at_s: CLOCK_MONOTONIC when the order was given, from which start-up is counted.
+    first_rank, num_ranks_in_all, meeting: of a gang over several machines, whose `slots` are those of this machine. Its
+        ranks are `first_rank` and the following ones of `num_ranks_in_all`, and meet at "host:port", on the machine of
+        rank 0. Empty where one machine has all ranks.
     """
 
     purpose: str
@@ -57,6 +61,19 @@ class GangOrder:
     import_paths: tuple[str, ...] = ()
     ordered_at_s: float = 0.0
     collective_timeout_s: float = 1800.0
+    first_rank: int = 0
+    num_ranks_in_all: int = 0
+    meeting: str = ""
+
+    @property
+    def num_devices(self) -> int:
+        """Of the whole gang. One over several machines has a rank for each device."""
+        return self.num_ranks_in_all if self.meeting else len(self.slots)
+
+    @property
+    def attempt(self) -> str:
+        """A word that the ranks of this gang share, and those of another try of the same order do not."""
+        return digest([self.folder, self.meeting or self.ordered_at_s])
 
 
 def rendezvous(order: GangOrder) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from techniques.engine.channel import Channel
+from techniques.engine.fence import TICK, seconds_since_boot
 
 # What every worker imports. Optimizers pull in torch._dynamo at their first step: seconds, unless it is there already.
 PRELOAD = (
@@ -33,14 +35,18 @@ START_TIMEOUT_S = 300.0
 class ForkServer:
     """A fork server that this process owns: it and all its workers end when this process does.
 
-    Raises RuntimeError, with the end of the server's log, where it cannot start.
+    fence_after_s: its workers also end when the last `tick` is so many seconds old, and none is started until another
+    comes. Raises RuntimeError, with the end of the server's log, where it cannot start.
     """
 
-    def __init__(self, *, preload: Sequence[str] = (), log: Path | None = None) -> None:
+    def __init__(
+        self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ringmaster-"))
         self._socket_path = self._folder / "forkserver"
         self._log = log or self._folder / "log"
         self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
+        self._fence_after_s = fence_after_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -60,6 +66,16 @@ class ForkServer:
         channel = Channel(connection)
         channel.send({"target": target, "argument": argument, "log": str(log)})
         return channel
+
+    def tick(self, heard_s: float | None = None) -> None:
+        """Tells the server that its workers may go on. Never waits: a server that is being started needs no tick.
+
+        heard_s: when this process was known to be in its place, by `seconds_since_boot`; now where it is left out.
+        """
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended; the next `spawn` starts it anew
+                os.write(process.stdin.fileno(), TICK.pack(seconds_since_boot() if heard_s is None else heard_s))
 
     def close(self) -> None:
         """Ends the server and every worker that it started."""
@@ -84,7 +100,8 @@ class ForkServer:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         # -P: a file in the working folder that is called like a library must not be imported in its place.
-        command = [sys.executable, "-P", "-m", "techniques.engine.forkserver", str(self._socket_path), *self._preload]
+        command = [sys.executable, "-P", "-m", "techniques.engine.forkserver", str(self._socket_path)]
+        command += [str(self._fence_after_s or math.inf), *self._preload]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 command,

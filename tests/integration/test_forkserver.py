@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from techniques.engine.channel import ChannelClosed
+from techniques.engine.fence import seconds_since_boot
 from techniques.engine.processes import ForkServer
 
 
@@ -127,3 +128,15 @@ def test_nobody_survives_a_server_that_was_killed(tmp_path):
             channel.receive()
         channel.close()
         assert wait_for(spawn(server, tmp_path, "fail"), "exit")["status"] == 1  # by a server that was started anew
+
+
+def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
+    with ForkServer(fence_after_s=0.2) as server:
+        server.tick(seconds_since_boot() + 2)  # and then no more
+        exit = wait_for(spawn(server, tmp_path, "linger"), "exit")
+        assert (exit["status"], exit["fenced"]) == (-signal.SIGKILL, True)
+        with pytest.raises(ChannelClosed):
+            spawn(server, tmp_path, "fail").receive()
+        server.tick(seconds_since_boot() + 60)
+        exit = wait_for(spawn(server, tmp_path, "fail"), "exit")
+        assert (exit["status"], exit["fenced"]) == (1, False)
