@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.planning.gantt import COLOURS, seconds_text
+from tasks.planning.drawing import COLOURS, seconds_text
 from tasks.planning.gantt_text import axis, job_lines, margin_and_columns, rows
+from tasks.planning.plan import Segment
 
 if TYPE_CHECKING:
     from tasks.planning import Plan, Problem
@@ -43,7 +44,7 @@ def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
         node = name.rpartition(":")[0]
         line = Text().append(f"{name[-margin:]:>{margin}} ", "dim")
         for piece in pieces:
-            ground = f" on {colour[piece.segment.job]}" if piece.segment else ""
+            ground = f" on {colour[piece.of.job]}" if isinstance(piece.of, Segment) else ""
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)

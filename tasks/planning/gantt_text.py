@@ -1,8 +1,10 @@
 """Pictures of plans for a terminal: a row a device, and who runs where in words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.planning.gantt import job_label, seconds_text, shortened
+from tasks.planning.drawing import seconds_text, shortened
+from tasks.planning.gantt import job_label
 from tasks.planning.plan import Plan, Segment
 from tasks.planning.problem import Problem
 
@@ -11,11 +13,25 @@ IDLE = "·"
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A stretch of one device's time. fill: the character of its cells; said: its name, where there is room for it.
+
+    of: what it stands for.
+    """
+
+    start_s: float
+    end_s: float
+    fill: str
+    said: str
+    of: object
+
+
+@dataclass(frozen=True)
 class Piece:
-    """Some neighbouring cells of a row: a segment, or idle ones. The first `num_named` of them say the job's name."""
+    """Some neighbouring cells of a row: a bar's, or idle ones (None). The first `num_named` of them say a name."""
 
     text: str
-    segment: Segment | None
+    of: object
     num_named: int = 0
 
 
@@ -40,22 +56,31 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Pie
     found = []
     for node_ in problem.nodes:
         for device in range(node_.num_devices):
-            pieces: list[Piece] = []
-            at = 0
+            bars = []
             for segment in by_device.get((node_.id, device), []):
-                first = max(at, min(columns - 1, round(segment.start_s / end_s * columns)))
-                last = min(columns, max(first + 1, round(segment.end_s / end_s * columns)))
-                if first > at:
-                    pieces.append(Piece(IDLE * (first - at), None))
-                if last > first:
-                    name = job_label(segment, problem) if named[id(segment)] == (node_.id, device) else ""
-                    said = _said(letter[segment.job], name, last - first)
-                    fill = letter[segment.job] * (last - first - len(said))
-                    pieces.append(Piece(said + fill, segment, len(said)))
-                at = max(at, last)
-            pieces.append(Piece(IDLE * (columns - at), None))
-            found.append((f"{node_.id}:{device}", pieces))
+                name = job_label(segment, problem) if named[id(segment)] == (node_.id, device) else ""
+                bars.append(Bar(segment.start_s, segment.end_s, letter[segment.job], name, segment))
+            found.append((f"{node_.id}:{device}", pieces(bars, columns, end_s=end_s)))
     return found
+
+
+def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[Piece]:
+    """Pieces that fill `columns` cells together. bars: in order of their start, from 0 to `end_s`.
+
+    What is shorter than a cell may be covered by its neighbour.
+    """
+    found: list[Piece] = []
+    at = 0
+    for bar in bars:
+        first = max(at, min(columns - 1, round(bar.start_s / end_s * columns)))
+        last = min(columns, max(first + 1, round(bar.end_s / end_s * columns)))
+        if first > at:
+            found.append(Piece(IDLE * (first - at), None))
+        if last > first:
+            said = _said(bar.fill, bar.said, last - first)
+            found.append(Piece(said + bar.fill * (last - first - len(said)), bar.of, len(said)))
+        at = max(at, last)
+    return [*found, Piece(IDLE * (columns - at), None)]
 
 
 def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:
