@@ -6,7 +6,14 @@ import sys
 
 import typer
 
-from flows import commands_converting, commands_looking, commands_planning, commands_retraining, commands_running
+from flows import (
+    commands_converting,
+    commands_looking,
+    commands_planning,
+    commands_retraining,
+    commands_running,
+    commands_services,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +33,8 @@ for command in (
     commands_looking.status,
     commands_looking.logs,
     commands_converting.convert,
+    commands_services.up,
+    commands_services.down,
 ):
     app.command()(command)
 

@@ -51,9 +51,9 @@ def deployed(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_the_three_flows_are_deployed_on_this_machines_pool():
+def test_the_three_flows_are_deployed_on_the_pool():
     assert set(DEPLOYMENTS) == {"train-batch", "sweep", "retrain-daily"}
-    assert {d["work_pool"]["name"] for d in DEPLOYMENTS.values()} == {"local"}
+    assert {d["work_pool"]["name"] for d in DEPLOYMENTS.values()} == {"ringmaster"}
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)

@@ -1,0 +1,85 @@
+"""What a pool's Prefect server must know before work comes: `python -m flows.deployments`, as often as one likes.
+
+The work pool, the deployments of prefect.yaml, and the automation that finds flow runs whose process has gone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.workers.process import ProcessWorker
+
+from flows import settings
+
+PROJECT = Path(__file__).parents[1]
+AUTOMATION = "ringmaster-silent-runs"
+# A server that is restarted hears nothing for a minute, and must not take that for the silence of the runs.
+SILENT_AFTER = timedelta(seconds=150)
+
+
+def make_work_pool(client: SyncPrefectClient, name: str) -> None:
+    """The work pool on which each node has a queue, with this version's form of a process."""
+    template = ProcessWorker.get_default_base_job_template()
+    try:
+        client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
+    except ObjectAlreadyExists:
+        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+
+
+def make_automation(client: SyncPrefectClient) -> None:
+    """Flow runs that beat and then fall silent are marked as crashed: their process has gone with its machine."""
+    ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    trigger = EventTrigger(
+        match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+        for_each={"prefect.resource.id"},
+        after={"prefect.flow-run.heartbeat"},
+        expect={"prefect.flow-run.heartbeat", *ended},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=SILENT_AFTER,
+    )
+    action = ChangeFlowRunState(
+        state=StateType.CRASHED,
+        name="Crashed",
+        message=f"no sign of life for {SILENT_AFTER.total_seconds():.0f} s",
+        force=False,
+    )
+    wanted = AutomationCore(name=AUTOMATION, trigger=trigger, actions=[action])
+    standing = client.read_automations_by_name(AUTOMATION)
+    for found in standing:
+        client.update_automation(found.id, wanted)
+    if not standing:
+        client.create_automation(wanted)
+
+
+def deploy() -> int:
+    """Deploys what prefect.yaml names; returns the exit status of `prefect deploy`."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    return subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL).returncode
+
+
+def main() -> int:
+    """Makes all of it on the pool's server; 1 where there is no pool, or no prefect.yaml beside the packages."""
+    address = settings.pool()
+    if address is None or not (PROJECT / "prefect.yaml").exists():
+        what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml: install from a checkout"
+        sys.stderr.write(f"nothing was deployed: {what}\n")
+        return 1
+    with get_client(sync_client=True) as client:
+        make_work_pool(client, address.work_pool)
+        make_automation(client)
+    return deploy()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

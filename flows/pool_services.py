@@ -1,0 +1,187 @@
+"""Brings a pool's services up and down, and tells a person how far that is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import error_console
+from flows.pool_databases import make_databases
+from flows.pool_members import Members
+from flows.process_ids import ProcessId
+from flows.service_files import DONE, ENDED, FAILED, UP, Service, ServiceFiles, ServiceState, write_secret
+from flows.services import EXECUTOR, WORKER, PoolOptions, compose, faults, write_user
+from tasks.pool.database import Database
+
+LOOK_EVERY_S = 0.2
+LONGEST_LINE = 12  # of a log that is shown
+DEADLINE_S = 600.0  # for all of it to be up; each server has a shorter one of its own
+
+
+def files_of(home: Path) -> ServiceFiles:
+    """The files of the services of a home's pool."""
+    return ServiceFiles(home / "pool")
+
+
+def is_up(home: Path) -> bool:
+    """Whether a supervisor keeps the services of this home running."""
+    return files_of(home).supervisor() is not None
+
+
+def start(options: PoolOptions, *, database_server: str | None) -> bool:
+    """Starts all of a pool, and returns once it is up; False where it is not, and then nothing is left running.
+
+    Raises InputError where it cannot be started as asked; then nothing was.
+    """
+    files, console = files_of(options.home), error_console()
+    survivors = [state for state in files.states() if state.lives()]
+    if survivors:
+        names = ", ".join(state.name for state in survivors)
+        console.print(f"taking over what runs already, with the options that it has: {names}", highlight=False)
+    else:
+        _prepare(options, files, database_server, console)
+    address = options.address()
+    members = Members(Database(address.database, patience_s=30))
+    try:
+        supervisor = _supervise(files)
+        try:
+            is_there = _follow(files, supervisor, console, members)
+        except KeyboardInterrupt:
+            is_there = False
+        if is_there:
+            write_secret(settings.pool_file(options.home), json.dumps(asdict(address), indent=1) + "\n")
+        else:
+            console.print("ending what was started", highlight=False)
+            stop(options.home)
+    finally:
+        members.close()
+    return is_there
+
+
+def stop(home: Path) -> bool:
+    """Ends the services in order; returns whether all have ended."""
+    files, console = files_of(home), error_console()
+    supervisor = files.supervisor()
+    if supervisor is not None:
+        _end(supervisor, files, console)
+    for state, service in reversed(_survivors(files)):  # of a supervisor that was killed
+        console.print(f"ending {state.name}", highlight=False)
+        if state.process is not None:
+            state.process.end(grace_s=service.grace_s, group=service.group)
+    left = _survivors(files)
+    if not left:
+        settings.pool_file(home).unlink(missing_ok=True)
+        console.print("the pool is down", highlight=False)
+    for state, _ in left:
+        console.print(f"[red]{state.name} (process {state.pid}) has not ended[/]", highlight=False)
+    return not left
+
+
+def print_states(home: Path) -> None:
+    """How each service stands."""
+    console = error_console()
+    for state in files_of(home).states():
+        console.print(_line(state), highlight=False)
+
+
+def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | None, console: Console) -> None:
+    found = faults(options)
+    if found:
+        raise InputError(found)
+    if database_server is not None:
+        for name in make_databases(database_server):
+            console.print(f"made database {name}", highlight=False)
+    files.make()
+    for folder in ("prefect", "mlartifacts"):
+        (options.home / folder).mkdir(parents=True, exist_ok=True)
+    write_user(options)
+    files.write_services(compose(options))
+
+
+def _supervise(files: ServiceFiles) -> ProcessId:
+    """Starts the supervisor, apart from this terminal."""
+    with files.log("supervisor").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.supervisor", str(files.folder)],
+            cwd=files.folder,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it is to outlive us: nobody waits for it
+    return ProcessId.of(process.pid) or ProcessId(process.pid, "")
+
+
+def _follow(files: ServiceFiles, supervisor: ProcessId, console: Console, members: Members) -> bool:
+    """Prints a line for each service that is up; True once all are."""
+    began_s = time.monotonic()
+    names = [service.name for service in files.services()]
+    here: dict[str, Callable[[], str | None]] = {EXECUTOR: members.leader, WORKER: members.node}
+    done: set[str] = set()
+    while time.monotonic() - began_s < DEADLINE_S:
+        for state in files.states():
+            if state.name in done:
+                continue
+            if state.status == FAILED:
+                _print_log(files, state, console)
+                return False
+            said = here[state.name]() if state.status == UP and state.name in here else ""
+            if state.status in (UP, DONE) and said is not None:
+                done.add(state.name)
+                console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}", highlight=False)
+        if done == set(names):
+            return True
+        if supervisor.wait(LOOK_EVERY_S):
+            console.print(f"[red]the supervisor has ended[/], see {files.log('supervisor')}", highlight=False)
+            return False
+    missing = ", ".join(name for name in names if name not in done)
+    console.print(f"[red]not up after {DEADLINE_S:.0f} s:[/] {missing}; see {files.folder}/*.log", highlight=False)
+    return False
+
+
+def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
+    patience_s = 60 + sum(2 * service.grace_s for service in files.services())
+    supervisor.signal(signal.SIGTERM)
+    deadline_s = time.monotonic() + patience_s
+    shown: dict[str, str] = {}
+    while time.monotonic() < deadline_s:
+        ended = supervisor.wait(LOOK_EVERY_S)
+        for state in files.states():
+            if state.status != shown.get(state.name):
+                shown[state.name] = state.status
+                if state.status not in (UP, DONE):
+                    console.print(_line(state), highlight=False)
+        if ended:
+            return
+
+
+def _survivors(files: ServiceFiles) -> list[tuple[ServiceState, Service]]:
+    services = {service.name: service for service in files.services()} if files.states() else {}
+    return [(state, services[state.name]) for state in files.states() if state.lives() and state.status != ENDED]
+
+
+def _line(state: ServiceState) -> str:
+    process = f" process {state.pid}" if state.pid is not None else ""
+    restarts = f", started again {state.num_restarts} times" if state.num_restarts else ""
+    message = f" ({state.message})" if state.message else ""
+    return f"{state.name:12} {state.status}{process}{restarts}{message}"
+
+
+def _print_log(files: ServiceFiles, state: ServiceState, console: Console) -> None:
+    lines = files.log(state.name).read_text(errors="replace").splitlines()[-LONGEST_LINE:]
+    console.print(f"[red]{state.name} did not start:[/] {state.message}", highlight=False)
+    console.print("\n".join(lines), highlight=False, markup=False)
+    console.print(f"The whole of it: {files.log(state.name)}", highlight=False)
