@@ -16,6 +16,7 @@ class Profile:
         evaluation on held-out data, and of writing the finished model.
     stall_s: for which a checkpoint that is written while training goes on holds it up; None: as long as it takes.
     source: "measured" by a trial, or "predicted".
+    device_type: the kind of devices that it holds for, where a pool has several; empty where it holds for all.
     """
 
     technique: str
@@ -30,6 +31,7 @@ class Profile:
     export_s: float = 0.0
     stall_s: float | None = None
     source: str = "measured"
+    device_type: str = ""
 
     def runtime_s(self, *, num_steps: int, num_evaluations: int = 1, num_saves: int = 1) -> float:
         """Planned seconds of `num_steps` steps to a job's end: start, steps, checkpoints, evaluations and export."""

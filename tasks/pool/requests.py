@@ -19,7 +19,7 @@ ANSWERED = (GRANTED, DONE, REFUSED)
 
 CANCEL, PAUSE, RESUME, SET_PRIORITY, HOLD = "cancel", "pause", "resume", "set-priority", "hold"
 """Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `HOLD` asks for all devices of a `node`, for
-trials, until it is withdrawn."""
+trials, until it is withdrawn or whoever asked `renew`s it no more."""
 
 LOOK_EVERY_S = 0.2
 
@@ -78,6 +78,23 @@ class Requests:
         self._database.write(
             lambda connection: connection.execute(update(REQUESTS).where(REQUESTS.c.id == number).values(**values))
         )
+
+    def renew(self, number: int) -> bool:
+        """Whoever asked still lives; returns whether the request stands, granted or not yet.
+
+        The content counts as `beats` how often it was renewed: what is held for one who fell silent can be freed.
+        """
+
+        def act(connection: Connection) -> bool:
+            here = (REQUESTS.c.id == number) & REQUESTS.c.status.in_((OPEN, GRANTED))
+            content = connection.execute(select(REQUESTS.c.content).where(here)).scalar()
+            if content is None:
+                return False
+            content = {**content, "beats": content.get("beats", 0) + 1}
+            connection.execute(update(REQUESTS).where(here).values(content=content))
+            return True
+
+        return self._database.write(act)
 
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:
         """The request once it is answered, or once `until` says that nobody waits any more."""

@@ -99,6 +99,19 @@ class Submissions:
         content = self._database.read(lambda connection: connection.execute(query).scalar())
         return None if content is None else from_json(Submission, content)
 
+    def status(self, batch: str) -> str | None:
+        """SUBMITTED or ENDED; None where there is no such batch."""
+        query = select(BATCHES.c.status).where(BATCHES.c.id == batch)
+        found: str | None = self._database.read(lambda connection: connection.execute(query).scalar())
+        return found
+
+    def names(self) -> Sequence[tuple[str, str, str]]:
+        """(id, name, status) of every batch that was ever submitted, oldest first."""
+        query = select(BATCHES.c.id, BATCHES.c.content["name"].as_string(), BATCHES.c.status)
+        ordered = query.order_by(BATCHES.c.submitted_s)
+        rows = self._database.read(lambda connection: connection.execute(ordered).all())
+        return [(row[0], row[1], row[2]) for row in rows]
+
     def all(self) -> Sequence[tuple[Submission, str]]:
         """Every batch that was ever submitted, with its status, oldest first."""
         query = select(BATCHES.c.content, BATCHES.c.status).order_by(BATCHES.c.submitted_s)

@@ -35,8 +35,16 @@ def planning_problem(
         )
         for job in jobs
     ]
-    nodes = tuple(Node(id=node.name, num_devices=len(node.devices)) for node in cluster.nodes)
     every = [profile for job in jobs for profile in profiles[job.name]]
+    is_typed = any(profile.device_type for profile in every)
+    nodes = tuple(
+        Node(
+            id=node.name,
+            num_devices=len(node.devices),
+            device_type=Cluster(nodes=(node,)).device_kind() if is_typed else "",
+        )
+        for node in cluster.nodes
+    )
     return Problem(name=name, nodes=nodes, jobs=tuple(rows), switch_cost_s=switch_cost_s(every))
 
 
@@ -61,4 +69,5 @@ def _option(job: Job, profile: Profile, steps_done: int) -> Option:
         num_devices=profile.num_devices,
         runtime_s=max(runtime_s, LEAST_RUNTIME_S),
         config=dict(profile.config),
+        device_type=profile.device_type,
     )

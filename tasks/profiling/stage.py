@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ SURVEYOR = "techniques.engine.survey:main"
 
 Notice = Callable[[str], None]
 """Takes a line of progress for a person."""
+
+Hold = Callable[[], AbstractContextManager[None]]
+"""Makes what keeps the devices of trials free of anything else while it is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +56,18 @@ class Profiled:
 
 
 def profile_jobs(
-    jobs: Sequence[Job], *, site: Site, cluster: Cluster, known: Known | None = None, notice: Notice = lambda _: None
+    jobs: Sequence[Job],
+    *,
+    site: Site,
+    cluster: Cluster,
+    known: Known | None = None,
+    notice: Notice = lambda _: None,
+    hold: Hold = nullcontext,
 ) -> Profiled:
-    """Profiles every job under every technique and gang size that can train it, with as few trials as will do."""
+    """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
+
+    hold: entered before the first trial and left after the last; not at all where none is needed.
+    """
     known = known or Known()
     surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice)
     jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
@@ -62,7 +75,16 @@ def profile_jobs(
     every = sorted({f for search in searches.values() for f in search.fingerprints})
     found = {name: _result(data) for name, data in known.find(every).items()}
     by_name = {job.name: (job, surveys[job.name]) for job in jobs}
-    num_trials = _run(searches, found, by_name, site=site, known=known, notice=notice)
+    with ExitStack() as stack:
+        num_trials = _run(
+            searches,
+            found,
+            by_name,
+            site=site,
+            known=known,
+            notice=notice,
+            before_trials=lambda: stack.enter_context(hold()),
+        )
     profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
     for name, mine in searches_of.items():
         if not profiles[name]:
@@ -183,8 +205,9 @@ def _run(
     site: Site,
     known: Known,
     notice: Notice,
+    before_trials: Callable[[], None],
 ) -> int:
-    """Runs trials in waves until no search wants one; returns how many ran."""
+    """Runs trials in waves until no search wants one; returns how many ran. before_trials: called once, if at all."""
     num_trials = 0
     while True:
         for search in searches.values():
@@ -196,6 +219,8 @@ def _run(
                 trials.append(Trial(fingerprint=wanted[0], job=job, data=survey.data, candidate=wanted[1]))
         if not trials:
             return num_trials
+        if not num_trials:
+            before_trials()
         for wave in waves(trials, num_devices=len(site.devices)):
             notice("trying " + ", ".join(_describe(trial) for trial in wave))
             for name, result in run_wave(site, wave).items():

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.cluster import Cluster
-from tasks.profiling.stage import Known, Notice, Profiled, profile_jobs
+from tasks.profiling.stage import Hold, Known, Notice, Profiled, profile_jobs
 from tasks.profiling.trials import Site
 from techniques import Job
 
 
 # What was measured before a failure is kept, so that a retry tries only the rest.
 @task(name="profile", retries=2, retry_delay_seconds=[1, 5], cache_policy=NO_CACHE, persist_result=False)
-def profile_task(jobs: Sequence[Job], *, site: Site, cluster: Cluster, known: Known, notice: Notice) -> Profiled:
+def profile_task(
+    jobs: Sequence[Job], *, site: Site, cluster: Cluster, known: Known, notice: Notice, hold: Hold = nullcontext
+) -> Profiled:
     """Surveys the jobs and measures what is not known of them."""
-    return profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=notice)
+    return profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=notice, hold=hold)

@@ -11,7 +11,7 @@ from tasks.pool.database import Database, file_url
 from tasks.pool.mail import OUTCOME, Mail, Share
 from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from tasks.pool.requests import Requests
-from tasks.pool.submissions import Submission, Submissions
+from tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
 from tasks.pool.told import Told
 from techniques.engine.order import GangOrder
 from techniques.values import to_json
@@ -137,3 +137,24 @@ def test_what_was_told_of_a_batch_is_followed_to_its_end(database):
     entries = list(told.follow("b", 0, until=lambda: True))
     assert [entry.event for entry in entries] == events
     assert [entry.event for entry in told.after("b", entries[0].id)] == events[1:]
+
+
+def test_a_batch_stands_until_it_has_ended_and_may_be_reopened(database):
+    submissions = Submissions(database)
+    assert submissions.status("nightly-1") is None
+    submissions.submit(submission())
+    submissions.end("nightly-1")
+    assert submissions.names() == [("nightly-1", "nightly", ENDED)]
+    submissions.reopen("nightly-1")
+    assert submissions.status("nightly-1") == SUBMITTED
+
+
+def test_whoever_asked_renews_the_request_for_as_long_as_it_stands(database):
+    requests = Requests(database)
+    number = requests.ask(wishes.HOLD, {"node": "n"})
+    assert requests.renew(number)
+    requests.answer(number, status=wishes.GRANTED)
+    assert requests.renew(number)
+    assert requests.read(number).content == {"node": "n", "beats": 2}
+    requests.answer(number, status=wishes.WITHDRAWN)
+    assert not requests.renew(number)
