@@ -18,10 +18,11 @@ from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from tasks.pool.patience import Patience
 from tasks.pool.pulse import Pulse, is_down_for_all
 from techniques.engine.gang import CRASHED, DONE, PREEMPTED, Outcome
-from techniques.engine.order import GangOrder
+from techniques.engine.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
 QUICK = Patience(beat_every_s=0.02, fence_after_s=1.0, lost_after_s=2.0)
+SLOTS = (Slot(kind="cpu", index=0),)
 DEVICES = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
 
 
@@ -61,6 +62,27 @@ class StubGang:
         return said
 
 
+class FakeGauges:
+    """Says one word of each segment that is measured, once."""
+
+    def __init__(self):
+        self.begun, self.due = [], {}
+
+    def begin(self, segment, numbers, *, is_part=False):
+        self.begun.append((segment, tuple(numbers), is_part))
+        self.due = {segment: {"event": "telemetry", "part": "middle"}}
+
+    def words(self):
+        due, self.due = self.due, {}
+        return due
+
+    def end(self, segment):
+        return {"event": "telemetry", "part": "end"}
+
+    def health(self):
+        return {"0": "in use by a stranger"}
+
+
 class Site:
     """A host and what is around it."""
 
@@ -79,7 +101,7 @@ class Site:
 
     def give(self, segment, incarnation=None):
         order = GangOrder(
-            purpose="train", job=job("a"), technique="t:T", config={}, slots=(), folder=str(segment), cache_dir="c"
+            purpose="train", job=job("a"), technique="t:T", config={}, slots=SLOTS, folder=str(segment), cache_dir="c"
         )
         incarnation = incarnation or self.host.incarnation
         self.mail.give(segment, batch="b", shares={"n": (incarnation, Share(order=order, num_ranks=1))})
@@ -167,7 +189,7 @@ def test_commands_reach_their_gang_also_before_it_has_started(site):
     site.give(1)
     site.mail.command(1, "until 5")
     site.mail.command(2, "stop")  # of another node
-    until(lambda: site.host._told)
+    until(lambda: site.host._gangs._told)
     site.host.take(1)
     until(lambda: 1 in site.gangs and site.gangs[1].told == ["until 5"])
     site.mail.command(1, "until 8")
@@ -203,6 +225,20 @@ def test_training_does_not_wait_for_a_database_that_is_away(site, tmp_path):
         pool.submit(other.close).result()
     until(lambda: site.outcomes() == {1: DONE})
     assert [said.get("first_step") for _, _, said in site.words()] == [*range(100), None]
+
+
+def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
+    gauges = FakeGauges()
+    site = Site(database, gauges=gauges)
+    future, gang = site.begin(1)
+    until(lambda: len(site.words()) == 1)
+    gang.script.put(Outcome(status=DONE))
+    future.result(timeout=20)
+    until(lambda: site.outcomes() == {1: DONE})
+    assert gauges.begun == [(1, (0,), False)]
+    assert [said.get("part") for _, _, said in site.words()] == ["middle", "end", None]
+    assert site.nodes.all()[0].health == {"0": "in use by a stranger"}
+    site.host.close()
 
 
 def test_a_gang_that_cannot_be_started_has_crashed(database):
