@@ -1,0 +1,109 @@
+"""The jobs of the cluster tests, and what is true of them however they were disturbed."""
+
+import json
+from dataclasses import dataclass, field
+
+from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
+from tests.integration.workbench import Layout, is_bit_equal, weights_in
+
+STUBS = "tests.cluster.stubs"
+CONFIG = {"micro_batch": 8, "recompute": "none"}
+
+
+def torch_job(name, *, trace="", num_steps=60, step_s=0.1, ballast=0, base=None, seed=0):
+    """A job that really trains, mostly asleep."""
+    return Job(
+        name=name,
+        model=ModelSpec(
+            factory=f"{STUBS}:slow",
+            kwargs={"job": name, "trace": str(trace), "step_s": step_s, "ballast": ballast},
+        ),
+        data=DataSpec(factory=f"{STUBS}:points"),
+        loss=f"{STUBS}:cross_entropy",
+        optimizer=OptimizerSpec(name="adamw", lr=1e-2),
+        global_batch_size=8,
+        num_steps=num_steps,
+        evaluation=EvaluationSpec(max_batches=1),
+        base=base,
+        seed=seed,
+    )
+
+
+def waiting_job(name, *, trace="", num_steps=20, step_s=0.5):
+    """A job that waits, under a technique that is no more than that."""
+    kwargs = {"step_s": step_s, **({"trace": str(trace)} if trace else {})}
+    return Job(
+        name=name, model=ModelSpec(factory="a:b", kwargs=kwargs), data=DataSpec(factory="a:c"), num_steps=num_steps
+    )
+
+
+def profiles_of(job, *, techniques=("single",)):
+    """What a trial would have measured, had there been one. "ddp" is for two devices, and twice as fast."""
+    step_s = job.model.kwargs["step_s"]
+    found = []
+    for technique in techniques:
+        num_devices = 2 if technique == "ddp" else 1
+        found.append(
+            Profile(
+                technique=technique,
+                config={} if technique == "waits" else {**CONFIG, "micro_batch": 8 // num_devices},
+                num_devices=num_devices,
+                num_ranks=num_devices,
+                step_s=step_s,
+                peak_bytes=1 << 20,
+                startup_s=0.5,
+                save_s=0.05,
+                stall_s=0.005,
+                evaluate_s=0.05,
+                export_s=0.05,
+            )
+        )
+    return tuple(found)
+
+
+def assert_same_weights(bench, job, model_dir, folder, *, layout=None):
+    """The model is bit by bit the one that an undisturbed run under the same option gives."""
+    quiet = {**job.model.kwargs, "step_s": 0.0, "trace": ""}
+    undisturbed = bench.train(replace_kwargs(job, quiet), layout or Layout("single", 1, CONFIG), folder)
+    assert is_bit_equal(weights_in(model_dir), undisturbed.weights)
+
+
+def replace_kwargs(job, kwargs):
+    from dataclasses import replace
+
+    return replace(job, model=replace(job.model, kwargs=kwargs))
+
+
+@dataclass
+class Trace:
+    """Who trained what, where and when, by what the jobs wrote down themselves. Seconds of one clock."""
+
+    file: object
+    lines: list = field(default_factory=list)
+
+    def read(self):
+        """Reads it as it is now."""
+        text = self.file.read_text() if self.file.exists() else ""
+        self.lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return self
+
+    def of(self, *, job=None, node=None, after_s=0.0):
+        """The steps of a job, or on a node, since then."""
+        return [
+            line
+            for line in self.read().lines
+            if job in (None, line["job"]) and node in (None, line["node"]) and line["s"] > after_s
+        ]
+
+    def assert_one_owner(self):
+        """No device served two processes at a time, and no rank of a job was two."""
+        self.read()
+        for whose in (lambda line: line["node"], lambda line: (line["job"], line["rank"])):
+            spans = {}
+            for line in self.lines:
+                first_s, _ = spans.setdefault((whose(line), line["pid"]), (line["s"], line["s"]))
+                spans[whose(line), line["pid"]] = (first_s, line["s"])
+            for thing in {thing for thing, _ in spans}:
+                turns = sorted(span for (owner, _), span in spans.items() if owner == thing)
+                for (_, ended_s), (began_s, _) in zip(turns, turns[1:], strict=False):
+                    assert ended_s < began_s, f"{thing} had two owners for {ended_s - began_s:.2f} s"

@@ -1,0 +1,154 @@
+"""The nodes of a test: network namespaces on a bridge where we are root, else plain processes that share the machine.
+
+Whatever is started on a node inherits a mark in its environment, by which it is found again, and ended, by its own pid.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.stubs import NODE
+
+SOURCE = Path(__file__).parents[2]
+END_PATIENCE_S = 30
+
+
+def can_make_networks():
+    """Whether this machine lets us make network namespaces."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"rm{os.getpid()}try"
+    if _ip("netns", "add", name, check=False).returncode:
+        return False
+    _ip("netns", "del", name)
+    return True
+
+
+class Network:
+    """What nodes and servers reach each other by. `address` is the servers'; has_wires: whether a node can be cut off."""
+
+    def __init__(self):
+        self.has_wires = can_make_networks()
+        self._name, self._nodes = f"rm{os.getpid()}", []
+        self.address = "127.0.0.1"
+        if self.has_wires:
+            self._subnet = f"10.{100 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
+            self.address = f"{self._subnet}.1"
+            _ip("link", "add", self._name, "type", "bridge")
+            _ip("addr", "add", f"{self.address}/24", "dev", self._name)
+            _ip("link", "set", self._name, "up")
+
+    def node(self, name, *, core):
+        """A further node, whose processes are bound to one core."""
+        node = Node(name, core=core)
+        self._nodes.append(node)
+        if self.has_wires:
+            number = len(self._nodes)
+            node.namespace, node.wire = f"{self._name}n{number}", f"{self._name}v{number}"
+            node.address = f"{self._subnet}.{number + 1}"
+            _ip("netns", "add", node.namespace)
+            _ip("link", "add", node.wire, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
+            _ip("link", "set", node.wire, "master", self._name, "up")
+            for command in (("link", "set", "lo", "up"), ("link", "set", "eth0", "up")):
+                _ip("-n", node.namespace, *command)
+            _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
+        return node
+
+    def close(self):
+        """Ends what runs on the nodes, and takes the wires away."""
+        for node in self._nodes:
+            node.lose()
+            if node.namespace:
+                _ip("netns", "del", node.namespace, check=False)
+                _ip("link", "del", node.wire, check=False)
+        if self.has_wires:
+            _ip("link", "del", self._name, check=False)
+
+
+class Node:
+    """A machine of the pool, with one core of this one."""
+
+    def __init__(self, name, *, core):
+        self.name, self.core = name, core
+        self.mark = f"{name}-{os.getpid()}"
+        self.address, self.namespace, self.wire = "127.0.0.1", None, None
+
+    def popen(self, command, *, environment, log):
+        """Starts a process there."""
+        inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if self.namespace else []
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*inside, "taskset", "-c", str(self.core), *command],
+                env={**environment, NODE: self.mark},
+                cwd=SOURCE,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def processes(self):
+        """All that runs there."""
+        return [process for process in psutil.process_iter() if _mark_of(process) == self.mark]
+
+    def cut(self):
+        """Takes the node off the network; what runs there goes on."""
+        if not self.namespace:
+            pytest.skip("a node can be cut off only where we may make network namespaces (as root)")
+        _ip("link", "set", self.wire, "down")
+
+    def mend(self):
+        """Puts it back."""
+        if self.namespace:
+            _ip("link", "set", self.wire, "up")
+
+    def lose(self):
+        """Ends every process there at once, as a power cut does."""
+        processes = self.processes()
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(processes, timeout=END_PATIENCE_S)
+
+
+def free_port(address):
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return free.getsockname()[1]
+
+
+def end(process, *, number=signal.SIGTERM):
+    """Ends a process of ours and what it started, in order where it listens to that."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        process.wait()
+        return
+    for one in family[:1] if number == signal.SIGTERM else family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=END_PATIENCE_S)
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+
+
+def _mark_of(process):
+    try:
+        return process.environ().get(NODE)
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return None
+
+
+def _ip(*arguments, check=True):
+    return subprocess.run(["ip", *arguments], check=check, capture_output=True, text=True)

@@ -1,0 +1,260 @@
+"""A pool on one machine: servers, an executor, and nodes whose workers are real processes that a test may disturb."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+
+from model_lineage import QUIET_ENVIRONMENT
+from tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
+from tasks.pool.database import Database
+from tasks.pool.mail import Mail
+from tasks.pool.nodes import SERVING, Nodes
+from tasks.pool.patience import VARIABLE
+from tasks.pool.submissions import Submission, Submissions
+from tests.cluster.jobs import Trace, assert_same_weights, profiles_of
+from tests.cluster.machines import SOURCE, end
+from tests.cluster.stubs import NODE
+from tests.cluster.waiting import until
+
+START_PATIENCE_S = 90
+JOB_PATIENCE_S = 90
+ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
+
+
+class Pool:
+    """What belongs together; nodes are added one by one. patience: "beat,lost,fence", as RINGMASTER_PATIENCE says it."""
+
+    def __init__(self, folder, *, network, database_url, prefect, mlflow_uri, patience):
+        self.folder, self.network, self.prefect, self.patience = folder, network, prefect, patience
+        self.home = folder / "home"
+        self.home.mkdir(exist_ok=True)
+        self.database = Database(database_url)
+        self.nodes, self.workers = {}, {}
+        self.executor = None
+        self.trace = Trace(folder / "trace.jsonl")
+        self.environment = {
+            **os.environ,
+            **QUIET_ENVIRONMENT,
+            "DO_NOT_TRACK": "true",
+            "RINGMASTER_HOME": str(self.home),
+            "RINGMASTER_DATABASE": database_url,
+            "PREFECT_API_URL": f"{prefect.url}/api",
+            "PREFECT_HOME": str(folder / "prefect-of-clients"),
+            "MLFLOW_TRACKING_URI": mlflow_uri,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), str(self._plugin())]),
+            VARIABLE: patience,
+        }
+
+    def _plugin(self):
+        """A folder that, on the import path, makes the technique of the tests known as if it were installed."""
+        folder = self.folder / "plugin" / "waiting_stub-0.dist-info"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting-stub\nVersion: 0\n")
+        (folder / "entry_points.txt").write_text(ENTRY_POINT)
+        return folder.parent
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def prepare(self):
+        """Tells the Prefect server what it must know."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.deployments"],
+            cwd=SOURCE,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=START_PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start_executor(self, *options):
+        """Starts an executor; it stands by where another one leads."""
+        command = [sys.executable, "-m", "flows.cli", "executor", *options]
+        with (self.folder / "executor.log").open("ab") as log:
+            self.executor = subprocess.Popen(
+                command,
+                cwd=SOURCE,
+                env={**self.environment, NODE: "executor"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self.executor
+
+    def add_node(self, name, *, core):
+        """A further machine, without a worker."""
+        self.nodes[name] = self.network.node(name, core=core)
+        return self.nodes[name]
+
+    def start_worker(self, name, *options):
+        """Starts the worker of a node, as systemd would."""
+        node = self.nodes[name]
+        command = [sys.executable, "-m", "flows.cli", "worker", "--name", name, "--address", node.address, *options]
+        self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")
+        return self.workers[name]
+
+    def serving(self):
+        """The nodes that are registered and not leaving: incarnation by name."""
+        return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == SERVING}
+
+    def heal(self):
+        """Mends what a test has left broken: all servers answer, all wires are up, all workers and the executor serve."""
+        for node in self.nodes.values():
+            node.mend()
+        before = self.serving()
+        if self.executor is None or self.executor.poll() is not None:
+            self.start_executor()
+        fresh = [name for name, worker in self.workers.items() if worker.poll() is not None]
+        for name in [*fresh, *(name for name in self.nodes if name not in self.workers)]:
+            self.start_worker(name)
+        until("all nodes serve", lambda: self._all_serve(before), seconds=START_PATIENCE_S)
+
+    def _all_serve(self, before):
+        for name, worker in self.workers.items():
+            assert worker.poll() is None, f"the worker of {name} has ended: {self.tail(name)}"
+        assert self.executor.poll() is None, f"the executor has ended: {self.tail('executor')}"
+        now = self.serving()
+        return set(self.nodes) <= set(now)
+
+    def tail(self, name):
+        """The end of the log of a node or of the executor."""
+        file = self.folder / f"{name}.log"
+        return file.read_text(errors="replace")[-4000:] if file.exists() else ""
+
+    def close(self):
+        """Ends all processes, each by its own pid."""
+        for name in self.workers:
+            self.nodes[name].lose()
+        if self.executor is not None:
+            end(self.executor)
+        self.database.close()
+
+    def fork_server(self, name):
+        """The fork server of a node."""
+        (found,) = [p for p in self.nodes[name].processes() if _command(p).find("engine.forkserver") >= 0 and _leads(p)]
+        return found
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def submit(self, jobs, *, profiles=None, name=None, checkpoint_every_s=0.4, **changes):
+        """Hands a batch over, measured already; returns its id."""
+        batch = f"{name or 'batch'}-{uuid.uuid4().hex[:8]}"
+        submission = Submission(
+            id=batch,
+            name=name or "batch",
+            jobs=tuple(jobs),
+            profiles=profiles or {job.name: profiles_of(job) for job in jobs},
+            folder=str(self.home / "batches" / batch),
+            cache_dir=str(self.home / "cache"),
+            checkpoint_every_s=checkpoint_every_s,
+            started_s=time.time(),
+            **changes,
+        )
+        Submissions(self.database).submit(submission)
+        return batch
+
+    def jobs(self, batch):
+        """Where the jobs of a batch stand, by name."""
+        return Journal(self.database, batch=batch).jobs()
+
+    def segments(self, batch=None):
+        """The segments of a batch, or of all (their jobs qualified)."""
+        return Journal(self.database, batch=batch).segments()
+
+    def words(self, batch):
+        """What the gangs of a batch have said, in order."""
+        numbers = {segment.id for segment in self.segments(batch)}
+        return [word for word in Mail(self.database).words(after=0) if word.segment in numbers]
+
+    def said(self, batch, event):
+        """The words of that kind."""
+        return [word for word in self.words(batch) if word.content["event"] == event]
+
+    def wait(self, batch, *, seconds=JOB_PATIENCE_S, status=DONE):
+        """Waits until every job of a batch has ended, as `status` says."""
+
+        def ended():
+            found = self.jobs(batch)
+            bad = {n: r.message for n, r in found.items() if r.status in (FAILED, CANCELLED) and r.status != status}
+            assert not bad, f"{bad}\n{self.tail('executor')}"
+            return all(record.status == status for record in found.values())
+
+        until(f"all jobs of {batch} are {status}", ended, seconds=seconds)
+
+    def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=JOB_PATIENCE_S):
+        """The segment and the node that have just checkpointed a job of a batch at a step beyond."""
+
+        def look():
+            jobs = {segment.id: segment.job for segment in self.segments(batch)}
+            for word in self.said(batch, "checkpoint"):
+                if word.content["step"] > beyond and job in (None, jobs[word.segment]):
+                    return word
+            return None
+
+        return until("a checkpoint", look, seconds=seconds)
+
+    def model_dir(self, batch, job):
+        """Where the finished model of a job is."""
+        return self.home / "batches" / batch / "models" / job
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def assert_well(self, batch, jobs, bench, folder, *, layouts=None):
+        """Whatever happened: the weights are those of an undisturbed run, and nothing was done twice."""
+        self.assert_nothing_twice(batch)
+        self.trace.assert_one_owner()
+        self.assert_devices_held_once()
+        for job in jobs:
+            layout = (layouts or {}).get(job.name)
+            assert_same_weights(bench, job, self.model_dir(batch, job.name), folder / job.name, layout=layout)
+
+    def assert_nothing_twice(self, batch):
+        """Each segment begins at the newest checkpoint of those before it, and every job's last ends at its end."""
+        words = self.words(batch)
+        for name in {segment.job for segment in self.segments(batch)}:
+            kept = 0
+            for segment in self.segments(batch):
+                if segment.job != name:
+                    continue
+                mine = [word.content for word in words if word.segment == segment.id]
+                for ready in [content for content in mine if content["event"] == "ready"]:
+                    assert ready["step"] >= kept, f"{name}: {ready['step']} is before the checkpoint of {kept}"
+                saved = [content["step"] for content in mine if content["event"] == "checkpoint"]
+                ends = [
+                    c["result"].get("step", 0) for c in mine if c["event"] == "outcome" and c["status"] != "crashed"
+                ]
+                kept = max([kept, *saved, *ends])
+
+    def assert_devices_held_once(self):
+        """No two segments had a device at a time, by the journal's clock."""
+        by_device = {}
+        for segment in self.segments():
+            for device in segment.what["devices"]:
+                by_device.setdefault(device, []).append((segment.started_s, segment.ended_s, segment.id))
+        for device, spans in by_device.items():
+            spans.sort()
+            for (_, ended_s, one), (began_s, _, other) in zip(spans, spans[1:], strict=False):
+                assert ended_s is not None, f"segment {one} on {device} never ended, and {other} began"
+                assert ended_s <= began_s, f"segments {one} and {other} had {device} at once"
+
+
+def _command(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _leads(process):
+    """Whether it is the server itself, none of the ranks that it forked."""
+    try:
+        parent = process.parent()
+    except psutil.NoSuchProcess:
+        return False
+    return parent is None or "engine.forkserver" not in _command(parent)

@@ -1,0 +1,97 @@
+"""The servers of a test's pool, each of which can be stopped and started again where it was."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from model_lineage import QUIET_ENVIRONMENT
+from tests.cluster.machines import end, free_port
+from tests.cluster.waiting import until
+
+START_PATIENCE_S = 120
+
+
+class Server:
+    """A process with an address. command: what starts it; health: a path that answers once it is up."""
+
+    def __init__(self, folder, *, name, url, command, health, environment):
+        self.url, self._name, self._health, self._command = url, name, health, command
+        self._log, self._environment = folder / f"{name}.log", environment
+        self._process = None
+
+    def start(self):
+        """Starts it, and returns once it answers."""
+        self.launch()
+        until(f"{self._name} answers", self.answers, seconds=START_PATIENCE_S)
+        return self
+
+    def launch(self):
+        """Starts it, and does not wait."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                cwd=self._log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def answers(self):
+        """Whether it is up; raises where it has ended."""
+        assert self._process.poll() is None, f"{self._name} has ended: {self._log.read_text()[-3000:]}"
+        try:
+            with urllib.request.urlopen(self.url + self._health, timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def stop(self):
+        """Ends it, as an upgrade does."""
+        if self._process is not None:
+            end(self._process)
+            self._process = None
+
+
+def prefect_server(folder, address):
+    """Prefect on SQLite; its `url` lacks the "/api"."""
+    port = free_port(address)
+    environment = {
+        **os.environ,
+        **QUIET_ENVIRONMENT,
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_API_URL": "",
+        "PYTHONSAFEPATH": "1",
+    }
+    del environment["PREFECT_API_URL"]
+    (folder / "prefect").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", address, "--port", str(port)]
+    return Server(
+        folder,
+        name="prefect",
+        url=f"http://{address}:{port}",
+        command=command,
+        health="/api/health",
+        environment=environment,
+    )
+
+
+def mlflow_server(folder, address):
+    """MLflow on SQLite, which keeps files too."""
+    port = free_port(address)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", address, "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/files"]
+    command += ["--allowed-hosts", f"{address}:{port}"]
+    environment = {**os.environ, **QUIET_ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    return Server(
+        folder,
+        name="mlflow",
+        url=f"http://{address}:{port}",
+        command=command,
+        health="/health",
+        environment=environment,
+    )

@@ -1,0 +1,125 @@
+"""What the cluster tests train: jobs that take time and hardly any processor, and write down every step that they do.
+
+The trace is the ground truth that no database of ours could make up: which process trained which job where, and when.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from select import select
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from techniques.black_box import BlackBox
+from techniques.engine.publish import publish
+from techniques.engine.reporter import STOP
+
+NODE = "RINGMASTER_TEST_NODE"  # set by the tests for all that they start on a node
+TELL_EVERY_S = 0.2
+
+
+def write_down(trace, job, *, rank=0):
+    """A line of the trace; short appends by several processes do not mix."""
+    line = {"s": time.monotonic(), "node": os.environ[NODE], "pid": os.getpid(), "job": job, "rank": rank}
+    with Path(trace).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+class Slow(nn.Module):
+    """A linear layer whose every training step takes `step_s` more; `ballast` makes checkpoints larger."""
+
+    def __init__(self, *, job, trace, step_s, ballast):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.ballast = nn.Parameter(torch.randn(ballast)) if ballast else None
+        self.job, self.trace, self.step_s = job, trace, step_s
+
+    def forward(self, points):
+        if self.training and self.trace:
+            write_down(self.trace, self.job, rank=dist.get_rank() if dist.is_initialized() else 0)
+            time.sleep(self.step_s)  # stands for work
+        weighed = self.layer(points)
+        return weighed if self.ballast is None else weighed + self.ballast.square().mean()
+
+
+def slow(*, job, trace="", step_s=0.0, ballast=0):
+    return Slow(job=job, trace=trace, step_s=step_s, ballast=ballast)
+
+
+class Points(torch.utils.data.Dataset):
+    num_labels = 3
+
+    def __init__(self, size, seed):
+        draw = torch.Generator().manual_seed(seed)
+        self.points = torch.randn(size, 4, generator=draw)
+        self.labels = (self.points.sum(dim=1) > 0).long() + (self.points[:, 0] > 0).long()
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return {"points": self.points[index], "labels": self.labels[index]}
+
+
+def points():
+    return Points(512, 0), Points(64, 1)
+
+
+def cross_entropy(logits, batch):
+    return nn.functional.cross_entropy(logits, batch["labels"], reduction="sum"), len(logits)
+
+
+class Waits(BlackBox):
+    """Does nothing for `step_s` seconds a step, and listens meanwhile. Its checkpoint is the number of steps done."""
+
+    name = "waits"
+    summary = "waits"
+
+    def supports(self, job, gang, facts):
+        return None
+
+    def profile(self, order, reporter):
+        raise NotImplementedError("its profiles are given")
+
+    def run(self, order, reporter):
+        step_s, trace = order.job.model.kwargs["step_s"], order.job.model.kwargs.get("trace")
+        kept = Path(order.checkpoint_dir, "step")
+        first = step = int(kept.read_text()) if kept.exists() else 0
+        startup_s = time.monotonic() - order.ordered_at_s
+        reporter.phase("waiting", patience_s=60.0 + 20 * step_s)
+        reporter.send("ready", step=step, startup_s=startup_s)
+        told, said_s = step, time.monotonic()
+        while step < max(order.last_step, reporter.told_until()) and not reporter.told(STOP):
+            if trace:
+                write_down(trace, order.job.name)
+            began_s = time.monotonic()
+            while not reporter.told(STOP) and (left_s := began_s + step_s - time.monotonic()) > 0:
+                select([reporter], [], [], left_s)
+            if time.monotonic() - began_s < step_s:
+                break
+            step += 1
+            if time.monotonic() - said_s >= TELL_EVERY_S:
+                self._tell(reporter, told, step, step_s)
+                told, said_s = step, time.monotonic()
+        self._tell(reporter, told, step, step_s)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        aside = kept.with_name(f"step-{os.getpid()}")
+        aside.write_text(str(step))
+        aside.rename(kept)
+        is_done = step >= max(order.last_step, reporter.told_until())
+        result = {"status": "done" if is_done else "preempted", "first_step": first, "step": step}
+        if step == order.job.total_steps:
+            with publish(Path(order.model_dir)) as folder:
+                (folder / "model.json").write_text(json.dumps({"steps": step}))
+            result["metrics"] = {"loss": 1.0}
+        return {**result, "startup_s": startup_s}
+
+    def _tell(self, reporter, first, step, step_s):
+        if step > first:
+            number = step - first
+            reporter.send(
+                "steps", first_step=first, losses=[1.0] * number, seconds=[step_s] * number, wall_s=time.time()
+            )

@@ -1,0 +1,15 @@
+"""Waiting for events that others make: looked for again and again, up to a deadline."""
+
+import threading
+import time
+
+LOOK_EVERY_S = 0.05
+
+
+def until(what, look, *, seconds):
+    """What `look` returns once that is true; fails after `seconds`, saying what did not come."""
+    clock, deadline_s = threading.Event(), time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"waited {seconds:g} s in vain: {what}"
+        clock.wait(LOOK_EVERY_S)
+    return found
