@@ -17,7 +17,7 @@ from flows import settings
 from flows.result import BatchResult
 from flows.train_batch import train_batch
 from flows.views import current_view
-from flows.workshop import lent_server, open_bench
+from flows.workshop import Keep, lent_server, open_bench
 from model_lineage import Ledger, ModelRecord
 from tasks.batch import Batch
 from tasks.cluster import Cluster, Device
@@ -85,13 +85,17 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """The open resources of one night's work beside the training itself."""
+    """The open resources of one night's work beside the training itself.
+
+    keep: on a node of a pool, how its devices are kept free; None where leases do.
+    """
 
     production: Production
     cluster: Cluster
     site: Site
     ledger: Ledger
     leases: Leases
+    keep: Keep | None
     models_dir: Path
     standings: Mapping[str, Standing]
 
@@ -188,7 +192,11 @@ class Night:
 
     @contextmanager
     def _device(self) -> Iterator[Device]:
-        """A leased device; waits for other processes of this machine to give one back."""
+        """A device that nobody else uses meanwhile; waits for one. On a node of a pool it is kept with all others."""
+        if self.keep is not None:
+            with self.keep(current_view.get().notice):
+                yield self.cluster.devices[0]
+            return
         names = dict(zip(self.cluster.lease_names().values(), self.cluster.devices, strict=True))
         while not (mine := next((name for name in names if self.leases.take([name], holder="retraining")), None)):
             threading.Event().wait(LEASE_RETRY_S)
@@ -216,6 +224,7 @@ def _open_night(production: Production) -> Iterator[Night]:
             site=bench.site,
             ledger=bench.ledger,
             leases=bench.leases,
+            keep=bench.hold if bench.is_pool_node else None,
             models_dir=home / "cache" / "models",
             standings=standings(bench.ledger, [model.registered_name for model in production.models]),
         )

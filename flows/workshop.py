@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
-import fcntl
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows import settings
 from flows.faults import InputError
+from flows.own_node import own_node
+from flows.run_folder import alone_in, base_weights, checkpoint_root_of, folder_to_resume, fresh_folder
 from flows.views import current_view
-from model_lineage import LedgerError
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch, load_batch, parse_batch
 from tasks.cluster import Cluster, detect
@@ -24,19 +24,25 @@ from tasks.execution.journal import Journal
 from tasks.execution.leases import Leases
 from tasks.execution.local import LocalRunner
 from tasks.execution.workplace import Workplace
-from tasks.profiling.stage import Known
+from tasks.profiling.stage import Known, Notice
 from tasks.profiling.trials import Site
 from tasks.recording import Recorder
-from techniques.engine.places import place_of
 from techniques.engine.processes import ForkServer
 from techniques.values import digest
 
 LEASE_RETRY_S = 1.0
 
+Keep = Callable[[Notice], AbstractContextManager[None]]
+"""Makes what keeps devices free of anything else while it is open; waits for them, which it tells."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What measuring a batch's jobs needs: this machine's devices, the fork server, and what was measured before."""
+    """What measuring a batch's jobs needs: this machine's devices, the fork server, and what was measured before.
+
+    hold: keeps all devices for trials, against other processes of this machine or, on a node of a pool, against what
+    its executor would start.
+    """
 
     batch: Batch
     cluster: Cluster
@@ -45,6 +51,8 @@ class Bench:
     site: Site
     known: Known
     leases: Leases
+    hold: Keep
+    is_pool_node: bool
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -56,20 +64,9 @@ class Bench:
         """Who holds the devices, for whoever else waits for them."""
         return f"batch {self.batch.name}"
 
-    @contextmanager
-    def all_devices(self, notice: Callable[[str], None]) -> Iterator[None]:
-        """Holds every device, for trials; waits for other processes of this machine to give them back."""
-        names = self.device_names
-        told = False
-        while not self.leases.take(names, holder=self.holder):
-            if not told:
-                notice("waiting for devices held by " + ", ".join(sorted(set(self.leases.held().values()))))
-                told = True
-            threading.Event().wait(LEASE_RETRY_S)
-        try:
-            yield
-        finally:
-            self.leases.give_back(names)
+    def all_devices(self, notice: Notice) -> AbstractContextManager[None]:
+        """Holds every device, for trials; waits for whoever has them now."""
+        return self.hold(notice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +112,18 @@ def warm_up(batch: Batch) -> None:
 def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
     """Opens what profiling needs, the slow things at the same time; ends every worker when it is left.
 
-    Raises InputError where the devices are not there.
+    Where this machine is a node of a pool, its devices are those that the pool has of it. Raises InputError where the
+    devices are not there.
     """
-    cluster = _cluster(batch)
     cache = home / "cache"
+    leases = Leases(home / "leases.db")
     with ExitStack() as stack:
+        node = stack.enter_context(own_node())
+        if node is None:
+            cluster = _cluster(batch)
+            hold: Keep = partial(_leased, leases, cluster, f"batch {batch.name}")
+        else:
+            cluster, hold = node.cluster, partial(node.held, batch.name)
         server = lent_server.get()
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
@@ -134,7 +138,9 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
             server=server,
             site=Site(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
             known=_known(ledger),
-            leases=Leases(home / "leases.db"),
+            leases=leases,
+            hold=hold,
+            is_pool_node=node is not None,
         )
 
 
@@ -147,14 +153,14 @@ def open_workshop(
     Raises InputError where devices, base models or a batch to resume are not there.
     """
     home = home or settings.home()
-    resumed = _resumed(batch, home) if resume else None
+    resumed = folder_to_resume(batch, home) if resume else None
     with open_bench(batch, home=home) as bench, ExitStack() as stack:
-        folder = resumed or _fresh(batch, home)
-        stack.enter_context(_alone(folder))
+        folder = resumed or fresh_folder(batch, home)
+        stack.enter_context(alone_in(folder))
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
-        weights = _weights(batch, bench.ledger, journal, home)
-        checkpoint_root = _checkpoint_root(journal, resume=resume)
+        weights = base_weights(batch, bench.ledger, journal, home)
+        checkpoint_root = checkpoint_root_of(journal, resume=resume)
         journal.put("batch", batch.to_json())
         journal.put("digest", digest(batch.to_json()))
         yield Workshop(
@@ -173,18 +179,20 @@ def open_workshop(
         )
 
 
-def _checkpoint_root(journal: Journal, *, resume: bool) -> str | None:
-    """Where the run's checkpoints go: for good, so that a run that is resumed finds them.
-
-    Raises InputError where the library for its protocol is not installed.
-    """
-    root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
+@contextmanager
+def _leased(leases: Leases, cluster: Cluster, holder: str, notice: Notice) -> Iterator[None]:
+    """Leases every device of this machine; waits for its other processes to give them back."""
+    names = tuple(cluster.lease_names().values())
+    told = False
+    while not leases.take(names, holder=holder):
+        if not told:
+            notice("waiting for devices held by " + ", ".join(sorted(set(leases.held().values()))))
+            told = True
+        threading.Event().wait(LEASE_RETRY_S)
     try:
-        place_of(root or "")
-    except ValueError as error:
-        raise InputError([f"RINGMASTER_CHECKPOINTS: {error}"]) from error
-    journal.put("checkpoint_root", root)
-    return root
+        yield
+    finally:
+        leases.give_back(names)
 
 
 def _cluster(batch: Batch) -> Cluster:
@@ -192,59 +200,6 @@ def _cluster(batch: Batch) -> Cluster:
         return detect(batch.devices)
     except ValueError as error:
         raise InputError([str(error)]) from error
-
-
-def _fresh(batch: Batch, home: Path) -> Path:
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = home / "batches" / batch.name / stamp
-    number = 1
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            folder.mkdir()
-        except FileExistsError:  # started in the same second
-            number += 1
-            folder = folder.with_name(f"{stamp}-{number}")
-        else:
-            return folder
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of a run. Raises InputError where one is in it."""
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                [f"the run in {folder} is going on in another process. To fix: wait for its end"]
-            ) from None
-        yield
-
-
-def _resumed(batch: Batch, home: Path) -> Path:
-    """The folder of the newest run of the batch, which must not have ended and must be of the same file."""
-    folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
-    if not folders:
-        raise InputError(
-            [f"there is no run of batch {batch.name!r} to resume under {home}. To fix: leave out --resume"]
-        )
-    journal = Journal.of_file(folders[-1] / "journal.db")
-    try:
-        then = journal.get("digest")
-        is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
-    finally:
-        journal.close()
-    if then != digest(batch.to_json()):
-        raise InputError(
-            [
-                f"the batch file has changed since the run in {folders[-1]}, so it cannot be resumed. "
-                "To fix: undo the change, or leave out --resume to start afresh"
-            ]
-        )
-    if is_done:
-        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
-    return folders[-1]
 
 
 def _preload(batch: Batch) -> tuple[str, ...]:
@@ -269,28 +224,6 @@ def _together(*actions: Callable[[], Any]) -> None:
         thread.join()
     if errors:
         raise errors[0]
-
-
-def _weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> dict[str, Path]:
-    """Folders of the base models that are not jobs of the batch, fetched from the registry.
-
-    An alias is followed once a run: the version is kept in the journal, and taken again where the run is resumed.
-    """
-    names = {job.name for job in batch.jobs}
-    folders: dict[str, Path] = {}
-    faults = []
-    for job in batch.jobs:
-        if job.base is None or job.base in names:
-            continue
-        try:
-            uri = journal.get(f"base:{job.name}") or ledger.resolve_model(job.base).uri
-            folders[job.name] = ledger.download_model(uri, home / "cache" / "models")
-            journal.put(f"base:{job.name}", uri)
-        except LedgerError as error:
-            faults.append(f"job {job.name}: base {job.base}: {error}")
-    if faults:
-        raise InputError(faults)
-    return folders
 
 
 def _known(ledger: Ledger) -> Known:

@@ -4,7 +4,7 @@ import pytest
 
 from flows import settings
 from flows.faults import InputError
-from flows.workshop import _checkpoint_root
+from flows.run_folder import checkpoint_root_of
 from tasks.execution.cadence import checkpoint_interval_s
 from tasks.execution.journal import Journal
 
@@ -18,10 +18,10 @@ def journal(tmp_path):
 
 def test_a_run_keeps_to_its_root_when_it_is_resumed(journal, monkeypatch):
     monkeypatch.setenv("RINGMASTER_CHECKPOINTS", "memory://there")
-    assert _checkpoint_root(journal, resume=False) == "memory://there"
+    assert checkpoint_root_of(journal, resume=False) == "memory://there"
     monkeypatch.delenv("RINGMASTER_CHECKPOINTS")
-    assert _checkpoint_root(journal, resume=True) == "memory://there"
-    assert _checkpoint_root(journal, resume=False) is None
+    assert checkpoint_root_of(journal, resume=True) == "memory://there"
+    assert checkpoint_root_of(journal, resume=False) is None
 
 
 def test_a_folder_is_meant_from_where_the_run_is_started(monkeypatch, tmp_path):
@@ -33,7 +33,7 @@ def test_a_folder_is_meant_from_where_the_run_is_started(monkeypatch, tmp_path):
 def test_a_store_without_its_library_ends_a_run_before_it_starts(journal, monkeypatch):
     monkeypatch.setenv("RINGMASTER_CHECKPOINTS", "nowhere://there")
     with pytest.raises(InputError, match="RINGMASTER_CHECKPOINTS: checkpoints cannot be kept at nowhere://there"):
-        _checkpoint_root(journal, resume=False)
+        checkpoint_root_of(journal, resume=False)
 
 
 def test_the_interval_follows_from_the_stall():

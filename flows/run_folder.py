@@ -1,0 +1,108 @@
+"""The folder of one run of a batch: made, kept to one process, found again; and what the run needs for good."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows import settings
+from flows.faults import InputError
+from model_lineage import LedgerError
+from model_lineage.ledger import Ledger
+from tasks.batch import Batch
+from tasks.execution.journal import Journal
+from techniques.engine.places import place_of
+from techniques.values import digest
+
+
+def fresh_folder(batch: Batch, home: Path) -> Path:
+    """A new folder for a run of the batch, named after the time."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = home / "batches" / batch.name / stamp
+    number = 1
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:  # started in the same second
+            number += 1
+            folder = folder.with_name(f"{stamp}-{number}")
+        else:
+            return folder
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a run. Raises InputError where one is in it."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                [f"the run in {folder} is going on in another process. To fix: wait for its end"]
+            ) from None
+        yield
+
+
+def folder_to_resume(batch: Batch, home: Path) -> Path:
+    """The folder of the newest run of the batch, which must not have ended and must be of the same file."""
+    folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
+    if not folders:
+        raise InputError(
+            [f"there is no run of batch {batch.name!r} to resume under {home}. To fix: leave out --resume"]
+        )
+    journal = Journal.of_file(folders[-1] / "journal.db")
+    try:
+        then = journal.get("digest")
+        is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
+    finally:
+        journal.close()
+    if then != digest(batch.to_json()):
+        raise InputError(
+            [
+                f"the batch file has changed since the run in {folders[-1]}, so it cannot be resumed. "
+                "To fix: undo the change, or leave out --resume to start afresh"
+            ]
+        )
+    if is_done:
+        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
+    return folders[-1]
+
+
+def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
+    """Where the run's checkpoints go: for good, so that a run that is resumed finds them.
+
+    Raises InputError where the library for its protocol is not installed.
+    """
+    root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
+    try:
+        place_of(root or "")
+    except ValueError as error:
+        raise InputError([f"RINGMASTER_CHECKPOINTS: {error}"]) from error
+    journal.put("checkpoint_root", root)
+    return root
+
+
+def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> dict[str, Path]:
+    """Folders of the base models that are not jobs of the batch, fetched from the registry.
+
+    An alias is followed once a run: the version is kept in the journal, and taken again where the run is resumed.
+    """
+    names = {job.name for job in batch.jobs}
+    folders: dict[str, Path] = {}
+    faults = []
+    for job in batch.jobs:
+        if job.base is None or job.base in names:
+            continue
+        try:
+            uri = journal.get(f"base:{job.name}") or ledger.resolve_model(job.base).uri
+            folders[job.name] = ledger.download_model(uri, home / "cache" / "models")
+            journal.put(f"base:{job.name}", uri)
+        except LedgerError as error:
+            faults.append(f"job {job.name}: base {job.base}: {error}")
+    if faults:
+        raise InputError(faults)
+    return folders
