@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from tasks.cluster import Cluster
 from tasks.execution.course import Command, Course
-from tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from tasks.execution.dispatch import DeviceId, in_steps
 from tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
@@ -27,12 +27,14 @@ from tasks.execution.orders import Submit
 from tasks.execution.progress import RunningSegment
 from tasks.execution.replanner import Replanner, State, Thought
 from tasks.execution.roster import Enlisted, Roster
-from tasks.execution.starting import Leases, Starter
+from tasks.execution.starting import Leases, Starter, segment_of
 from tasks.execution.verdicts import Verdicts
 from tasks.planning import Plan, Problem
 from tasks.profiling.options import planning_problem
 from techniques.engine.gang import CRASHED, Event, Outcome
 from techniques.engine.reporter import STOP
+
+MOST_FAILED_PLANS = 3  # in a row, of a batch of which nothing runs
 
 Steer = Callable[[str, str], None]
 """Gives the gang of a folder a command: `STOP`, or what `until` makes."""
@@ -101,6 +103,7 @@ class Executor:
         self.replan(why="start" if not self._journal.plans() else "resumed")
         while self._course.running or (self._has_more() and not self._stopping):
             self._turn()
+            self._give_up_planning()
         return not self._has_more()
 
     def serve(self) -> None:
@@ -123,6 +126,12 @@ class Executor:
 
     def _post(self, number: int, message: Message) -> None:
         self._inbox.put((number, message))
+
+    def _give_up_planning(self) -> None:
+        """Raises why there is no plan where nothing runs and there will be none."""
+        failures = self._replanner.failures if self._replanner is not None else []
+        if not self._course.running and len(failures) >= MOST_FAILED_PLANS:
+            raise failures[-1]
 
     def _has_more(self) -> bool:
         return bool(self._course.planned) or self._wanted is not None
@@ -180,7 +189,7 @@ class Executor:
         self._want(why)
 
     def move_to(self, cluster: Cluster, *, why: str, out: Collection[DeviceId] = ()) -> None:
-        """Other devices are there now. out: those of `cluster` that must not be used; what runs there goes on.
+        """Other devices are there now. out: those of `cluster` that must not be used; what runs there is moved away.
 
         A node that is still there keeps its devices' numbers.
         """
@@ -206,20 +215,9 @@ class Executor:
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
         """Goes on with a segment that another executor started; its gang's words come by `said`."""
-        what, profiles = record.what, self.roster.profiles[record.job]
-        wanted = (what["technique"], dict(what["config"]), what["num_devices"])
-        options = [k for k, p in enumerate(profiles) if (p.technique, dict(p.config), p.num_devices) == wanted]
-        assert options, f"segment {number} of {record.job} ran under an option that is not known: {wanted}"
-        by_name = {name: device for device, name in self._cluster.lease_names().items()}
-        segment = PlannedSegment(
-            job=record.job,
-            option=options[0],
-            last_step=what["last_step"],
-            devices=tuple(by_name[name] for name in what["devices"]),
-            start_s=what["planned_s"][0],
-            end_s=what["planned_s"][1],
-        )
-        self._starter.watch(number, segment, names=tuple(what["devices"]), first_step=what["first_step"])
+        segment = segment_of(record, profiles=self.roster.profiles[record.job], cluster=self._cluster)
+        names, first_step = tuple(record.what["devices"]), record.what["first_step"]
+        self._starter.watch(number, segment, names=names, first_step=first_step)
         future.add_done_callback(lambda ended: self._post(number, ended))
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
@@ -287,12 +285,9 @@ class Executor:
         if replanner.seconds_to_look(is_running=is_running, is_wanted=is_wanted) > 0:
             return
         state = self._state()
-        if self._wanted is None:
-            thought = replanner.look(state)
-        else:
-            thought = replanner.demand(state, why=self._wanted)
-            if thought is None:  # nothing is left that could be planned
-                self._wanted = None
+        thought = replanner.look(state) if self._wanted is None else replanner.demand(state, why=self._wanted)
+        if thought is None:  # of what was wanted, nothing is left that could be planned
+            self._wanted = None
         if thought is not None:
             thought.plan.add_done_callback(lambda _: self._post(0, thought))
 

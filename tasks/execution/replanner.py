@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 # What a plan costs to make, on a machine that may be training on the same cores, must be gained too.
 POLICY = Policy(worth_s=5.0)
 RETRY_S = 5.0  # after a plan that was needed could not be made
+EPS_S = 1e-6  # of sums of seconds
 LOOKS = 5  # looks at what is forecast, between two plans by the clock
 
 Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
@@ -103,6 +104,7 @@ class Replanner:
         self._speeds, self._when = Speeds(), When(policy)
         self._thought: Thought | None = None
         self._look_s, self._retry_s, self._generation = 0.0, 0.0, 0
+        self.failures: list[BaseException] = []  # of plans that were needed, since the last one that could be made
 
     def hear(self, running: RunningSegment, profile: Profile) -> None:
         """Takes in the speed that a running segment has measured."""
@@ -121,32 +123,36 @@ class Replanner:
 
     def planned(self, state: State) -> None:
         """A plan was made and is followed from now on."""
-        self._generation += 1
-        self._thought = None
-        self._expect(self.timeline(state))
+        self.void()
+        state, left = self._plannable(state)
+        if left is not None:
+            self._expect(self.timeline(state, left))
 
     def seconds_to_look(self, *, is_running: bool, is_wanted: bool) -> float:
         """Seconds until `look`, or where a plan is wanted `demand`, may have something to do."""
         if self._thought is not None or not (is_running or is_wanted):
             return math.inf
         then_s = self._retry_s if is_wanted else min(self._look_s, self._when.next_s)
-        return max(0.0, then_s - self._now_s())
+        left_s = then_s - self._now_s()
+        return left_s if left_s > EPS_S else 0.0
 
     def demand(self, state: State, *, why: str) -> Thought | None:
         """Begins to plan what is left as it is now, whatever that gains; None while it thinks already, or pauses after
         a failure, or where there is nothing that could be planned.
         """
-        if self._thought is not None or self._now_s() < self._retry_s:
+        if self._thought is not None or self._now_s() + EPS_S < self._retry_s:
             return None
         state, left = self._plannable(state)
-        return self._begin(state, left, why=why, is_needed=True) if state.jobs else None
+        return None if left is None else self._begin(state, left, why=why, is_needed=True)
 
     def look(self, state: State) -> Thought | None:
         """Begins to plan anew where it is time to; the caller does not wait, but hears when the plan is made."""
         now_s = self._now_s()
-        if self._thought is not None or now_s < min(self._look_s, self._when.next_s) or not state.running:
+        if self._thought is not None or now_s + EPS_S < min(self._look_s, self._when.next_s) or not state.running:
             return None
         state, left = self._plannable(state)
+        if left is None:
+            return None
         ends_s = _ends(self.timeline(state, left))
         self._look_s = now_s + self._policy.least * self._when.first_s / LOOKS
         why = self._when.why_now(now_s, ends_s) if ends_s else None
@@ -167,7 +173,9 @@ class Replanner:
         if error := thought.plan.exception():
             # An improvement that fails is no reason to stop: the plan that is followed is still good.
             logger.warning("the rest of %s could not be planned anew: %s", self._name, error, exc_info=error)
-            self._retry_s = self._now_s() + RETRY_S
+            if thought.is_needed:
+                self._retry_s = self._now_s() + RETRY_S
+                self.failures.append(error)
             return None
         totals = {job.name: job.total_steps for job in state.jobs if job.name in thought.steps}
         whole = {job: totals.get(job, step) for job, step in thought.steps.items()}
@@ -177,8 +185,11 @@ class Replanner:
             if segment.job in totals and (segment.last_step > state.steps[segment.job] or is_end(segment, totals))
         ]
         if thought.is_needed:
+            self.failures.clear()
             return fresh
         state, left = self._plannable(state)
+        if left is None:
+            return None
         return fresh if is_worth_it(self.timeline(state, left), fresh, policy=self._policy) else None
 
     def timeline(self, state: State, left: Problem | None = None) -> Timeline:
@@ -231,16 +242,20 @@ class Replanner:
         )
         return self._thought
 
-    def _plannable(self, state: State) -> tuple[State, Problem]:
-        """What can be planned of a state: jobs without an option for the devices that are there wait for others."""
+    def _plannable(self, state: State) -> tuple[State, Problem | None]:
+        """What can be planned of a state, None for nothing: jobs without an option for the devices that are there wait
+        for others.
+        """
+        if not state.jobs or not state.cluster.nodes:
+            return state.only(()), None
         left = self._left(state)
         names = plannable(left, out=state.out)
         if len(names) == len(left.jobs):
             return state, left
         stuck = sorted({job.id for job in left.jobs} - names)
-        logger.warning("no devices are there for %s: %s wait", self._name, ", ".join(stuck))
+        logger.warning("no devices are there for %s: %s", self._name, ", ".join(stuck))
         state = state.only(names)
-        return state, self._left(state)
+        return state, self._left(state) if state.jobs else None
 
     def _now_s(self) -> float:
         """Seconds since this was made: since the batch began, or nearly so."""
@@ -260,8 +275,6 @@ class Replanner:
             ]
             for job in state.jobs
         }
-        if not state.jobs:
-            return Problem(name=self._name, nodes=(), jobs=(), switch_cost_s=0.0)
         cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
         problem = planning_problem(state.jobs, profiles, state.cluster, name=self._name, steps_done=state.steps)
         return self._on_terms(replace(problem, switch_cost_s=cost_s))
@@ -272,9 +285,11 @@ class Replanner:
 
 
 def _rest(state: State, left: Problem) -> Rest | None:
+    there = set(state.cluster.lease_names()) - set(state.out)
+    goes_on = [r.segment for r in state.running if not r.is_stopping and there.issuperset(r.segment.devices)]
     return remaining(
         left,
-        running={r.segment.job: r.segment for r in state.running if not r.is_stopping},
+        running={segment.job: segment for segment in goes_on},
         started=[job for job, step in state.steps.items() if step > 0],
         out=state.out,
     )

@@ -11,7 +11,7 @@ from tasks.cluster import Cluster
 from tasks.execution.course import Course
 from tasks.execution.dispatch import PlannedSegment
 from tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
-from tasks.execution.journal import RUNNING
+from tasks.execution.journal import RUNNING, SegmentRecord
 from tasks.execution.orders import SegmentCall, Submit, gang_folder, gang_order
 from tasks.execution.progress import RunningSegment
 from tasks.execution.roster import Roster
@@ -163,3 +163,20 @@ def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], 
         "last_step": segment.last_step,
         "planned_s": [segment.start_s, segment.end_s],
     }
+
+
+def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile], cluster: Cluster) -> PlannedSegment:
+    """The segment that the journal tells of, by the options and devices that are known now."""
+    what = record.what
+    wanted = (what["technique"], dict(what["config"]), what["num_devices"])
+    options = [k for k, p in enumerate(profiles) if (p.technique, dict(p.config), p.num_devices) == wanted]
+    assert options, f"segment {record.id} of {record.job} ran under an option that is not known: {wanted}"
+    by_name = {name: device for device, name in cluster.lease_names().items()}
+    return PlannedSegment(
+        job=record.job,
+        option=options[0],
+        last_step=what["last_step"],
+        devices=tuple(by_name[name] for name in what["devices"]),
+        start_s=what["planned_s"][0],
+        end_s=what["planned_s"][1],
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.execution.replanner import Replanner
+from tasks.planning import ProblemError
 from techniques.engine.gang import Outcome
 from techniques.engine.reporter import STOP, UNTIL
 from tests.unit.execution.fakes import Bench
@@ -112,7 +113,10 @@ class ClockedGangs:
 def at_once(think):
     """A background without time: the plan is there before anybody waits for it."""
     future = Future()
-    future.set_result(think())
+    try:
+        future.set_result(think())
+    except ProblemError as error:
+        future.set_exception(error)
     return future
 
 
