@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -20,9 +19,10 @@ from flows.output import error_console
 from flows.pool_databases import make_databases
 from flows.pool_members import Members
 from flows.process_ids import ProcessId
-from flows.service_files import DONE, ENDED, FAILED, UP, Service, ServiceFiles, ServiceState, write_secret
+from flows.service_files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
 from flows.services import EXECUTOR, WORKER, PoolOptions, compose, faults, write_user
 from tasks.pool.database import Database
+from techniques.values import to_json
 
 LOOK_EVERY_S = 0.2
 LONGEST_LINE = 12  # of a log that is shown
@@ -51,7 +51,7 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
         console.print(f"taking over what runs already, with the options that it has: {names}", highlight=False)
     else:
         _prepare(options, files, database_server, console)
-    address = options.address()
+    address = files.address()
     members = Members(Database(address.database, patience_s=30))
     try:
         supervisor = _supervise(files)
@@ -60,7 +60,7 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
         except KeyboardInterrupt:
             is_there = False
         if is_there:
-            write_secret(settings.pool_file(options.home), json.dumps(asdict(address), indent=1) + "\n")
+            write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
         else:
             console.print("ending what was started", highlight=False)
             stop(options.home)
@@ -106,7 +106,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
     write_user(options)
-    files.write_services(compose(options))
+    files.write_services(compose(options), address=options.address())
 
 
 def _supervise(files: ServiceFiles) -> ProcessId:
@@ -135,7 +135,7 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, console: Console, member
         for state in files.states():
             if state.name in done:
                 continue
-            if state.status == FAILED:
+            if state.num_restarts:
                 _print_log(files, state, console)
                 return False
             said = here[state.name]() if state.status == UP and state.name in here else ""

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.process_ids import ProcessId
+from flows.settings import PoolAddress
 from techniques.values import from_json, to_json
 
 WAITING, STARTING, UP, DONE = "waiting", "starting", "up", "done"
-FAILED, ENDING, ENDED = "failed", "ending", "ended"
+ENDING, ENDED = "ending", "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceState:
-    """How a service stands: waiting (for others), starting, up, done (once), failed (never yet up), ending, ended."""
+    """How a service stands: waiting (for others, or to be started again), starting, up, done (once), ending, ended."""
 
     name: str
     status: str
@@ -74,14 +75,19 @@ class ServiceFiles:
         """Where a service's output goes."""
         return self.folder / f"{name}.log"
 
-    def write_services(self, services: Sequence[Service]) -> None:
-        """Says which services there are to be; nothing is known of their processes."""
+    def write_services(self, services: Sequence[Service], *, address: PoolAddress) -> None:
+        """Says which services there are to be, and how they are reached; nothing is known of their processes."""
         write_secret(self.folder / "state.json", json.dumps({"services": []}))
-        write_secret(self.folder / "services.json", json.dumps(to_json(services), indent=1))
+        said = {"address": to_json(address), "services": to_json(services)}
+        write_secret(self.folder / "services.json", json.dumps(said, indent=1))
 
     def services(self) -> tuple[Service, ...]:
         """Which services there are to be."""
-        return tuple(from_json(Service, each) for each in json.loads((self.folder / "services.json").read_text()))
+        return tuple(from_json(Service, each) for each in self._said("services.json")["services"])
+
+    def address(self) -> PoolAddress:
+        """How they are reached."""
+        return from_json(PoolAddress, self._said("services.json")["address"])
 
     def write_states(self, states: Sequence[ServiceState]) -> None:
         """Says how the services stand; this process is the one that keeps them running."""
@@ -90,11 +96,11 @@ class ServiceFiles:
 
     def states(self) -> tuple[ServiceState, ...]:
         """How the services stand, in the order in which they start."""
-        return tuple(from_json(ServiceState, each) for each in self._state().get("services", ()))
+        return tuple(from_json(ServiceState, each) for each in self._said("state.json").get("services", ()))
 
     def supervisor(self) -> ProcessId | None:
         """The process that keeps the services running; None where it has ended."""
-        said = self._state().get("supervisor")
+        said = self._said("state.json").get("supervisor")
         process = from_json(ProcessId, said) if said else None
         return process if process is not None and process.lives() else None
 
@@ -109,9 +115,9 @@ class ServiceFiles:
             else:
                 yield True
 
-    def _state(self) -> dict[str, Any]:
+    def _said(self, name: str) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+            said: dict[str, Any] = json.loads((self.folder / name).read_text())
         except FileNotFoundError:
             return {}
         return said

@@ -215,10 +215,13 @@ def _listen(host: str, port: int) -> tuple[str, ...]:
 
 
 def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
+    origins = [address.prefect_api.removesuffix("/api")]
+    if is_loopback(options.host):
+        origins.append(f"http://localhost:{options.port_prefect}")
     return {
         "PREFECT_UI_API_URL": address.prefect_api,
         # As shipped, any page that a browser shows may use the API; this leaves its own.
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": address.prefect_api.removesuffix("/api"),
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
         "PREFECT_SERVER_API_AUTH_STRING": f"{address.username}:{options.password}" if options.password else None,
         "PREFECT_API_DATABASE_CONNECTION_URL": options.databases.prefect,
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from flows.process_ids import ProcessId, reap
-from flows.service_files import DONE, ENDED, ENDING, FAILED, STARTING, UP, WAITING, Service, ServiceFiles, ServiceState
+from flows.service_files import DONE, ENDED, ENDING, STARTING, UP, WAITING, Service, ServiceFiles, ServiceState
 
 LOOK_EVERY_S = 0.25  # at what is starting
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
@@ -41,7 +41,6 @@ class Child:
     num_failures: int = 0  # in a row
     num_restarts: int = 0
     message: str = ""
-    ever_up: bool = False
 
     def state(self) -> ServiceState:
         """What others may know of it."""
@@ -64,6 +63,11 @@ def answers(url: str) -> bool:
         return error.code < 500
     except (urllib.error.URLError, OSError):
         return False
+
+
+def delay_s(num_failures: int) -> float:
+    """Seconds until a service that has ended is started again, having done so `num_failures` times in a row before."""
+    return float(min(FIRST_DELAY_S * 2 ** min(num_failures, 10), LONGEST_DELAY_S))
 
 
 class Supervisor:
@@ -106,7 +110,7 @@ class Supervisor:
     def step(self) -> None:
         """Starts what may start, and looks whether what was started is up."""
         for child in self._children.values():
-            if child.status in (WAITING, FAILED) and self._clock() >= child.due_s and self._may_start(child):
+            if child.status == WAITING and self._clock() >= child.due_s and self._may_start(child):
                 self._start(child)
             if child.status == STARTING and not child.service.once:
                 self._look_at(child)
@@ -149,7 +153,7 @@ class Supervisor:
 
     def _look_at(self, child: Child) -> None:
         if child.service.ready_url is None or self._is_up(child.service.ready_url):
-            child.status, child.since_s, child.message, child.ever_up = UP, self._clock(), "", True
+            child.status, child.since_s, child.message = UP, self._clock(), ""
         elif self._clock() - child.since_s > child.service.patience_s and child.process is not None:
             child.message = f"no answer from {child.service.ready_url} after {child.service.patience_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
@@ -163,10 +167,8 @@ class Supervisor:
             return
         if child.status == UP and now_s - child.since_s >= LASTED_S:
             child.num_failures = 0
-        delay_s = min(FIRST_DELAY_S * 2**child.num_failures, LONGEST_DELAY_S)
         child.message = child.message or f"ended with {code}"
-        child.status = WAITING if child.ever_up else FAILED
-        child.since_s, child.due_s = now_s, now_s + delay_s
+        child.status, child.since_s, child.due_s = WAITING, now_s, now_s + delay_s(child.num_failures)
         child.num_failures += 1
         child.num_restarts += 1
 
@@ -183,7 +185,7 @@ class Supervisor:
         statuses = {child.status for child in self._children.values()}
         if STARTING in statuses:
             return LOOK_EVERY_S
-        waits = [c.due_s - self._clock() for c in self._children.values() if c.status in (WAITING, FAILED)]
+        waits = [c.due_s - self._clock() for c in self._children.values() if c.status == WAITING]
         return max(min(waits), LOOK_EVERY_S) if waits else None
 
     def _end_all(self) -> None:

@@ -1,0 +1,202 @@
+"""Which processes a pool is made of, what each is told, and which choices are refused before anything starts."""
+
+import configparser
+import socket
+from dataclasses import replace
+
+import pytest
+
+from flows.faults import InputError
+from flows.pool_databases import PoolDatabases, databases, make_databases
+from flows.services import PoolOptions, compose, faults, is_loopback, read_password, write_user
+
+PASSWORD = "correct horse 100% battery"
+
+
+@pytest.fixture
+def options(tmp_path):
+    (tmp_path / "pool").mkdir()
+    with socket.socket() as one, socket.socket() as two:
+        for free in (one, two):
+            free.bind(("127.0.0.1", 0))
+        ports = one.getsockname()[1], two.getsockname()[1]
+    return PoolOptions(
+        home=tmp_path, databases=databases(None, home=tmp_path), port_prefect=ports[0], port_mlflow=ports[1]
+    )
+
+
+def by_name(options):
+    return {service.name: service for service in compose(options)}
+
+
+def test_a_pool_of_one_machine_needs_no_choice(options):
+    assert faults(options) == []
+    assert list(by_name(options)) == ["prefect", "mlflow", "deployments", "executor", "worker"]
+
+
+def test_services_start_after_what_they_need(options):
+    names = []
+    for service in compose(options):
+        assert set(service.after) <= set(names)
+        names.append(service.name)
+
+
+def test_a_machine_may_hold_the_servers_alone(options):
+    assert "worker" not in by_name(replace(options, worker=False))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "node7.example.org"])
+def test_any_other_address_needs_a_password(options, host):
+    assert not is_loopback(host)
+    assert any("--password-file" in fault for fault in faults(replace(options, host=host)))
+    assert not any("--password-file" in f for f in faults(replace(options, host=host, password=PASSWORD)))
+
+
+def test_faults_are_told_all_at_once(options):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", options.port_prefect))
+        taken.listen()
+        found = faults(replace(options, password="short"))
+    assert len(found) == 2
+    assert "12" in found[0]
+    assert f"port {options.port_prefect} of 127.0.0.1 cannot be used for prefect: Address already in use" in found[1]
+    assert "--port-prefect" in found[1]
+
+
+def test_the_two_servers_cannot_share_a_port(options):
+    (fault,) = faults(replace(options, port_mlflow=options.port_prefect))
+    assert "both" in fault
+
+
+def test_an_address_of_another_machine_is_refused(options):
+    found = faults(replace(options, host="192.0.2.1", password=PASSWORD))
+    assert "Cannot assign requested address" in found[0]
+
+
+def test_every_process_belongs_to_the_pool_and_keeps_no_pickles(options):
+    for service in compose(options):
+        said = service.environment
+        assert said["PREFECT_API_URL"] == f"http://127.0.0.1:{options.port_prefect}/api"
+        assert said["RINGMASTER_DATABASE"] == f"sqlite:///{options.home}/pool/pool.db"
+        assert said["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+        assert said["PREFECT_RESULTS_PERSIST_BY_DEFAULT"] == "true"
+        assert said["DO_NOT_TRACK"] == said["MLFLOW_DISABLE_TELEMETRY"] == "true"
+        assert said["RINGMASTER_HOME"] == str(options.home)
+
+
+def test_without_a_password_nobody_is_asked_for_one(options):
+    every = by_name(options)
+    assert every["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"] is None  # whatever this process inherited
+    assert "--app-name" not in every["mlflow"].command
+
+
+def test_servers_ask_for_the_password_and_their_clients_know_it(options):
+    every = by_name(replace(options, password=PASSWORD))
+    assert every["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
+    assert every["mlflow"].command[-2:] == ("--app-name", "basic-auth")
+    assert len(every["mlflow"].environment["MLFLOW_FLASK_SERVER_SECRET_KEY"]) >= 32
+    for client in ("deployments", "executor", "worker"):
+        said = every[client].environment
+        assert said["PREFECT_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
+        assert (said["MLFLOW_TRACKING_USERNAME"], said["MLFLOW_TRACKING_PASSWORD"]) == ("ringmaster", PASSWORD)
+
+
+def test_no_argument_that_others_can_read_holds_a_secret(options):
+    secret = PoolDatabases(
+        pool="postgresql://u:secret@h/d",
+        prefect="postgresql+asyncpg://u:secret@h/p",
+        mlflow="postgresql://u:secret@h/m",
+    )
+    for service in compose(replace(options, databases=secret, password=PASSWORD)):
+        assert not any("secret" in word or PASSWORD in word for word in service.command)
+    assert "secret" not in repr(secret)
+    assert PASSWORD not in repr(replace(options, password=PASSWORD))
+
+
+def test_pages_of_other_sites_may_not_use_the_servers(options):
+    every = by_name(replace(options, host="10.0.0.1", password=PASSWORD))
+    prefect, mlflow = every["prefect"].environment, every["mlflow"].environment
+    assert prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == f"http://10.0.0.1:{options.port_prefect}"
+    assert mlflow["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == f"http://10.0.0.1:{options.port_mlflow}"
+    assert mlflow["MLFLOW_SERVER_ALLOWED_HOSTS"].startswith(f"10.0.0.1:{options.port_mlflow},10.0.0.1,")
+
+
+def test_who_listens_everywhere_is_reached_by_name(options):
+    everywhere = replace(options, host="0.0.0.0", password=PASSWORD)
+    assert everywhere.address().mlflow_uri == f"http://{socket.gethostname()}:{options.port_mlflow}"
+    assert by_name(everywhere)["mlflow"].ready_url == f"http://127.0.0.1:{options.port_mlflow}/health"
+
+
+def test_addresses_of_ipv6_stand_in_brackets(options):
+    assert replace(options, host="::1").address().prefect_api == f"http://[::1]:{options.port_prefect}/api"
+
+
+def test_mlflows_user_is_written_for_its_owner_alone(options):
+    guarded = replace(options, password=PASSWORD)
+    write_user(guarded)
+    file = options.folder / "mlflow-auth.ini"
+    assert file.stat().st_mode & 0o777 == 0o600
+    ini = configparser.ConfigParser()
+    ini.read(file)
+    assert (ini["mlflow"]["admin_username"], ini["mlflow"]["admin_password"]) == ("ringmaster", PASSWORD)
+
+
+def test_another_password_than_mlflows_users_were_made_with_is_refused(options):
+    write_user(replace(options, password=PASSWORD))
+    (options.folder / "mlflow-users.db").touch()
+    write_user(replace(options, password=PASSWORD))
+    with pytest.raises(InputError, match=r"To fix: give that one, or remove .*mlflow-users\.db"):
+        write_user(replace(options, password="another password"))
+
+
+def test_a_password_is_one_line_that_nobody_else_can_read(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    file.chmod(0o600)
+    assert read_password(file) == PASSWORD
+    file.chmod(0o644)
+    with pytest.raises(InputError, match="chmod 600"):
+        read_password(file)
+    file.chmod(0o600)
+    file.write_text("")
+    with pytest.raises(InputError, match="one line"):
+        read_password(file)
+    with pytest.raises(InputError, match="No such file"):
+        read_password(tmp_path / "none")
+
+
+def test_databases_have_the_drivers_that_their_readers_want(tmp_path):
+    found = databases("postgresql://u:p%40ss@db:5433/nightly?sslmode=require", home=tmp_path)
+    assert found.pool == "postgresql://u:p%40ss@db:5433/nightly?sslmode=require"
+    assert found.prefect == "postgresql+asyncpg://u:p%40ss@db:5433/nightly_prefect?ssl=require"
+    assert found.mlflow == "postgresql+psycopg://u:p%40ss@db:5433/nightly_mlflow?sslmode=require"
+
+
+@pytest.mark.parametrize("name", ["", "/", "/postgres"])
+def test_databases_have_a_name_where_none_is_given(tmp_path, name):
+    assert databases(f"postgresql://u@db{name}", home=tmp_path).pool == "postgresql://u@db/ringmaster"
+
+
+@pytest.mark.parametrize("url", ["mysql://u@db/x", "sqlite:///file", "postgresql:///x", "nonsense"])
+def test_what_is_no_postgresql_server_is_refused(tmp_path, url):
+    with pytest.raises(InputError, match="postgresql://USER:PASSWORD@HOST:PORT/NAME"):
+        databases(url, home=tmp_path)
+
+
+def test_a_server_that_is_away_is_told_without_the_password():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        port = closed.getsockname()[1]
+        with pytest.raises(InputError, match=f"127.0.0.1:{port} cannot be used") as caught:
+            make_databases(f"postgresql://u:secret@127.0.0.1:{port}/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_every_variable_that_is_set_is_a_text_or_taken_away(options):
+    for service in compose(options):
+        assert all(value is None or isinstance(value, str) for value in service.environment.values())

@@ -1,0 +1,202 @@
+"""Services start in order, start again when they end, and end in the opposite order; here they are small programs."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from flows.process_ids import ProcessId
+from flows.service_files import DONE, ENDED, UP, WAITING, Service, ServiceFiles
+from flows.settings import PoolAddress
+from flows.supervisor import Supervisor, delay_s
+
+ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
+LIVES = "import signal; print('started', flush=True); signal.pause()"
+# Says so when it is asked to end, in the order in which that happens.
+NOTES = """
+import os, signal, sys
+def end(*_):
+    with open(sys.argv[1], "a") as file:
+        file.write(sys.argv[2] + "\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+print("started", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    files = ServiceFiles(tmp_path / "pool")
+    files.make()
+    yield files
+    for state in files.states():
+        if state.process is not None and state.lives():
+            state.process.end(grace_s=0, group=True)
+
+
+def service(name, program=LIVES, *arguments, **options):
+    return Service(name=name, command=(sys.executable, "-c", program, *arguments), environment={}, **options)
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Running:
+    """A supervisor in a thread of its own, and what it has written."""
+
+    def __init__(self, files, services, **options):
+        files.write_services(services, address=ADDRESS)
+        self.files, self.told = files, threading.Condition()
+        write = files.write_states
+
+        def write_states(states):
+            write(states)
+            with self.told:
+                self.told.notify_all()
+
+        files.write_states = write_states
+        self.supervisor = Supervisor(services, files, **options)
+        self.thread = threading.Thread(target=self.supervisor.run)
+        self.thread.start()
+
+    def state(self, name):
+        return next((state for state in self.files.states() if state.name == name), None)
+
+    def wait(self, name, look):
+        with self.told:
+            assert self.told.wait_for(lambda: (s := self.state(name)) is not None and look(s), timeout=30), (
+                self.files.states()
+            )
+        return self.state(name)
+
+    def stop(self):
+        self.supervisor.stop()
+        self.thread.join(timeout=30)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def run(files):
+    running = []
+
+    def run(*services, **options):
+        running.append(Running(files, services, **options))
+        return running[-1]
+
+    yield run
+    for each in running:
+        if each.thread.is_alive():
+            each.stop()
+
+
+def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path):
+    notes = tmp_path / "notes"
+    asked, is_there = [], threading.Event()
+
+    def is_up(url):
+        asked.append(url)
+        return is_there.is_set()
+
+    pool = run(
+        service("server", NOTES, str(notes), "server", ready_url="http://server"),
+        service("once", "pass", after=("server",), once=True),
+        service("worker", NOTES, str(notes), "worker", after=("server", "once")),
+        is_up=is_up,
+    )
+    pool.wait("server", lambda state: state.status == "starting")
+    assert pool.state("once").status == pool.state("worker").status == WAITING
+    is_there.set()
+    pool.wait("worker", lambda state: state.status == UP)
+    assert pool.state("once").status == DONE
+    assert set(asked) == {"http://server"}
+    # Up means started, where nothing answers: its handler stands once it has printed.
+    log = pool.files.log("worker")
+    while "started" not in log.read_text():
+        pool.thread.join(timeout=0.02)
+    pool.stop()
+    assert notes.read_text().split() == ["worker", "server"]
+    assert {state.status for state in pool.files.states()} == {ENDED}
+
+
+def test_what_ends_is_started_again(run):
+    clock = Clock()
+    pool = run(service("worker"), clock=clock)
+    first = pool.wait("worker", lambda state: state.status == UP)
+    first.process.signal(signal.SIGKILL)
+    ended = pool.wait("worker", lambda state: state.status == WAITING)
+    assert (ended.num_restarts, ended.message) == (1, "ended with -9")
+    clock.now_s = 1.0
+    again = pool.wait("worker", lambda state: state.status == UP)
+    assert again.pid != first.pid
+
+
+def test_what_ends_again_and_again_waits_longer_but_not_for_ever():
+    assert [delay_s(number) for number in (0, 1, 2, 100)] == [1, 2, 4, 60]
+
+
+def test_what_ends_at_once_says_how_and_why(run):
+    pool = run(service("server", "print('no such database'); raise SystemExit(3)"), clock=Clock())
+    assert pool.wait("server", lambda state: state.num_restarts).message == "ended with 3"
+    assert "no such database" in pool.files.log("server").read_text()
+
+
+def test_what_does_not_answer_in_time_is_ended(run):
+    clock = Clock()
+    pool = run(service("server", ready_url="http://server", patience_s=5), is_up=lambda _: False, clock=clock)
+    pool.wait("server", lambda state: state.pid is not None)
+    clock.now_s = 6.0
+    assert pool.wait("server", lambda state: state.num_restarts).message == "no answer from http://server after 5 s"
+
+
+def test_a_supervisor_takes_over_what_another_has_left(run, files):
+    first = run(service("worker"))
+    left = first.wait("worker", lambda state: state.status == UP)
+    second = Supervisor(files.services(), files)  # as if the first had been killed
+    second.step()
+    (state,) = files.states()
+    assert (state.pid, state.status, state.num_restarts) == (left.pid, UP, 0)
+
+
+def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
+    """A shell's `&` ignores SIGINT, and so would all that is started from it."""
+    read = "import signal as s; print(s.getsignal(s.SIGINT) is s.default_int_handler, flush=True); s.pause()"
+    files.write_services([service("worker", read)], address=ADDRESS)
+    command = [sys.executable, "-m", "flows.supervisor", str(files.folder)]
+    ignores = f"trap '' INT; exec {' '.join(command)}"
+    process = subprocess.Popen(["sh", "-c", ignores], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        log = files.log("worker")
+        for _ in range(1000):
+            if log.exists() and log.read_text():
+                break
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=0.02)
+        assert log.read_text().strip() == "True"
+        other = subprocess.run(command, capture_output=True, text=True)
+        assert (other.returncode, "another supervisor" in other.stderr) == (1, True)
+        assert files.supervisor() == ProcessId.of(process.pid)
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+        process.stdout.close()
+    assert files.supervisor() is None
+    assert [state.status for state in files.states()] == [ENDED]
+
+
+def test_files_with_secrets_are_their_owners_alone(files):
+    files.write_services([], address=ADDRESS)
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+    for name in ("services.json", "state.json"):
+        assert (files.folder / name).stat().st_mode & 0o777 == 0o600
+    assert json.loads((files.folder / "services.json").read_text())["address"]["database"] == "sqlite:///x"
+    assert files.address() == ADDRESS
