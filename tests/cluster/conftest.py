@@ -1,9 +1,15 @@
+import os
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from techniques.engine.processes import ForkServer
+from tests.cluster.machines import Network
+from tests.cluster.pool import Pool
 from tests.cluster.postgresql import PostgresServer
+from tests.cluster.servers import mlflow_server, prefect_server
+from tests.integration.workbench import Workbench
 
 HERE = Path(__file__).parent
 
@@ -33,3 +39,105 @@ def postgresql_url(postgresql):
     name = f"test_{uuid4().hex[:12]}"
     yield postgresql.create(name)
     postgresql.drop(name)
+
+
+RECOVERIES = pytest.StashKey[list]()
+BEAT_S, LOST_S, FENCE_S = 1, 12, 8  # of the pools of tests; 5, 60 and 40 in earnest
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory):
+    """Trains the undisturbed models that others are compared with."""
+    with ForkServer() as server:
+        yield Workbench(server, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="session")
+def network():
+    """What nodes are wired to."""
+    network = Network()
+    try:
+        yield network
+    finally:
+        network.close()
+
+
+@pytest.fixture(scope="session")
+def pool_postgresql(network):
+    """A PostgreSQL server that all nodes reach."""
+    server = PostgresServer(address=network.address, networks=(network.subnet,))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def prefect(network, pool_postgresql, tmp_path_factory):
+    """A Prefect server that all nodes reach, on PostgreSQL."""
+    database = pool_postgresql.create("prefect")
+    server = prefect_server(tmp_path_factory.mktemp("prefect"), network.address, database=database)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def mlflow(network, pool_postgresql, tmp_path_factory):
+    """An MLflow server that all nodes reach."""
+    server = mlflow_server(tmp_path_factory.mktemp("mlflow"), network.address)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def session_pool(network, pool_postgresql, prefect, tmp_path_factory):
+    """A pool of two nodes with a device each, for all tests; use `pool`."""
+    folder = tmp_path_factory.mktemp("pool")
+    pool = Pool(
+        folder,
+        network=network,
+        database_url=pool_postgresql.create("pool"),
+        prefect=prefect,
+        mlflow_uri=f"sqlite:///{folder}/mlflow.db",
+        patience=f"{BEAT_S},{LOST_S},{FENCE_S}",
+    )
+    try:
+        pool.prepare()
+        cores = sorted(os.sched_getaffinity(0))
+        for number, name in enumerate(("alpha", "beta")):
+            pool.add_node(name, core=cores[number % len(cores)])
+        yield pool
+    finally:
+        pool.close()
+
+
+@pytest.fixture
+def pool(session_pool):
+    """The pool, whole, whatever the test before has done to it."""
+    session_pool.heal()
+    yield session_pool
+    session_pool.abandon()
+
+
+@pytest.fixture
+def recovered(request):
+    """Notes the seconds from a fault to what ends it, for the end of the report."""
+
+    def note(fault, seconds):
+        request.config.stash.setdefault(RECOVERIES, []).append((fault, seconds))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Prints what the faults have cost."""
+    found = config.stash.get(RECOVERIES, [])
+    if found:
+        terminalreporter.section("seconds to recovery")
+        for fault, seconds in found:
+            terminalreporter.line(f"{seconds:7.1f}  {fault}")

@@ -1,7 +1,8 @@
 """The jobs of the cluster tests, and what is true of them however they were disturbed."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
@@ -69,8 +70,6 @@ def assert_same_weights(bench, job, model_dir, folder, *, layout=None):
 
 
 def replace_kwargs(job, kwargs):
-    from dataclasses import replace
-
     return replace(job, model=replace(job.model, kwargs=kwargs))
 
 
@@ -105,5 +104,5 @@ class Trace:
                 spans[whose(line), line["pid"]] = (first_s, line["s"])
             for thing in {thing for thing, _ in spans}:
                 turns = sorted(span for (owner, _), span in spans.items() if owner == thing)
-                for (_, ended_s), (began_s, _) in zip(turns, turns[1:], strict=False):
+                for (_, ended_s), (began_s, _) in pairwise(turns):
                     assert ended_s < began_s, f"{thing} had two owners for {ended_s - began_s:.2f} s"

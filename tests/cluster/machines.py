@@ -32,15 +32,18 @@ def can_make_networks():
 
 
 class Network:
-    """What nodes and servers reach each other by. `address` is the servers'; has_wires: whether a node can be cut off."""
+    """By what nodes and servers reach each other.
+
+    address: the servers'. subnet: of all. has_wires: whether a node can be cut off.
+    """
 
     def __init__(self):
         self.has_wires = can_make_networks()
         self._name, self._nodes = f"rm{os.getpid()}", []
-        self.address = "127.0.0.1"
+        self.address, self.subnet = "127.0.0.1", "127.0.0.0/8"
         if self.has_wires:
-            self._subnet = f"10.{100 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
-            self.address = f"{self._subnet}.1"
+            self._prefix = f"10.{100 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
+            self.address, self.subnet = f"{self._prefix}.1", f"{self._prefix}.0/24"
             _ip("link", "add", self._name, "type", "bridge")
             _ip("addr", "add", f"{self.address}/24", "dev", self._name)
             _ip("link", "set", self._name, "up")
@@ -52,7 +55,7 @@ class Network:
         if self.has_wires:
             number = len(self._nodes)
             node.namespace, node.wire = f"{self._name}n{number}", f"{self._name}v{number}"
-            node.address = f"{self._subnet}.{number + 1}"
+            node.address = f"{self._prefix}.{number + 1}"
             _ip("netns", "add", node.namespace)
             _ip("link", "add", node.wire, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
             _ip("link", "set", node.wire, "master", self._name, "up")
@@ -103,6 +106,11 @@ class Node:
         if not self.namespace:
             pytest.skip("a node can be cut off only where we may make network namespaces (as root)")
         _ip("link", "set", self.wire, "down")
+
+    def unplug(self):
+        """The same where that is possible: nobody hears that what ran there has ended."""
+        if self.namespace:
+            self.cut()
 
     def mend(self):
         """Puts it back."""

@@ -14,8 +14,9 @@ from tasks.pool.database import Database
 from tasks.pool.mail import Mail
 from tasks.pool.nodes import SERVING, Nodes
 from tasks.pool.patience import VARIABLE
+from tasks.pool.requests import CANCEL, Requests
 from tasks.pool.submissions import Submission, Submissions
-from tests.cluster.jobs import Trace, assert_same_weights, profiles_of
+from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import until
@@ -26,7 +27,10 @@ ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
 
 
 class Pool:
-    """What belongs together; nodes are added one by one. patience: "beat,lost,fence", as RINGMASTER_PATIENCE says it."""
+    """What belongs together; nodes are added one by one.
+
+    patience: "beat,lost,fence" in seconds, as RINGMASTER_PATIENCE says it.
+    """
 
     def __init__(self, folder, *, network, database_url, prefect, mlflow_uri, patience):
         self.folder, self.network, self.prefect, self.patience = folder, network, prefect, patience
@@ -104,23 +108,28 @@ class Pool:
         return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == SERVING}
 
     def heal(self):
-        """Mends what a test has left broken: all servers answer, all wires are up, all workers and the executor serve."""
+        """Mends what a test has left broken: wires are up, the executor and all workers serve."""
         for node in self.nodes.values():
             node.mend()
-        before = self.serving()
         if self.executor is None or self.executor.poll() is not None:
             self.start_executor()
         fresh = [name for name, worker in self.workers.items() if worker.poll() is not None]
         for name in [*fresh, *(name for name in self.nodes if name not in self.workers)]:
             self.start_worker(name)
-        until("all nodes serve", lambda: self._all_serve(before), seconds=START_PATIENCE_S)
+        until("all nodes serve", self._all_serve, seconds=START_PATIENCE_S)
 
-    def _all_serve(self, before):
+    def abandon(self):
+        """Takes back what a failed test has left to be done, so that it does not meet the next one."""
+        requests = Requests(self.database)
+        for submission in Submissions(self.database).standing():
+            requests.ask(CANCEL, {"batch": submission.id, "jobs": []})
+        until("nothing is left", lambda: not Submissions(self.database).standing(), seconds=JOB_PATIENCE_S)
+
+    def _all_serve(self):
         for name, worker in self.workers.items():
             assert worker.poll() is None, f"the worker of {name} has ended: {self.tail(name)}"
         assert self.executor.poll() is None, f"the executor has ended: {self.tail('executor')}"
-        now = self.serving()
-        return set(self.nodes) <= set(now)
+        return set(self.nodes) <= set(self.serving())
 
     def tail(self, name):
         """The end of the log of a node or of the executor."""
@@ -203,45 +212,14 @@ class Pool:
         """Where the finished model of a job is."""
         return self.home / "batches" / batch / "models" / job
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
+    def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=JOB_PATIENCE_S):
+        """The first step of a job that is trained after that moment, by another process where one is named."""
 
-    def assert_well(self, batch, jobs, bench, folder, *, layouts=None):
-        """Whatever happened: the weights are those of an undisturbed run, and nothing was done twice."""
-        self.assert_nothing_twice(batch)
-        self.trace.assert_one_owner()
-        self.assert_devices_held_once()
-        for job in jobs:
-            layout = (layouts or {}).get(job.name)
-            assert_same_weights(bench, job, self.model_dir(batch, job.name), folder / job.name, layout=layout)
+        def look():
+            steps = self.trace.of(job=job, node=node and self.nodes[node].mark, after_s=after_s)
+            return next((step for step in steps if step["pid"] != not_by), None)
 
-    def assert_nothing_twice(self, batch):
-        """Each segment begins at the newest checkpoint of those before it, and every job's last ends at its end."""
-        words = self.words(batch)
-        for name in {segment.job for segment in self.segments(batch)}:
-            kept = 0
-            for segment in self.segments(batch):
-                if segment.job != name:
-                    continue
-                mine = [word.content for word in words if word.segment == segment.id]
-                for ready in [content for content in mine if content["event"] == "ready"]:
-                    assert ready["step"] >= kept, f"{name}: {ready['step']} is before the checkpoint of {kept}"
-                saved = [content["step"] for content in mine if content["event"] == "checkpoint"]
-                ends = [
-                    c["result"].get("step", 0) for c in mine if c["event"] == "outcome" and c["status"] != "crashed"
-                ]
-                kept = max([kept, *saved, *ends])
-
-    def assert_devices_held_once(self):
-        """No two segments had a device at a time, by the journal's clock."""
-        by_device = {}
-        for segment in self.segments():
-            for device in segment.what["devices"]:
-                by_device.setdefault(device, []).append((segment.started_s, segment.ended_s, segment.id))
-        for device, spans in by_device.items():
-            spans.sort()
-            for (_, ended_s, one), (began_s, _, other) in zip(spans, spans[1:], strict=False):
-                assert ended_s is not None, f"segment {one} on {device} never ended, and {other} began"
-                assert ended_s <= began_s, f"segments {one} and {other} had {device} at once"
+        return until(f"{job} is trained", look, seconds=seconds)
 
 
 def _command(process):

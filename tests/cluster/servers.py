@@ -56,18 +56,18 @@ class Server:
             self._process = None
 
 
-def prefect_server(folder, address):
-    """Prefect on SQLite; its `url` lacks the "/api"."""
+def prefect_server(folder, address, *, database):
+    """Prefect on PostgreSQL; its `url` lacks the "/api"."""
     port = free_port(address)
     environment = {
         **os.environ,
         **QUIET_ENVIRONMENT,
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_API_URL": "",
+        "PREFECT_API_DATABASE_CONNECTION_URL": database.replace("postgresql://", "postgresql+asyncpg://", 1),
         "PYTHONSAFEPATH": "1",
     }
-    del environment["PREFECT_API_URL"]
+    environment.pop("PREFECT_API_URL", None)
     (folder / "prefect").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", address, "--port", str(port)]
     return Server(

@@ -1,0 +1,44 @@
+"""What is true of a pool however it was disturbed."""
+
+from itertools import pairwise
+
+from tests.cluster.jobs import assert_same_weights
+
+
+def assert_well(pool, batch, jobs, bench, folder, *, layouts=None):
+    """Whatever happened: the weights are those of an undisturbed run, and nothing was done twice."""
+    assert_nothing_twice(pool, batch)
+    pool.trace.assert_one_owner()
+    assert_devices_held_once(pool)
+    for job in jobs:
+        layout = (layouts or {}).get(job.name)
+        assert_same_weights(bench, job, pool.model_dir(batch, job.name), folder / job.name, layout=layout)
+
+
+def assert_nothing_twice(pool, batch):
+    """Each segment begins at the newest checkpoint of those before it, and every job's last ends at its end."""
+    words = pool.words(batch)
+    for name in {segment.job for segment in pool.segments(batch)}:
+        kept = 0
+        for segment in pool.segments(batch):
+            if segment.job != name:
+                continue
+            mine = [word.content for word in words if word.segment == segment.id]
+            for ready in [content for content in mine if content["event"] == "ready"]:
+                assert ready["step"] >= kept, f"{name}: {ready['step']} is before the checkpoint of {kept}"
+            saved = [content["step"] for content in mine if content["event"] == "checkpoint"]
+            ends = [c["result"].get("step", 0) for c in mine if c["event"] == "outcome" and c["status"] != "crashed"]
+            kept = max([kept, *saved, *(result.get("step", 0) for result in ends)])
+
+
+def assert_devices_held_once(pool):
+    """No two segments had a device at a time, by the journal's clock."""
+    by_device = {}
+    for segment in pool.segments():
+        for device in segment.what["devices"]:
+            by_device.setdefault(device, []).append((segment.started_s, segment.ended_s, segment.id))
+    for device, spans in by_device.items():
+        spans.sort()
+        for (_, ended_s, one), (began_s, _, other) in pairwise(spans):
+            assert ended_s is not None, f"segment {one} on {device} never ended, and {other} began"
+            assert ended_s <= began_s, f"segments {one} and {other} had {device} at once"

@@ -1,0 +1,105 @@
+"""Workers and nodes that end, vanish and come back."""
+
+import os
+import signal
+import time
+
+from tasks.pool.nodes import Nodes
+from tests.cluster.checks import assert_well
+from tests.cluster.conftest import LOST_S
+from tests.cluster.jobs import torch_job
+from tests.cluster.waiting import until
+
+OTHER = {"alpha": "beta", "beta": "alpha"}
+
+
+def node_of(pool, job):
+    """The name of the node that trains a job, and the process that does it there."""
+    step = pool.trace.of(job=job)[-1]
+    return next(name for name, node in pool.nodes.items() if node.mark == step["node"]), step["pid"]
+
+
+def running(pool, name, **changes):
+    """A batch of one job that trains and has checkpointed; and where."""
+    job = torch_job(name, trace=pool.trace.file, **changes)
+    batch = pool.submit([job])
+    pool.wait_for_checkpoint(batch)
+    return job, batch, *node_of(pool, name)
+
+
+def test_a_worker_that_is_killed(pool, bench, tmp_path, recovered):
+    job, batch, name, pid = running(pool, "orphaned")
+    before_s = time.monotonic()
+    pool.workers[name].kill()
+    pool.workers[name].wait()
+    pool.start_worker(name)  # as systemd does
+    again = pool.trains("orphaned", after_s=before_s + 0.5, not_by=pid)
+    recovered("a worker killed and started again", again["s"] - before_s)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def test_a_node_that_is_lost_with_all_its_processes(pool, bench, tmp_path, recovered):
+    job, batch, name, pid = running(pool, "widowed")
+    before_s = time.monotonic()
+    pool.nodes[name].unplug()
+    pool.nodes[name].lose()
+    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S)
+    recovered(f"a node lost: found, where it may be silent for {LOST_S} s", time.monotonic() - before_s)
+    found_s = time.monotonic()
+    again = pool.trains("widowed", after_s=before_s, not_by=pid, node=OTHER[name])
+    recovered("a node lost: its job trains elsewhere, after that", again["s"] - found_s)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def test_a_node_that_is_cut_off_and_comes_back(pool, bench, tmp_path, recovered):
+    job, batch, name, pid = running(pool, "cut", num_steps=200)
+    incarnation = pool.serving()[name]
+    before_s = time.monotonic()
+    pool.nodes[name].cut()
+    again = pool.trains("cut", after_s=before_s, not_by=pid, node=OTHER[name])
+    recovered("a node cut off: its job trains elsewhere", again["s"] - before_s)
+    last_s = max(step["s"] for step in pool.trace.of(job="cut") if step["pid"] == pid)
+    assert last_s < again["s"], "it trained on two nodes at once"
+    mended_s = time.monotonic()
+    pool.nodes[name].mend()
+    until("the node serves again", lambda: pool.serving().get(name) not in (None, incarnation), seconds=60)
+    recovered("a node that was cut off serves again", time.monotonic() - mended_s)
+    other = torch_job("returned", trace=pool.trace.file)
+    second = pool.submit([other])
+    pool.trains("returned", after_s=mended_s, node=name)
+    for each in (batch, second):
+        pool.wait(each)
+    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, second, [other], bench, tmp_path)
+
+
+def test_a_node_that_gets_notice(pool, bench, tmp_path, recovered):
+    job, batch, name, pid = running(pool, "spot")
+    before_s = time.monotonic()
+    worker = pool.workers[name]
+    worker.send_signal(signal.SIGTERM)
+    worker.wait(timeout=30)
+    recovered("SIGTERM to a worker: it has ended in order", time.monotonic() - before_s)
+    again = pool.trains("spot", after_s=before_s, not_by=pid, node=OTHER[name])
+    recovered("SIGTERM to a worker: its job trains elsewhere", again["s"] - before_s)
+    pool.wait(batch)
+    assert name not in {node.name for node in Nodes(pool.database).all()}
+    first, second = pool.segments(batch)
+    assert first.outcome["status"] == "preempted"
+    assert second.what["first_step"] == first.outcome["step"]
+    assert len(pool.trace.of(job="spot")) == job.num_steps, "every step is trained once, and no more"
+    assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def test_a_worker_that_is_frozen(pool, bench, tmp_path, recovered):
+    """Its fork server ends its ranks by itself; when it thaws, it finds that it was given up, and begins anew."""
+    job, batch, name, pid = running(pool, "frozen", num_steps=200)
+    before_s = time.monotonic()
+    os.kill(pool.workers[name].pid, signal.SIGSTOP)
+    again = pool.trains("frozen", after_s=before_s, not_by=pid, node=OTHER[name])
+    recovered("a worker frozen (SIGSTOP): its job trains elsewhere", again["s"] - before_s)
+    os.kill(pool.workers[name].pid, signal.SIGCONT)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)

@@ -1,0 +1,104 @@
+"""Ranks that die, hang and cannot write; the pool goes on from their last checkpoint."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cluster.checks import assert_well
+from tests.cluster.jobs import profiles_of, torch_job
+from tests.cluster.waiting import until
+from tests.integration.workbench import Layout
+
+BALLAST = 1_000_000  # makes a checkpoint of 12 MB, which takes long enough to be interrupted
+
+
+def strike(pool, job, number):
+    """Sends a signal to the process that trains a job; returns its pid and when."""
+    pid, before_s = pool.trace.of(job=job)[-1]["pid"], time.monotonic()
+    os.kill(pid, number)
+    return pid, before_s
+
+
+def test_a_rank_that_is_killed(pool, bench, tmp_path, recovered):
+    job = torch_job("killed", trace=pool.trace.file)
+    batch = pool.submit([job])
+    pool.wait_for_checkpoint(batch)
+    pid, before_s = strike(pool, "killed", signal.SIGKILL)
+    again = pool.trains("killed", after_s=before_s, not_by=pid)
+    recovered("a rank killed", again["s"] - before_s)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def test_a_rank_of_a_gang_over_two_nodes_that_is_killed(pool, bench, tmp_path, recovered):
+    job = torch_job("wide", trace=pool.trace.file)
+    batch = pool.submit([job], profiles={"wide": profiles_of(job, techniques=("ddp",))})
+    pool.wait_for_checkpoint(batch)
+    assert {step["node"] for step in pool.trace.of(job="wide")} == {node.mark for node in pool.nodes.values()}
+    pid, before_s = strike(pool, "wide", signal.SIGKILL)
+    again = pool.trains("wide", after_s=before_s + 1.0, not_by=pid)
+    recovered("a rank killed, of a gang over two nodes", again["s"] - before_s)
+    pool.wait(batch)
+    layout = Layout("ddp", 2, profiles_of(job, techniques=("ddp",))[0].config)
+    assert_well(pool, batch, [job], bench, tmp_path, layouts={"wide": layout})
+
+
+def test_a_rank_that_is_stopped(pool, bench, tmp_path, recovered):
+    job = torch_job("stopped", trace=pool.trace.file)
+    batch = pool.submit([job])
+    pool.wait_for_checkpoint(batch)
+    pid, before_s = strike(pool, "stopped", signal.SIGSTOP)
+    again = pool.trains("stopped", after_s=before_s + 0.5, not_by=pid)
+    recovered("a rank stopped (SIGSTOP)", again["s"] - before_s)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, tmp_path, recovered):
+    job = torch_job("saving", trace=pool.trace.file, ballast=BALLAST)
+    batch = pool.submit([job])
+    root = pool.home / "batches" / batch / "checkpoints" / "saving"
+    pool.wait_for_checkpoint(batch)
+    aside = until("a checkpoint is being written", lambda: list(root.glob("step-*.tmp")), seconds=30)
+    pid, before_s = strike(pool, "saving", signal.SIGKILL)
+    half = [folder for folder in aside if folder.exists()]
+    again = pool.trains("saving", after_s=before_s, not_by=pid)
+    assert half, "the checkpoint was whole before the rank was killed: it must take longer"
+    recovered("kill -9 during a checkpoint", again["s"] - before_s)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)
+    assert not list(root.glob("step-*.tmp"))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of a megabyte, where we may make one."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk can be made only as root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, tmp_path, small_disk, recovered):
+    job = torch_job("full", trace=pool.trace.file, num_steps=120)
+    batch = pool.submit([job], checkpoint_root=str(small_disk))
+    pool.wait_for_checkpoint(batch)
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(bytes(4096))
+    failed = until("a checkpoint fails", lambda: pool.said(batch, "checkpoint_failed"), seconds=30)
+    before_s = time.monotonic()
+    filler.unlink()
+    pool.wait_for_checkpoint(batch, beyond=failed[-1].content["step"])
+    recovered("checkpoint disk freed, to the next checkpoint", time.monotonic() - before_s)
+    pid, struck_s = strike(pool, "full", signal.SIGKILL)
+    pool.trains("full", after_s=struck_s, not_by=pid)
+    pool.wait(batch)
+    assert_well(pool, batch, [job], bench, tmp_path)

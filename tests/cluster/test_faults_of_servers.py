@@ -1,0 +1,78 @@
+"""Servers and executors that go away and come back, while what trains goes on."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tasks.pool.leadership import SILENT_S
+from tests.cluster.checks import assert_well
+from tests.cluster.jobs import torch_job
+from tests.cluster.machines import end
+from tests.cluster.waiting import until
+
+# "Down for a minute" is that long here; a minute in earnest with RINGMASTER_TEST_MINUTE_S=60.
+MINUTE_S = float(os.environ.get("RINGMASTER_TEST_MINUTE_S", "8"))
+
+
+def trains_for(pool, job, *, seconds):
+    """Waits until a job has gone on training for so long."""
+    since_s = time.monotonic()
+    until(f"{job} goes on", lambda: pool.trace.of(job=job, after_s=since_s + seconds), seconds=seconds + MINUTE_S + 30)
+
+
+def test_prefects_server_is_down_for_a_minute(pool, bench, tmp_path, recovered):
+    long = torch_job("through", trace=pool.trace.file, num_steps=int(10 * MINUTE_S) + 60)
+    later = torch_job("behind", trace=pool.trace.file, num_steps=20)
+    batch = pool.submit([long])
+    pool.wait_for_checkpoint(batch)
+    pool.prefect.stop()
+    second = pool.submit([later])
+    trains_for(pool, "through", seconds=MINUTE_S)
+    before_s = time.monotonic()
+    pool.prefect.start()
+    recovered("Prefect's server down: it is up again", time.monotonic() - before_s)
+    for each in (batch, second):
+        pool.wait(each)
+    assert {segment.outcome["status"] for segment in pool.segments(batch)} == {"done"}
+    begun_s = min(step["s"] for step in pool.trace.of(job="behind"))
+    recovered("Prefect's server down: what waited for it trains, after its start", begun_s - before_s)
+    assert_well(pool, batch, [long], bench, tmp_path)
+    assert_well(pool, second, [later], bench, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_postgresql_is_restarted(pool, pool_postgresql, bench, tmp_path, recovered, how):
+    jobs = [torch_job(f"{how}{i}", trace=pool.trace.file, num_steps=60) for i in range(3)]
+    batch = pool.submit(jobs)
+    pool.wait_for_checkpoint(batch)
+    before_s = time.monotonic()
+    pool_postgresql.stop(how)
+    trains_for(pool, pool.trace.of()[-1]["job"], seconds=2.0)
+    pool_postgresql.start()
+    up_s = time.monotonic()
+    pool.wait(batch, seconds=120)
+    recovered(f"PostgreSQL restarted ({how}), down for {up_s - before_s:.1f} s: all is done", time.monotonic() - up_s)
+    assert_well(pool, batch, jobs, bench, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
+def test_the_executor_ends_and_another_one_goes_on(pool, bench, tmp_path, recovered, number):
+    job = torch_job(f"led-{int(number)}", trace=pool.trace.file, num_steps=250)
+    small = [torch_job(f"short{i}-{int(number)}", trace=pool.trace.file, num_steps=20) for i in range(2)]
+    batch = pool.submit([job, *small])
+    pool.wait_for_checkpoint(batch, job=job.name)
+    before = {segment.id for segment in pool.segments(batch) if segment.job == job.name}
+    before_s = time.monotonic()
+    end(pool.executor, number=number)
+    pool.start_executor()
+    pool.wait(batch, seconds=120)
+    again = [segment.started_s for segment in pool.segments(batch) if segment.job.startswith("short")]
+    recovered(
+        f"an executor {number.name}, another leads ({SILENT_S:g} s of silence): all is done",
+        time.monotonic() - before_s,
+    )
+    assert again
+    assert {s.id for s in pool.segments(batch) if s.job == job.name} == before, "what ran was adopted, not doubled"
+    assert_well(pool, batch, [job, *small], bench, tmp_path)
