@@ -153,7 +153,7 @@ def remaining(
         )
         now = running.get(job.id)
         gang = None
-        if now is not None and now.option in kept:
+        if now is not None and now.option in kept and all(i in devices.get(node, ()) for node, i in now.devices):
             gang = Running(kept.index(now.option), _by_node(now.devices, devices))
         is_started = now is not None or job.id in started
         jobs.append(replace(job, options=corrected, running=gang, started=is_started))

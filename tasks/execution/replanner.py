@@ -27,6 +27,7 @@ from tasks.execution.introspection import (
 from tasks.execution.progress import RunningSegment
 from tasks.execution.timeline import Stretch, Timeline
 from tasks.planning import Plan, Problem
+from tasks.planning.search import Objective
 from tasks.profiling.options import planning_problem, switch_cost_s
 from techniques import Job, Profile
 
@@ -115,6 +116,10 @@ class Replanner:
         """The options of a job have changed: what was measured and what is being planned says nothing any more."""
         self._speeds.forget(job)
         self.void()
+
+    def pursue(self, objective: Objective) -> None:
+        """What is to gain is another thing from now on."""
+        self._policy = replace(self._policy, objective=objective)
 
     def void(self) -> None:
         """Something has changed: what is being planned is not followed."""
