@@ -1,0 +1,218 @@
+"""Answers what people and flows ask of a pool: each request once, with words that say what there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tasks.execution.journal import ENDED, PAUSED, JobRecord, Journal
+from tasks.pool.database import Database
+from tasks.pool.leases import PoolLeases
+from tasks.pool.nodes import NodeRecord
+from tasks.pool.requests import (
+    CANCEL,
+    DONE,
+    GRANTED,
+    HOLD,
+    OPEN,
+    PAUSE,
+    REFUSED,
+    RESUME,
+    SET_PRIORITY,
+    WITHDRAWN,
+    Request,
+    Requests,
+)
+from tasks.pool.standing import PRIORITIES, Standing
+from tasks.pool.submissions import Submission, Submissions
+from tasks.pool.watch import BLIND_S
+
+HOLDER = "hold {}"  # of the leases of a request
+
+
+class Refused(ValueError):
+    """A request that cannot be met; the message says why, and what there is."""
+
+
+class Servant(Protocol):
+    """What a desk needs of an executor; `Executor` says what each does."""
+
+    def cancel(self, jobs: Sequence[str], *, message: str) -> None:
+        """Ends jobs."""
+
+    def pause(self, jobs: Sequence[str]) -> None:
+        """Has jobs stand still."""
+
+    def resume(self, jobs: Sequence[str]) -> None:
+        """Has them go on."""
+
+    def is_free(self, node: str) -> bool:
+        """Whether nothing runs there."""
+
+
+class Desk:
+    """Answers requests, by the executor's thread.
+
+    standing: the batches that have not ended, by id. on_priority: called when a person has set priorities. clock:
+    monotonic seconds. silent_s: after which whoever holds a node and has not renewed that is taken for dead.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        executor: Servant,
+        standing: Mapping[str, Standing],
+        on_priority: Callable[[Standing, Mapping[str, float]], None],
+        clock: Callable[[], float],
+        silent_s: float,
+    ) -> None:
+        self._database, self._executor, self._standing = database, executor, standing
+        self._on_priority, self._clock, self._silent_s = on_priority, clock, silent_s
+        self._requests, self._leases = Requests(database), PoolLeases(database)
+        self._submissions = Submissions(database)
+        self._holds: dict[int, Request] = {}
+        self._renewed: dict[int, tuple[int, float]] = {}  # by request, its beats and when they had changed
+        self._looked_s = clock()
+
+    # -- requests about batches --------------------------------------------------------------------------------------
+
+    def answer_all(self) -> None:
+        """Does what is asked about batches, oldest first."""
+        acts = {CANCEL: self._cancel, PAUSE: self._pause, RESUME: self._resume, SET_PRIORITY: self._set_priority}
+        for request in self._requests.open(*acts):
+            try:
+                message = acts[request.kind](request.content)
+            except Refused as error:
+                self._requests.answer(request.id, status=REFUSED, answer={"message": str(error)})
+            else:
+                self._requests.answer(request.id, status=DONE, answer={"message": message})
+
+    def _cancel(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
+        why = str(content.get("message") or "cancelled by hand")
+        self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
+        return _told(batch, jobs, "cancelled")
+
+    def _pause(self, content: Mapping[str, Any]) -> str:
+        fits = (*ENDED, PAUSED)
+        batch, jobs = self._jobs(content, verb="paused", fits=lambda record: record.status not in fits)
+        self._executor.pause([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "paused")
+
+    def _resume(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == PAUSED)
+        self._executor.resume([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "resumed")
+
+    def _set_priority(self, content: Mapping[str, Any]) -> str:
+        priority = content.get("priority")
+        is_number = isinstance(priority, (int, float)) and not isinstance(priority, bool)
+        if not is_number or not 0 < float(priority) < math.inf:  # type: ignore[arg-type]
+            raise Refused(f"a priority is a number above 0 (1 is usual, 2 counts twice), not {priority!r}")
+        batch, jobs = self._jobs(content, verb="given a priority", fits=lambda record: record.status not in ENDED)
+        standing = self._standing[batch.id]
+        names = jobs if content.get("jobs") else [""]
+        fresh = {**standing.priorities, **dict.fromkeys(names, float(priority))}  # type: ignore[arg-type]
+        Journal(self._database, batch=batch.id).put(PRIORITIES, fresh)
+        self._on_priority(standing, fresh)
+        return f"priority {priority:g} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
+
+    def _jobs(
+        self, content: Mapping[str, Any], *, verb: str, fits: Callable[[JobRecord], bool]
+    ) -> tuple[Submission, list[str]]:
+        """The batch that is meant and the jobs of it that a request is about: those that it names, or all that fit."""
+        batch = self._batch(str(content.get("batch", "")))
+        records = Journal(self._database, batch=batch.id).jobs()
+        asked = [str(job) for job in content.get("jobs") or ()]
+        if unknown := [job for job in asked if job not in records]:
+            raise Refused(f"batch {batch.name} has no job {', '.join(unknown)}. It has: {', '.join(records)}")
+        if unfit := [f"{job} is {records[job].status}" for job in asked if not fits(records[job])]:
+            raise Refused(f"of batch {batch.name} {', '.join(unfit)}: it cannot be {verb}")
+        jobs = asked or [job for job, record in records.items() if fits(record)]
+        if not jobs:
+            states = ", ".join(f"{job} is {record.status}" for job, record in records.items())
+            raise Refused(f"no job of batch {batch.name} can be {verb}: {states}")
+        return batch, jobs
+
+    def _batch(self, name: str) -> Submission:
+        """The standing batch of that id, or the only one of that name."""
+        if name in self._standing:
+            return self._standing[name].submission
+        named = [each.submission for each in self._standing.values() if each.submission.name == name]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(batch.id for batch in named)
+            raise Refused(f"several batches are named {name}: {ids}. To fix: say which by its id")
+        if self._submissions.find(name) is not None:
+            raise Refused(f"batch {name} has ended")
+        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
+        raise Refused(f"there is no batch {name!r}. There is: {there or 'none'}")
+
+    # -- requests for a node's devices -------------------------------------------------------------------------------
+
+    def held_nodes(self, there: Mapping[str, NodeRecord]) -> set[str]:
+        """Reads which nodes somebody asks for or has; gives back the leases of those that need them no more."""
+        now_s = self._clock()
+        is_blind = now_s - self._looked_s > BLIND_S
+        self._looked_s = now_s
+        holds = {}
+        for request in (*self._requests.open(HOLD, status=GRANTED), *self._requests.open(HOLD)):
+            node, is_open = request.content.get("node", ""), request.status == OPEN
+            if node not in there:
+                answer = {"message": f"there is no node {node!r}. There is: {', '.join(there) or 'none'}"}
+                self._requests.answer(request.id, status=REFUSED if is_open else WITHDRAWN, answer=answer)
+            elif self._is_silent(request, now_s, is_blind=is_blind):
+                answer = {"message": f"nobody has renewed it for {self._silent_s:.0f} s"}
+                self._requests.answer(request.id, status=WITHDRAWN, answer=answer)
+            else:
+                holds[request.id] = request
+        if any(number not in holds for number in self._holds):
+            self.give_back_what_nobody_holds()
+        self._holds = holds
+        self._renewed = {number: seen for number, seen in self._renewed.items() if number in holds}
+        return {hold.content["node"] for hold in holds.values()}
+
+    def _is_silent(self, request: Request, now_s: float, *, is_blind: bool) -> bool:
+        """Whether whoever asked has not renewed it for long; where it never says so, it stands until withdrawn."""
+        if "beats" not in request.content:
+            return False
+        beats = int(request.content["beats"])
+        known, since_s = self._renewed.get(request.id, (-1, now_s))
+        if is_blind or beats != known:
+            since_s = now_s
+        self._renewed[request.id] = (beats, since_s)
+        return now_s - since_s >= self._silent_s
+
+    def grant(self, there: Mapping[str, NodeRecord]) -> None:
+        """Grants what can be granted: all healthy devices of a node on which nothing runs any more, one at a time."""
+        taken = {hold.content["node"] for hold in self._holds.values() if hold.status == GRANTED}
+        for number, hold in self._holds.items():
+            node = hold.content["node"]
+            if hold.status == GRANTED or node in taken or not self._executor.is_free(node):
+                continue
+            record = there[node]
+            devices = [
+                f"{node}:{device.kind}:{i}" for i, device in enumerate(record.devices) if str(i) not in record.health
+            ]
+            if self._leases.take(devices, holder=HOLDER.format(number)):
+                self._requests.answer(number, status=GRANTED, answer={"devices": devices})
+                taken.add(node)
+
+    def give_back_what_nobody_holds(self) -> None:
+        """Ends the leases of requests that are not granted any more."""
+        holders = {HOLDER.format(request.id) for request in self._requests.open(HOLD, status=GRANTED)}
+        prefix = HOLDER.format("")
+        stale = [d for d, who in self._leases.held().items() if who.startswith(prefix) and who not in holders]
+        if stale:
+            self._leases.give_back(stale)
+
+
+def _told(batch: Submission, jobs: Sequence[str], verb: str) -> str:
+    return f"{verb}: {_names(batch, jobs)}"
+
+
+def _names(batch: Submission, jobs: Sequence[str]) -> str:
+    return f"{', '.join(jobs)} of batch {batch.name}"

@@ -1,0 +1,173 @@
+"""What an executor finds when it takes over: what its predecessor had decided, told and left open.
+
+The journal is written before anything is acted on, and what happened is told last. So the next executor finds in
+between what it must do again (decide on an outcome) and what it must tell; nothing that was told is told twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import func, select
+
+from tasks.cluster import Device, Node
+from tasks.execution.dispatch import DeviceId, PlannedSegment
+from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from tasks.execution.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from tasks.pool.database import Database
+from tasks.pool.schema import TOLD
+from tasks.pool.standing import option_key
+from tasks.pool.submissions import Submission
+from techniques.engine.gang import OUT_OF_MEMORY, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estate:
+    """What is left of a batch, with its own names.
+
+    open: segments that have no outcome in the journal. undecided: segments whose outcome is there, but what follows
+    from it is not. struck_out: by job, the options that ran out of memory. untold: events that nobody was told of.
+    """
+
+    batch: Submission
+    jobs: Mapping[str, JobRecord]
+    open: Sequence[SegmentRecord]
+    undecided: Sequence[SegmentRecord]
+    struck_out: Mapping[str, frozenset[tuple[str, str, int]]]
+    untold: Sequence[ExecutionEvent]
+
+    def qualified(self, record: SegmentRecord) -> SegmentRecord:
+        """A segment with its job's name in the pool."""
+        return replace(record, job=self.batch.qualified(record.job))
+
+
+def read_estate(database: Database, batch: Submission) -> Estate:
+    """Reads what is left of a batch, and puts right in the journal what nobody works on any more."""
+    journal = Journal(database, batch=batch.id)
+    segments, jobs = journal.segments(), journal.jobs()
+    last = {segment.job: segment for segment in segments}
+    for name, record in jobs.items():
+        if record.status == RUNNING and name not in last:
+            jobs[name] = journal.write_job(name, status=WAITING)
+    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == RUNNING]
+    return Estate(
+        batch=batch,
+        jobs=jobs,
+        open=[segment for segment in segments if segment.outcome is None],
+        undecided=undecided,
+        struck_out=_struck_out(segment for segment in segments if segment not in undecided),
+        untold=_untold(database, batch, jobs, segments, undecided=undecided),
+    )
+
+
+def outcome_of(record: SegmentRecord) -> Outcome:
+    """How a segment ended, by the journal."""
+    said = dict(record.outcome or {})
+    return Outcome(status=said.pop("status"), message=said.pop("message", ""), result=said)
+
+
+def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
+    """The nodes on which segments were started, as far as the names of their leases tell."""
+    kinds: dict[str, dict[int, str]] = defaultdict(dict)
+    for record in records:
+        for name in record.what["devices"]:
+            node, kind, number = name.rsplit(":", 2)
+            kinds[node][int(number)] = kind
+    return {
+        node: Node(name=node, devices=tuple(_unknown(found.get(i, "cpu"), i) for i in range(max(found) + 1)))
+        for node, found in kinds.items()
+    }
+
+
+def num_told(database: Database, batch: str) -> dict[int, int]:
+    """By segment, how many of its gang's words a batch was told of."""
+    number = TOLD.c.content["number"].as_integer()
+    query = select(number, func.count()).where(TOLD.c.batch == batch, TOLD.c.kind == GangSaid.__name__)
+    rows = database.read(lambda connection: connection.execute(query.group_by(number)).all())
+    return {row[0]: row[1] for row in rows}
+
+
+def _unknown(kind: str, number: int) -> Device:
+    return Device(kind="gpu" if kind == "gpu" else "cpu", index=number, name="", memory_bytes=0, cores=())
+
+
+def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[tuple[str, str, int]]]:
+    found: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
+    for segment in segments:
+        if segment.outcome is not None and segment.outcome["status"] == OUT_OF_MEMORY:
+            what = segment.what
+            found[segment.job].add((what["technique"], str(sorted(what["config"].items())), what["num_devices"]))
+    return {job: frozenset(options) for job, options in found.items()}
+
+
+def _untold(
+    database: Database,
+    batch: Submission,
+    jobs: Mapping[str, JobRecord],
+    segments: Sequence[SegmentRecord],
+    *,
+    undecided: Sequence[SegmentRecord],
+) -> list[ExecutionEvent]:
+    """What is in the journal and was not told; what is still to be decided is told then."""
+    started, ended = _numbers(database, batch.id, SegmentStarted), _numbers(database, batch.id, SegmentEnded)
+    untold: list[ExecutionEvent] = []
+    pending = {segment.id for segment in undecided}
+    for segment in segments:
+        planned = _planned(segment, batch)
+        if segment.id not in started:
+            what = segment.what
+            untold.append(
+                SegmentStarted(
+                    number=segment.id,
+                    segment=planned,
+                    technique=what["technique"],
+                    num_devices=what["num_devices"],
+                    first_step=what["first_step"],
+                    attempt=1,
+                )
+            )
+        if segment.outcome is not None and segment.id not in ended and segment.id not in pending:
+            decision = "told by the executor that came after"
+            untold.append(
+                SegmentEnded(number=segment.id, segment=planned, outcome=outcome_of(segment), decision=decision)
+            )
+    told = _job_ends(database, batch.id)
+    for name, record in jobs.items():
+        if record.status in ENDED and batch.profiles.get(name) and told.get(name) != record.status:
+            details = {**record.details, "step": record.step}
+            untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
+    return untold
+
+
+def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> set[int]:
+    query = select(TOLD.c.content["number"].as_integer()).where(TOLD.c.batch == batch, TOLD.c.kind == kind.__name__)
+    return set(database.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+def _job_ends(database: Database, batch: str) -> dict[str, str]:
+    """By job, the status with which it was told to have ended last."""
+    query = select(TOLD.c.content).where(TOLD.c.batch == batch, TOLD.c.kind == JobEnded.__name__).order_by(TOLD.c.id)
+    rows = database.read(lambda connection: connection.execute(query).scalars().all())
+    return {content["job"]: content["status"] for content in rows}
+
+
+def _planned(record: SegmentRecord, batch: Submission) -> PlannedSegment:
+    """The segment as it was planned, as far as the journal tells."""
+    what = record.what
+    wanted = what["technique"], str(sorted(what["config"].items())), what["num_devices"]
+    options = [k for k, profile in enumerate(batch.profiles.get(record.job, ())) if option_key(profile) == wanted]
+    return PlannedSegment(
+        job=record.job,
+        option=next(iter(options), 0),
+        last_step=what["last_step"],
+        devices=tuple(_device(name) for name in what["devices"]),
+        start_s=what["planned_s"][0],
+        end_s=what["planned_s"][1],
+    )
+
+
+def _device(name: str) -> DeviceId:
+    node, _, number = name.rsplit(":", 2)
+    return node, int(number)
