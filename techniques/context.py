@@ -52,6 +52,8 @@ class Context(Technique):
         if reason := why_unknown(facts.decoder):
             return reason
         assert facts.decoder is not None
+        if job.model.attention not in ("auto", "sdpa"):
+            return f"attention: {job.model.attention} knows no tokens of other devices; sdpa does"
         if job.loss is not None:
             return "a loss of one's own looks at whole sequences"
         if facts.decoder.seq_len % (2 * gang.num_devices):

@@ -9,6 +9,7 @@ COMMUNICATIONS = ("fp32", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
 METRICS = ("loss", "perplexity", "accuracy")
+ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,9 @@ class ModelSpec:
     architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM".
     from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
     factory: "package.module:function", called with `kwargs`, returning a torch module.
+    attention: how a Hugging Face model computes it, which changes the last digits: "auto" (transformers' choice, "sdpa"
+        where the model has it), "sdpa" (PyTorch's, whose kernels on a GPU are FlashAttention's or memory-efficient),
+        "flash" (the package flash-attn: a GPU, bf16) or "flex" (PyTorch's FlexAttention: a GPU).
     command: the words of a command that builds and trains the model by itself (docs/commands.md); `configs` are what
         it may be told as its config, one of which is chosen by measuring; it finds `kwargs` in its order.
     """
@@ -27,6 +31,7 @@ class ModelSpec:
     from_pretrained: str | None = None
     factory: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    attention: str = "auto"
     command: tuple[str, ...] | None = None
     configs: tuple[Mapping[str, Any], ...] = ()
 

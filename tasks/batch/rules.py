@@ -11,7 +11,7 @@ from typing import Any
 from tasks.batch.faults import Finding, Place, got
 from tasks.batch.references import closest
 from tasks.batch.schema import Data, JobEntry, Model, Section, misspelt
-from techniques.job import OPTIMIZERS, OptimizerSpec
+from techniques.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
@@ -109,6 +109,19 @@ def _arguments(job: Raw) -> Iterator[Finding]:
     if model.get("config") and model.get("factory") is not None:
         yield Finding(("model", "config"), "does not go with a factory", "hand the values to the factory as kwargs")
     yield from _command(job, model)
+    yield from _attention(job, model)
+
+
+def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
+    chosen, place = model.get("attention", ModelSpec.attention), ("model", "attention")
+    if chosen == ModelSpec.attention or chosen not in ATTENTIONS:
+        return
+    if model.get("factory") is not None or model.get("command") is not None:
+        yield Finding(place, "is chosen for Hugging Face's models", "leave it out: what is built there chooses")
+    elif "attn_implementation" in _mapping(model.get("config")):
+        yield Finding(place, "is said in config.attn_implementation too", "leave one of the two out")
+    elif chosen == "flash" and job.get("precision", Job.precision) == "fp32":
+        yield Finding(place, "flash computes in bf16 only", "set precision to bf16, or attention to sdpa")
 
 
 def _command(job: Raw, model: Raw) -> Iterator[Finding]:

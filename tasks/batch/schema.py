@@ -47,6 +47,9 @@ Precision = Annotated[
 Communication = Annotated[
     str, AfterValidator(references.one_of(job.COMMUNICATIONS)), WithJsonSchema({"enum": list(job.COMMUNICATIONS)})
 ]
+Attention = Annotated[
+    str, AfterValidator(references.one_of(job.ATTENTIONS)), WithJsonSchema({"enum": list(job.ATTENTIONS)})
+]
 OptimizerName = Annotated[
     str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})
 ]
@@ -84,6 +87,7 @@ class Model(Section):
         description='"package.module:function", which returns a torch module, such as my_models:build',
     )
     kwargs: Kwargs = Field(default={}, description="the arguments of the factory, such as {width: 64}")
+    attention: Attention = Field(default=job.ModelSpec.attention, description=f"one of {', '.join(job.ATTENTIONS)}")
     command: Command | None = Field(
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )

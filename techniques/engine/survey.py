@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from techniques import registry
+from techniques.attention import why_no_attention
 from techniques.black_box import BlackBox
 from techniques.engine.channel import Channel
 from techniques.engine.data import PreparedData, prepare
@@ -54,7 +55,8 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
             continue
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
-            reason = _black_box(technique, job) or technique.supports(job, shape, facts)
+            reason = _black_box(technique, job) or why_no_attention(job, shape)
+            reason = reason or technique.supports(job, shape, facts)
             if not order.forecast_all:
                 reason = reason or _needless(technique, found, shape)
             found[name], too_large = ([], []) if reason else outlook.weigh(technique, shape)

@@ -104,6 +104,7 @@ def facts(bench, job):
         (VIT, {}, 2, "causal language models"),
         (LLAMA, {}, 5, "24 tokens make no 10 equal chunks"),
         (LLAMA, {"loss": "tests.integration.stubs:loss_of_some_tokens"}, 2, "looks at whole sequences"),
+        (replace(LLAMA, attention="flex"), {}, 2, "attention: flex knows no tokens of other devices"),
         (GPT2_WITH_DROPOUT, {"exact": True}, 2, "exact: true"),
         (
             ModelSpec(architecture="BloomForCausalLM", config={"hidden_size": 32, "n_head": 2}),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from techniques.attention import IMPLEMENTATIONS, check_attention
 from techniques.dotted import resolve
 from techniques.engine.data.prepared import PreparedData
 from techniques.engine.models.architectures import architecture, fresh_config, instantiate, pretrained_config
@@ -53,11 +54,15 @@ def check_model(spec: ModelSpec) -> None:
         raise ValueError("model: a factory takes no config. To fix: give kwargs")
     if spec.factory is None and spec.kwargs:
         raise ValueError("model: kwargs are a factory's. To fix: give config")
+    check_attention(spec)
 
 
 def model_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The Hugging Face config of a model that is no factory's."""
-    return fresh_config(spec, data) if spec.architecture is not None else pretrained_config(spec, data)
+    config = fresh_config(spec, data) if spec.architecture is not None else pretrained_config(spec, data)
+    if spec.attention != "auto":
+        config._attn_implementation = IMPLEMENTATIONS[spec.attention]
+    return config
 
 
 def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:

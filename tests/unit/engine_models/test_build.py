@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers
 
+from techniques.attention import check_attention, why_no_attention
 from techniques.engine.models import build_model, export_model, known_architectures
-from techniques.job import ModelSpec
+from techniques.job import DataSpec, Job, ModelSpec
+from techniques.technique import GangShape
 from tests.unit.engine_models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -48,6 +50,33 @@ def test_models_are_built_to_train_in_fp32_on_the_cpu(spec, data):
     assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.float32, "cpu")}
     assert not getattr(model.config, "use_cache", False)
     assert model.config._attn_implementation == ("eager" if spec is RESNET else "sdpa")
+
+
+@pytest.mark.parametrize(("attention", "implementation"), [("sdpa", "sdpa"), ("flex", "flex_attention")])
+def test_attention_is_computed_as_the_job_says(attention, implementation):
+    model = build_model(dataclasses.replace(LLAMA, attention=attention), data=TOKENS, seed=0)
+    assert model.config._attn_implementation == implementation
+    assert same(model, build_model(LLAMA, data=TOKENS, seed=0))  # and the first weights are none of its business
+
+
+def test_flash_attention_is_asked_of_its_package(monkeypatch):
+    monkeypatch.setattr("techniques.attention.FLASH_PACKAGE", "json")
+    check_attention(dataclasses.replace(LLAMA, attention="flash"))
+    monkeypatch.setattr("techniques.attention.FLASH_PACKAGE", "no_such_package")
+    with pytest.raises(ValueError, match="needs the package flash-attn"):
+        build_model(dataclasses.replace(LLAMA, attention="flash"), data=TOKENS, seed=0)
+
+
+def test_devices_that_cannot_compute_attention_so_are_told():
+    def reason(kind, attention, precision):
+        job = Job(name="a", model=ModelSpec(attention=attention), data=DataSpec(), precision=precision)
+        return why_no_attention(job, GangShape(kind=kind, num_devices=1, memory_bytes=1))
+
+    assert reason("cpu", "auto", "fp32") is reason("cpu", "sdpa", "fp32") is reason("gpu", "flash", "bf16") is None
+    assert reason("gpu", "flex", "fp32") is None
+    assert "flash is a GPU's" in reason("cpu", "flash", "bf16")
+    assert "flash computes in bf16 only" in reason("gpu", "flash", "fp32")
+    assert "flex has no backward on CPUs" in reason("cpu", "flex", "fp32")
 
 
 def test_what_the_config_leaves_open_is_the_datas():
@@ -90,6 +119,9 @@ def test_positions_reach_as_far_as_the_samples():
         (configured(VIT, image_size=16), IMAGES, "image_size 16, and shapes has 8"),
         (configured(RESNET, num_channels=3), IMAGES, "num_channels 3, and shapes has 1"),
         (configured(VIT, patch_size=16), IMAGES, "patches of 16.*divisor of 8"),
+        (dataclasses.replace(LLAMA, attention="fast"), TOKENS, "attention 'fast' is unknown.*auto, sdpa, flash, flex"),
+        (dataclasses.replace(configured(LLAMA, attn_implementation="eager"), attention="sdpa"), TOKENS, "say it twice"),
+        (ModelSpec(factory="b:c", attention="sdpa"), TOKENS, "chosen for Hugging Face's models"),
         (ModelSpec(from_pretrained="/no/such/model"), TOKENS, "'/no/such/model' cannot be loaded"),
     ],
 )

@@ -54,6 +54,7 @@ def test_what_cannot_change_the_speed_shares_a_profile(change):
         {"data": replace(JOB.data, kwargs={"name": "other"})},
         {"precision": "bf16"},
         {"model": replace(JOB.model, config={"hidden_size": 64})},
+        {"model": replace(JOB.model, attention="flex")},
         {"optimizer": OptimizerSpec(name="sgd")},
         {"optimizer": OptimizerSpec(options={"amsgrad": True})},
         {"clip_grad_norm": 1.0},
