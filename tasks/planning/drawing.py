@@ -104,20 +104,29 @@ class Frame:
                 tall = len(run) * self.row - min(1.5, self.row / 4)
                 yield Box(x, self.top_of[node] + run[0] * self.row, wide, tall)
 
-    def rect(self, box: Box, *, fill: str, stroke: str = "#5b6873", dashes: str = "") -> str:
-        """A box with its border."""
-        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+    def cells(
+        self, gang: Iterable[tuple[str, int]], start_s: float, end_s: float, *, top: float = 0.0, bottom: float = 1.0
+    ) -> Iterator[Box]:
+        """One box for each device of a gang; top, bottom: shares of the row that it takes."""
+        x, wide = self.x(start_s), max(0.8, (end_s - start_s) * self.scale)
+        gap = min(1.5, self.row / 4)
+        for node, device in gang:
+            y = self.top_of[node] + (device + top) * self.row
+            yield Box(x, y, wide, max(1.0, (bottom - top) * self.row - gap))
+
+    def rect(self, box: Box, *, fill: str, stroke: str = "#5b6873", more: str = "") -> str:
+        """A box with its border. more: further attributes."""
         return (
             f'<rect x="{box.x:.2f}" y="{box.y:.2f}" width="{box.wide:.2f}" height="{box.tall:.2f}" '
             f'rx="{min(3.0, self.row / 5):.1f}" fill="{fill}" stroke="{stroke}" '
-            f'stroke-width="{0.8 if self.row > 6 else 0.3}"{dashed}/>'
+            f'stroke-width="{0.8 if self.row > 6 else 0.3}"{more and f" {more}"}/>'
         )
 
 
-def label(box: Box, text: str, *, indent: float = 0.0) -> str:
-    """As much of a text as fits into a box, nothing where that is too little to read."""
+def label(box: Box, text: str, *, indent: float = 0.0, least: int = 3) -> str:
+    """As much of a text as fits into a box, nothing where that is too little to read: less than `least` letters."""
     letters = int((box.wide - indent - 8) / 6.1)
-    if box.tall < 10 or letters < 3:
+    if box.tall < 10 or letters < min(least, len(text)):
         return ""
     said = escape(shortened(text, letters))
     return f'<text x="{box.x + indent + 5:.1f}" y="{box.y + box.tall / 2 + 4:.1f}" class="label">{said}</text>'

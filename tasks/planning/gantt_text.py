@@ -14,7 +14,8 @@ IDLE = "·"
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of one device's time. fill: the character of its cells; said: its name, where there is room for it.
+    """A stretch of one device's time. fill: the character of its cells; letter: of the first one, before `said`, its
+    name, where there is room for that.
 
     of: what it stands for.
     """
@@ -22,6 +23,7 @@ class Bar:
     start_s: float
     end_s: float
     fill: str
+    letter: str
     said: str
     of: object
 
@@ -59,7 +61,8 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Pie
             bars = []
             for segment in by_device.get((node_.id, device), []):
                 name = job_label(segment, problem) if named[id(segment)] == (node_.id, device) else ""
-                bars.append(Bar(segment.start_s, segment.end_s, letter[segment.job], name, segment))
+                fill = letter[segment.job]
+                bars.append(Bar(segment.start_s, segment.end_s, fill, fill, name, segment))
             found.append((f"{node_.id}:{device}", pieces(bars, columns, end_s=end_s)))
     return found
 
@@ -77,7 +80,7 @@ def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[Piece]:
         if first > at:
             found.append(Piece(IDLE * (first - at), None))
         if last > first:
-            said = _said(bar.fill, bar.said, last - first)
+            said = _said(bar, last - first)
             found.append(Piece(said + bar.fill * (last - first - len(said)), bar.of, len(said)))
         at = max(at, last)
     return [*found, Piece(IDLE * (columns - at), None)]
@@ -125,6 +128,8 @@ def job_lines(plan: Plan, problem: Problem, width: int) -> list[str]:
     return lines
 
 
-def _said(letter: str, name: str, length: int) -> str:
-    """What the cells of a segment begin with: the job's letter and name where at least four characters of it fit."""
-    return f"{letter} {shortened(name, length - 3)} " if name and length >= 7 else ""
+def _said(bar: Bar, length: int) -> str:
+    """What the cells of a bar begin with: its letter and name where at least four characters of it fit."""
+    if bar.said and length >= 7:
+        return f"{bar.letter} {shortened(bar.said, length - 3)} "
+    return bar.letter if bar.letter != bar.fill else ""

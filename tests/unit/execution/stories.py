@@ -1,0 +1,68 @@
+"""Databases of batches that never ran: plans and segments at the moments that a test says."""
+
+from sqlalchemy import insert
+
+from tasks.execution.historian import Historian
+from tasks.execution.journal import Journal
+from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
+from tasks.pool.database import Database, file_url
+from tasks.pool.schema import PLANS, SEGMENTS
+
+ZERO_S = 1_700_000_000.0
+
+
+def planned(job, start_s, end_s, *devices, node="n0"):
+    """A segment of a plan, under the job's only option."""
+    return Segment(job, 0, start_s, end_s, 1.0, 0.0, ((node, devices),))
+
+
+class Story:
+    """The database of a batch that runs by itself, on a clock from 0 on; of a pool where jobs are called BATCH/JOB."""
+
+    def __init__(self, folder, *, nodes=(("n0", 2),)):
+        self.database = Database(file_url(folder / "journal.db"), synced=False)
+        self.journal = Journal(self.database, batch="")
+        self.nodes, self.now_s = nodes, 0.0
+
+    def plan(self, *segments, at_s=0.0, why="start", after=None):
+        """A plan is made; each job has one option, whose technique is "single" or "ddp" by its number of devices."""
+        jobs = []
+        for job in dict.fromkeys(segment.job for segment in segments):
+            mine = [segment for segment in segments if segment.job == job]
+            size = len(mine[0].devices[0][1])
+            runtime_s = sum(segment.duration_s for segment in mine)
+            option = Option("single" if size == 1 else "ddp", size, runtime_s)
+            jobs.append(PlanningJob(job, (option,), after=(after or {}).get(job, ())))
+        problem = Problem("p", tuple(Node(*node) for node in self.nodes), tuple(jobs))
+        content = {"problem": problem.to_json(), "plan": Plan("p", segments).to_json()}
+        self._insert(PLANS, batch="", made_s=ZERO_S + at_s, why=why, content=content)
+
+    def ran(self, job, start_s, end_s, *devices, status="done", message="", node="n0", first_step=0, last_step=10):
+        """A segment ran; `end_s` None for one that runs."""
+        what = {
+            "technique": "single" if len(devices) == 1 else "ddp",
+            "config": {},
+            "num_devices": len(devices),
+            "devices": [f"{node}:gpu:{device}" for device in devices],
+            "first_step": first_step,
+            "last_step": last_step,
+            "planned_s": [0.0, 10.0],
+        }
+        batch, _, name = job.rpartition("/")
+        self._insert(
+            SEGMENTS,
+            key=f"{job}{start_s}",
+            batch=batch,
+            job=name,
+            what=what,
+            started_s=ZERO_S + start_s,
+            ended_s=None if end_s is None else ZERO_S + end_s,
+            outcome=None if end_s is None else {"status": status, "message": message},
+        )
+
+    def historian(self, **options):
+        """What reads it."""
+        return Historian(self.database, name="story", clock=lambda: ZERO_S + self.now_s, **options)
+
+    def _insert(self, table, **row):
+        self.database.write(lambda connection: connection.execute(insert(table).values(**row)))
