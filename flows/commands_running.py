@@ -27,15 +27,16 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
 ) -> None:
-    """Profile, plan, train, evaluate and record the jobs of a batch file."""
+    """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
     from tasks.batch import load_batch
 
     batch = load_batch(batch_file)
     home = settings.home()
     settings.embed(home)
-    from flows.workshop import warm_up
+    if settings.pool() is None:
+        from flows.workshop import warm_up
 
-    warm_up(batch)
+        warm_up(batch)
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flows.report import print_report

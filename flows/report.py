@@ -38,12 +38,12 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
         console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
     if result.status == "interrupted":
         console.print("[bold]interrupted:[/] `ringmaster run --resume` goes on from the last checkpoints")
-    console.print(
-        f"[dim]MLflow:[/]  mlflow ui --backend-store-uri {settings.tracking_uri(home)} --workers 1\n"
-        f"[dim]Prefect:[/] PREFECT_HOME={home / 'prefect'} prefect server start",
-        highlight=False,
-        soft_wrap=True,
-    )
+    pool = settings.pool()
+    mlflow = f"mlflow ui --backend-store-uri {settings.tracking_uri(home)} --workers 1"
+    prefect = f"PREFECT_HOME={home / 'prefect'} prefect server start"
+    if pool is not None:
+        mlflow, prefect = pool.mlflow_uri, pool.prefect_api.removesuffix("/api")
+    console.print(f"[dim]MLflow:[/]  {mlflow}\n[dim]Prefect:[/] {prefect}", highlight=False, soft_wrap=True)
 
 
 def _off(result: BatchResult) -> float:

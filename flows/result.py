@@ -45,6 +45,17 @@ class BatchResult:
         data: dict[str, Any] = to_json(self)
         return data
 
+    def summary(self) -> str:
+        """What became of it in one line: "2 of 4 jobs are done; failed: a (its loss is NaN); cancelled: b"."""
+        others: dict[str, list[str]] = {}
+        for job in self.jobs:
+            if job["status"] != DONE:
+                why = f" ({job['message']})" if job["message"] else ""
+                others.setdefault(job["status"], []).append(job["name"] + why)
+        num_done = sum(job["status"] == DONE for job in self.jobs)
+        parts = [f"{num_done} of {len(self.jobs)} jobs are done"]
+        return "; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()])
+
     @property
     def exit_code(self) -> int:
         """0 where all is done, else 1."""

@@ -14,6 +14,7 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows import settings
+from flows.flow_runs import cancel_batches, ended
 from flows.result import BatchResult
 from flows.train_batch import train_batch
 from flows.views import current_view
@@ -40,7 +41,13 @@ from techniques.surveys import Survey
 LEASE_RETRY_S = 1.0
 
 
-@flow(name="retrain-daily", flow_run_name="retrain {file}", persist_result=True, result_serializer="json")
+@flow(
+    name="retrain-daily",
+    flow_run_name="retrain {file}",
+    persist_result=True,
+    result_serializer="json",
+    on_cancellation=[cancel_batches],
+)
 def retrain_daily(file: str = "examples/retraining.yaml", seed: Annotated[int, Field(ge=0)] = 0) -> dict[str, Any]:
     """Trains the production models whose data has changed, in one planned batch, and keeps the better ones.
 
@@ -58,13 +65,16 @@ def retrain_daily(file: str = "examples/retraining.yaml", seed: Annotated[int, F
         verdicts = night.judge(checked, result)
     report = markdown(production.name, verdicts, batch=None if result is None else result.to_json())
     create_markdown_artifact(key="retraining", markdown=report, description="What was due, and what came of it")
-    return {
+    status = _status(verdicts, result)
+    found = {
         "name": production.name,
-        "status": _status(verdicts, result),
+        "status": status,
         "models": [verdict.to_json() for verdict in verdicts],
         "batch": None if result is None else result.to_json(),
         "report": report,
     }
+    failed = [f"{verdict.model} ({verdict.why})" for verdict in verdicts if verdict.outcome == FAILED]
+    return ended(found, status=status, message=f"{status}: {', '.join(failed)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
+from flows.flow_runs import cancel_batches, ended
 from flows.result import BatchResult
 from flows.sweep_form import DeviceChoice, InlineJob, JobFromFile, Over, Seed, Sweep, SweepName
 from flows.train_batch import train_batch
@@ -20,7 +21,13 @@ from techniques.values import to_json
 EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 
 
-@flow(name="sweep", flow_run_name="sweep {name}", persist_result=True, result_serializer="json")
+@flow(
+    name="sweep",
+    flow_run_name="sweep {name}",
+    persist_result=True,
+    result_serializer="json",
+    on_cancellation=[cancel_batches],
+)
 def sweep(
     name: SweepName = "sweep",
     template: JobFromFile | InlineJob = EXAMPLE,
@@ -42,7 +49,7 @@ def sweep(
     result = train_batch(batch.to_json(), name=name, seed=seed)
     rows = leaderboard(batch, result, over=over)
     create_table_artifact(key="leaderboard", table=rows, description=f"The jobs of {name}, the best first")
-    return {
+    found = {
         "name": name,
         "status": result.status,
         "metric": _metric(batch),
@@ -50,6 +57,7 @@ def sweep(
         "leaderboard": rows,
         "batch": result.to_json(),
     }
+    return ended(found, status=result.status, message=result.summary())
 
 
 def leaderboard(batch: Batch, result: BatchResult, *, over: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,11 +13,15 @@ from functools import partial
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
+from flows import settings
 from flows.batch_records import finish_records, job_rows, log_decision
+from flows.flow_runs import cancel_batches, ended
 from flows.guard import guard_embedded_server
+from flows.pool_batch import train_on_pool
 from flows.result import BatchResult, collect
 from flows.views import current_view
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
+from tasks.batch import Batch
 from tasks.execution.executor import Executor, MakePlan
 from tasks.execution.journal import begin
 from tasks.execution.replanner import POLICY, Replanner
@@ -34,7 +38,13 @@ from tasks.recording import Recorded
 PLANNING_TIME_LIMIT_S = 10.0
 
 
-@flow(name="train-batch", flow_run_name="train {name}", validate_parameters=False, persist_result=False)
+@flow(
+    name="train-batch",
+    flow_run_name="train {name}",
+    validate_parameters=False,
+    persist_result=False,
+    on_cancellation=[cancel_batches],
+)
 def train_batch(
     batch: BatchInput,
     name: str = "",
@@ -42,7 +52,7 @@ def train_batch(
     checkpoint_every_s: float | None = None,
     seed: int = 0,
 ) -> BatchResult:
-    """Trains the jobs of a batch file on this machine's devices.
+    """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's.
 
     Args:
         batch: Path of a batch file, the text of one, its content as a mapping, or a Batch's `to_json()`.
@@ -51,9 +61,19 @@ def train_batch(
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
         seed: Of the planner.
     """
+    asked = as_batch(batch)
+    if (pool := settings.pool()) is not None:
+        result = train_on_pool(asked, pool, resume=resume, checkpoint_every_s=checkpoint_every_s)
+    else:
+        result = _train_here(asked, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+    return ended(result, status=result.status, message=result.summary())
+
+
+def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int) -> BatchResult:
+    """Trains a batch on this machine alone."""
     guard_embedded_server()
     view = current_view.get()
-    with open_workshop(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
+    with open_workshop(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         since_s, started_s = time.time(), time.monotonic()
         shop.journal.put("started_s", shop.journal.get("started_s", since_s))  # a resumed batch keeps its deadlines
         bench = shop.bench

@@ -1,0 +1,312 @@
+"""Trains a batch on a pool: measures what is not known, hands the jobs to the pool's executor, and follows them.
+
+The jobs are the pool's from then on: this process may end, and be started again, without any of them noticing.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_table_artifact
+from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+
+from flows import settings
+from flows.batch_records import finish_records, job_rows, log_decision
+from flows.faults import InputError
+from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
+from flows.pool_profiling import profile_on_pool
+from flows.result import BatchResult, collect
+from flows.run_folder import alone_in, base_weights, checkpoint_root_of, fresh_folder
+from flows.settings import PoolAddress
+from flows.views import current_view
+from model_lineage.ledger import Ledger
+from tasks.batch import Batch
+from tasks.execution.events import ExecutionEvent, Planned
+from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from tasks.execution.task import ProgressArtifact
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database
+from tasks.pool.nodes import Nodes
+from tasks.pool.requests import Requests
+from tasks.pool.submissions import ENDED, Submission, Submissions
+from tasks.pool.told import Told
+from tasks.profiling.stage import Profiled
+from tasks.recording import PoolRecorder, Recorded
+from techniques.surveys import Refusal, Survey
+from techniques.values import digest, from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolRun:
+    """One run of a batch on a pool. id: of its submission. folder: on storage that all nodes share."""
+
+    batch: Batch
+    id: str
+    folder: Path
+    database: Database
+    ledger: Ledger
+
+    @property
+    def journal(self) -> Journal:
+        """What is known of this run."""
+        return Journal(self.database, batch=self.id)
+
+    @property
+    def submissions(self) -> Submissions:
+        """All batches of the pool."""
+        return Submissions(self.database)
+
+    def ask(self, kind: str) -> None:
+        """Asks the executor for something about the whole batch."""
+        Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
+
+    def has_ended(self) -> bool:
+        """Whether all of its jobs have ended, and all is told of them."""
+        return self.submissions.status(self.id) == ENDED
+
+
+def train_on_pool(
+    batch: Batch, address: PoolAddress, *, resume: bool = False, checkpoint_every_s: float | None = None
+) -> BatchResult:
+    """Has a pool train the jobs of a batch, and returns what became of them.
+
+    A flow run that is run again finds the jobs that it has handed over already, and follows those. resume: goes on with
+    the newest run of the batch. Raises InputError where devices, base models or a batch to resume are not there.
+    """
+    home = settings.home()
+    view = current_view.get()
+    with ExitStack() as stack:
+        database = Database(address.database)
+        stack.callback(database.close)
+        key, folder = _place(batch, database, home=home, resume=resume)
+        stack.enter_context(alone_in(folder))
+        ledger = Ledger(address.mlflow_uri)
+        run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
+        submission = run.submissions.find(key)
+        if submission is None:
+            submission = _hand_over(run, home=home, checkpoint_every_s=checkpoint_every_s)
+            view.notice(f"{key} waits for its place in the pool's plan")
+        else:
+            if resume or run.journal.get("status") is not None:  # its end was seen: to be run again is to go on
+                _reopen(run, submission)
+            view.notice(f"{key} is followed again")
+        return _follow(run, submission)
+
+
+def _place(batch: Batch, database: Database, *, home: Path, resume: bool) -> tuple[str, Path]:
+    """The id and folder of this run: those that this flow run had before, else the newest ones or new ones."""
+    pool = Journal(database, batch="")
+    root = root_run()
+    known: Mapping[str, Any] = pool.get(runs_fact(root), {})
+    which = f"{batch.name} {digest(batch.to_json())}"
+    if which in known:
+        key, folder = known[which]
+        return str(key), Path(folder)
+    if resume:
+        key, folder = _newest(batch, database)
+    else:
+        folder = fresh_folder(batch, home)
+        key = f"{batch.name}-{folder.name}"
+    pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
+    return key, folder
+
+
+def _newest(batch: Batch, database: Database) -> tuple[str, Path]:
+    """The newest run of the batch on the pool, which must not be done and must be of the same file."""
+    submissions = Submissions(database)
+    mine = [key for key, name, _ in submissions.names() if name == batch.name]
+    if not mine:
+        raise InputError([f"the pool knows no run of batch {batch.name!r}. To fix: leave out --resume"])
+    same = [key for key in mine if Journal(database, batch=key).get("digest") == digest(batch.to_json())]
+    if not same:
+        raise InputError(
+            [
+                f"the batch file has changed since {mine[-1]}, so it cannot be resumed. "
+                "To fix: undo the change, or leave out --resume to start afresh"
+            ]
+        )
+    journal = Journal(database, batch=same[-1])
+    is_done = all(record.status == DONE for record in journal.jobs().values())
+    if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == ENDED:
+        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
+    submission = submissions.find(same[-1])
+    assert submission is not None, "its name is there"
+    return same[-1], submission.run_folder()
+
+
+def _hand_over(run: PoolRun, *, home: Path, checkpoint_every_s: float | None) -> Submission:
+    """Measures the batch, and submits it to the pool."""
+    batch, journal = run.batch, run.journal
+    run.ledger.warm_up()  # away at the start, MLflow is told before anything is trained
+    since_s, started_s = time.time(), time.monotonic()
+    facts = {"batch": batch.to_json(), "digest": digest(batch.to_json())}
+    journal.put_all({**facts, "started_s": journal.get("started_s", since_s), "since_s": since_s})
+    weights = base_weights(batch, run.ledger, journal, home)
+    checkpoint_root = checkpoint_root_of(journal, resume=False)
+    profiled = profile_on_pool(batch, key=run.id, database=run.database)
+    faults = with_orphans(profiled)
+    journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - started_s})
+    journal.put(
+        "surveyed",
+        {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.surveys.items()},
+    )
+    jobs = tuple(job for job in profiled.jobs if job.name not in faults)
+    context = FlowRunContext.get()
+    submission = Submission(
+        id=run.id,
+        name=batch.name,
+        jobs=jobs,
+        profiles={job.name: profiled.profiles[job.name] for job in jobs},
+        folder=str(run.folder),
+        cache_dir=str(home / "cache"),
+        terms=to_json(batch.terms),
+        data={job.name: profiled.surveys[job.name].data for job in jobs},
+        weights={name: str(folder) for name, folder in weights.items()},
+        import_paths=(str(batch.folder),),
+        checkpoint_every_s=checkpoint_every_s,
+        checkpoint_root=checkpoint_root,
+        flow_run=str(context.flow_run.id) if context is not None and context.flow_run is not None else "",
+        started_s=float(journal.get("started_s")),
+    )
+    run.submissions.submit(submission, failed=faults)
+    if not jobs:
+        run.submissions.end(run.id)
+    return submission
+
+
+def with_orphans(profiled: Profiled) -> dict[str, str]:
+    """The faults, and those of the jobs that adapt a job which cannot be trained."""
+    faults = dict(profiled.faults)
+    bases = {job.name: job.base for job in profiled.jobs}
+    while True:
+        orphans = {name: base for name, base in bases.items() if base in faults and name not in faults}
+        if not orphans:
+            return faults
+        faults |= {name: f"its base {base} has failed" for name, base in orphans.items()}
+
+
+def _reopen(run: PoolRun, submission: Submission) -> None:
+    """Has the jobs of a batch go on that were cancelled or paused, or have failed: somebody has mended something."""
+    records = run.journal.jobs()
+    if not run.has_ended():
+        if any(record.status == PAUSED for record in records.values()):
+            run.ask(wishes.RESUME)
+        return
+    # The executor has forgotten a batch that has ended: it takes what it finds here.
+    again = [j.name for j in submission.jobs if records[j.name].status in (FAILED, CANCELLED, PAUSED)]
+    for name in again:
+        run.journal.write_job(name, status=WAITING, message="")
+    if again:
+        run.journal.put("since_s", time.time())
+        run.submissions.reopen(run.id)
+
+
+def _follow(run: PoolRun, submission: Submission) -> BatchResult:
+    """Shows and records what becomes of a batch until it has ended."""
+    view, journal = current_view.get(), run.journal
+    told = Told(run.database)
+    profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
+    surveys = surveys_of(submission, journal.get("surveyed", {}))
+    recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=view.notice)
+    recorder.begin(
+        Recorded(jobs={job.name: job for job in submission.jobs}, surveys=surveys, profiles=submission.profiles),
+        devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
+        num_trials=profiling["num_trials"],
+    )
+    recorder.follow()
+    since_s = float(journal.get("since_s"))
+    listeners: list[Callable[[ExecutionEvent], None]] = [
+        partial(_keep_first_plan, journal, since_s=since_s),
+        view.listen,
+        ProgressArtifact(journal, total_steps=sum(job.total_steps for job in submission.jobs)).listen,
+        log_decision,
+    ]
+    with _cancelled_by_signals(run) as is_left:
+        for entry in told.follow(run.id, 0, until=lambda: is_left.is_set() or run.has_ended()):
+            for listener in listeners:
+                listener(entry.event)
+        if is_left.is_set():
+            recorder.close(patience_s=0.0)
+            raise TerminationSignal(signal.SIGTERM)
+    summary = partial(
+        collect,
+        run.batch,
+        run.batch.jobs,
+        journal,
+        since_s=since_s,
+        num_trials=profiling["num_trials"],
+        profiling_s=profiling["seconds"],
+        refused=lambda name: to_json(surveys[name].refusals) if name in surveys else [],
+    )
+    result = summary()
+    journal.put("status", result.status)
+    finish_records(recorder, result)
+    faults = recorder.close()
+    journal.put("is_recorded", recorder.is_complete)
+    result = summary(faults=faults)  # the models have their addresses now
+    create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
+    return result
+
+
+def surveys_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Survey]:
+    """What was found of each job before it was measured, as far as records tell it. known: what was kept of it."""
+    return {
+        name: Survey(
+            job=name,
+            data=submission.data.get(name, {}),
+            facts=found["facts"],
+            candidates=(),
+            refusals=tuple(from_json(Refusal, refusal) for refusal in found["refusals"]),
+        )
+        for name, found in known.items()
+    }
+
+
+def _keep_first_plan(journal: Journal, event: ExecutionEvent, *, since_s: float) -> None:
+    """The first plan since then is what the result is compared with; the pool's own are of all its batches."""
+    if isinstance(event, Planned) and not journal.plans(since_s=since_s):
+        journal.write_plan({"problem": event.problem.to_json(), "plan": event.plan.to_json()}, why=event.why)
+
+
+@contextmanager
+def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
+    """Ctrl-C or SIGTERM cancels the batch: its jobs write checkpoints and end; once more, and we do not wait for it.
+
+    A process that Prefect has started and ends for another reason leaves the batch alone: the event tells so.
+    """
+    is_left = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield is_left
+        return
+    notice = current_view.get().notice
+    is_asked = threading.Event()
+
+    def act() -> None:
+        if is_started_by_prefect() and not is_being_cancelled():
+            is_left.set()
+            return
+        notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
+        run.ask(wishes.CANCEL)
+
+    def stop(*_: object) -> None:
+        if is_asked.is_set():
+            raise KeyboardInterrupt
+        is_asked.set()
+        # Not here: a handler may interrupt the very thread that holds a lock of the database.
+        threading.Thread(target=act, name="cancel", daemon=True).start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield is_left
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
