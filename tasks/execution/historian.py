@@ -84,6 +84,14 @@ class Historian:
         """What the gang of that segment said, where it is not in the database."""
         self._paces.setdefault(number, _Pace()).hear(event)
 
+    def num_left(self, batch: str | None = None) -> int:
+        """How many jobs have not ended, of all or of one batch of a pool."""
+        query = select(func.count()).where(JOBS.c.status.not_in(ENDED))
+        if batch is not None:
+            query = query.where(JOBS.c.batch == batch)
+        number: int = self._database.read(lambda connection: connection.execute(query).scalar_one())
+        return number
+
     def read(self) -> Chronicle:
         """All that is known now."""
         records = self._journal.jobs()

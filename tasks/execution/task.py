@@ -1,22 +1,32 @@
-"""A segment as a Prefect task, and the batch's progress as a Prefect artifact."""
+"""A segment as a Prefect task, and the batch's progress and its Gantt chart as Prefect artifacts."""
 
 from __future__ import annotations
 
+import time
+from base64 import b64encode
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import cast
 from uuid import UUID
 
 import httpx
 from prefect import get_run_logger, task
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
-from tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
+from tasks.execution.chronicle import Chronicle, headline
+from tasks.execution.chronicle_svg import render_svg
+from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from tasks.execution.historian import Historian
 from tasks.execution.journal import Journal
 from tasks.execution.local import LocalRunner
 from tasks.execution.orders import SegmentCall, Submit
 from techniques.engine.gang import Outcome
+
+DRAW_EVERY_S = 10.0
 
 
 def submit_with(runner: LocalRunner) -> Submit:
@@ -61,3 +71,59 @@ class ProgressArtifact:
 
     def _percent(self) -> float:
         return min(100.0 * sum(record.step for record in self._journal.jobs().values()) / self._total, 100.0)
+
+
+class GanttArtifact:
+    """What was planned, what happens and what comes, by device, as a picture in Prefect's UI that follows the batch.
+
+    batch: of a pool, the one that is shown. create, update: of a markdown artifact; Prefect's unless given.
+    """
+
+    def __init__(
+        self,
+        historian: Historian,
+        *,
+        batch: str | None = None,
+        create: Callable[[str], UUID] | None = None,
+        update: Callable[[UUID, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._historian, self._batch, self._clock = historian, batch, clock
+        self._update = update or _update_markdown
+        self._artifact = (create or _create_markdown)(self._markdown())
+        self._drawn_s = clock()
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """An executor's listener: draws anew now and then, and once all jobs have ended."""
+        if isinstance(event, GangSaid):
+            self._historian.hear(event.number, event.event)
+        is_due = self._clock() - self._drawn_s >= DRAW_EVERY_S
+        if is_due or (isinstance(event, (JobEnded, SegmentEnded)) and self._historian.num_left(self._batch) == 0):
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws what is known now."""
+        self._drawn_s = self._clock()
+        try:
+            self._update(self._artifact, self._markdown())
+        except (httpx.HTTPError, PrefectException) as error:  # as above
+            get_run_logger().warning("the Gantt chart could not be updated: %s", error)
+
+    def _markdown(self) -> str:
+        chronicle = self._historian.read()
+        return markdown(chronicle if self._batch is None else chronicle.only(self._batch))
+
+
+def markdown(chronicle: Chronicle) -> str:
+    """A chronicle for Prefect's UI, which shows pictures only as images within markdown."""
+    picture = b64encode(render_svg(chronicle, titles=False).encode()).decode()
+    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{' · '.join(headline(chronicle))}"
+
+
+def _create_markdown(text: str) -> UUID:
+    description = "By device: what was planned first, what happened, what runs, what comes"
+    return cast(UUID, create_markdown_artifact(text, key="gantt", description=description))
+
+
+def _update_markdown(artifact: UUID, text: str) -> None:
+    get_client(sync_client=True).update_artifact(artifact_id=artifact, artifact=ArtifactUpdate(data=text))

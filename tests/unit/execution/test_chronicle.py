@@ -1,5 +1,7 @@
 """What is read from a journal about past, present and plan, and how it is drawn."""
 
+from base64 import b64decode
+from uuid import UUID
 from xml.etree import ElementTree
 
 import pytest
@@ -7,7 +9,9 @@ from sqlalchemy import insert, select
 
 from tasks.execution.chronicle_svg import MOST_TITLED, render_svg
 from tasks.execution.chronicle_text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
+from tasks.execution.events import GangSaid, JobEnded
 from tasks.execution.journal import Journal
+from tasks.execution.task import GanttArtifact
 from tasks.pool.mail import Mail
 from tasks.pool.schema import BATCHES, JOBS
 from tasks.pool.submissions import Submission, Submissions
@@ -224,3 +228,46 @@ def test_text_fills_its_columns_and_says_what_is_what_without_colours(story):
     assert RUNNING_FILL in texts["n0:1"]
     assert "now" in axis(chronicle, 60) and len(axis(chronicle, 60)) == 61
     assert rows(chronicle, 60, most=2)[1] == 1
+
+
+class Artifacts:
+    """Prefect's artifacts, without a server."""
+
+    def __init__(self):
+        self.texts = []
+
+    def create(self, text):
+        self.texts.append(text)
+        return UUID(int=7)
+
+    def update(self, artifact, text):
+        assert artifact == UUID(int=7)
+        self.texts.append(text)
+
+
+def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
+    halfway(story)
+    artifacts, clock = Artifacts(), iter([0.0, 4.0, 11.0, 11.0, 12.0, 13.0, 13.0])
+    gantt = GanttArtifact(
+        story.historian(), create=artifacts.create, update=artifacts.update, clock=lambda: next(clock)
+    )
+    number = story.journal.segments("b")[0].id
+    for _ in range(2):
+        event = {"event": "steps", "first_step": 0, "seconds": [2.0, 2.0]}
+        gantt.listen(GangSaid(number=number, job="b", event=event))
+    assert len(artifacts.texts) == 2
+    first, second = (_picture(text) for text in artifacts.texts)
+    assert "forecast to end after 51 s" in first and "forecast to end after 54 s" in second
+    ended = JobEnded(job="b", status="done", message="", details={})
+    gantt.listen(ended)
+    assert len(artifacts.texts) == 2
+    for name in "bcd":
+        story.journal.write_job(name, status="done")
+    gantt.listen(ended)
+    assert len(artifacts.texts) == 3
+
+
+def _picture(text):
+    head, _, data = text.partition("(data:image/svg+xml;base64,")
+    assert head == "![Gantt chart]"
+    return b64decode(data.partition(")")[0]).decode()
