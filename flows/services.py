@@ -18,7 +18,7 @@ from model_lineage import QUIET_ENVIRONMENT
 
 PREFECT, MLFLOW, DEPLOYMENTS, EXECUTOR, WORKER = "prefect", "mlflow", "deployments", "executor", "worker"
 SHORTEST_PASSWORD = 12  # what MLflow takes
-DRAIN_S = 600.0  # for a worker whose jobs write their checkpoints before it ends
+DRAIN_S = 300.0  # for the jobs of this machine's worker to write their checkpoints before it ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +141,11 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     if options.worker:
         worker = Service(
             name=WORKER,
-            command=(*python, "flows.cli", "worker", "--flows"),
+            command=(*python, "flows.cli", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
             after=(EXECUTOR,),
             group=False,
-            grace_s=DRAIN_S,
+            grace_s=DRAIN_S + 30,
         )
         services.append(worker)
     return tuple(services)
