@@ -18,6 +18,7 @@ from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from tasks.execution.journal import CANCELLED, DONE, JobRecord, Journal
 from tasks.planning import gantt
+from tasks.system_metrics import Energy, telemetry_points
 from techniques import Job, Profile
 from techniques.surveys import Survey
 from techniques.values import to_json
@@ -42,6 +43,7 @@ class Scribe:
         self.ledger, self._journal, self._batch = ledger, journal, batch
         self._known = Recorded(jobs={}, surveys={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
+        self._energy = Energy(journal)
         self.num_plans = num_plans
         self.faults: list[str] = []
 
@@ -76,7 +78,9 @@ class Scribe:
                 self.ledger.resume_run(self._job_run(event.segment.job))
             case GangSaid():
                 self._points.setdefault(event.job, []).extend(_points(event.event, at_ms=at_ms))
+                self._energy.hear(event)
             case SegmentEnded():
+                self._points.setdefault(event.segment.job, []).extend(self._energy.end(event, at_ms=at_ms))
                 self.flush()
                 self._write_segments(event.segment.job)
             case JobEnded():
@@ -258,7 +262,7 @@ def _points(event: Mapping[str, Any], *, at_ms: int) -> list[MetricPoint]:
         return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
     if event["event"] == "metrics":
         return [MetricPoint(f"held_out/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
-    return []
+    return telemetry_points(event)
 
 
 def _profile_row(profile: Profile) -> dict[str, Any]:

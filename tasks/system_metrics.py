@@ -58,13 +58,17 @@ class Energy:
         if used:
             self._running.setdefault(said.number, {})[said.event["node"]] = sum(used)
 
-    def end(self, ended: SegmentEnded) -> list[MetricPoint]:
-        """A segment has ended: what its job has taken since it began, nothing where no device could tell."""
+    def end(self, ended: SegmentEnded, *, at_ms: int) -> list[MetricPoint]:
+        """A segment has ended: what its job has taken since it began, nothing where no device could tell.
+
+        at_ms: when it was told, since the epoch.
+        """
+        job, number = ended.segment.job, str(ended.number)
         used = self._running.pop(ended.number, None)
-        if used is None:
+        by_segment = dict(self._journal.jobs()[job].details.get("energy_j", {}))
+        if used is not None:
+            by_segment[number] = sum(used.values())
+            self._journal.write_job(job, details={"energy_j": by_segment})
+        if number not in by_segment:
             return []
-        job = ended.segment.job
-        known = self._journal.jobs()[job].details.get("energy_j", {})
-        by_segment = {**known, str(ended.number): sum(used.values())}
-        self._journal.write_job(job, details={"energy_j": by_segment})
-        return [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment))]
+        return [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]

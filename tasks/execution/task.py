@@ -6,6 +6,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import cast
 from uuid import UUID
 
@@ -23,14 +24,15 @@ from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEn
 from tasks.execution.historian import Historian
 from tasks.execution.journal import Journal
 from tasks.execution.local import LocalRunner
+from tasks.execution.measured import Measured
 from tasks.execution.orders import SegmentCall, Submit
 from techniques.engine.gang import Outcome
 
 DRAW_EVERY_S = 10.0
 
 
-def submit_with(runner: LocalRunner) -> Submit:
-    """A way to start segments that makes each of them a Prefect task run.
+def submit_with(runner: LocalRunner, *, measured: Measured | None = None) -> Submit:
+    """A way to start segments that makes each of them a Prefect task run. measured: what watches their devices.
 
     The task only takes its label, so that nothing of a running gang is serialised; its outcome is a value, also where
     the gang failed: whether and how to go on is the executor's to decide, so the task has no retries of its own.
@@ -40,7 +42,8 @@ def submit_with(runner: LocalRunner) -> Submit:
     @task(name="segment", task_run_name="{label}", cache_policy=NO_CACHE, persist_result=False)
     def segment(label: str, folder: str) -> Outcome:
         call = calls.pop(folder)
-        return runner.run(call.order, num_ranks=call.num_ranks, on_event=call.on_event)
+        with nullcontext(call.on_event) if measured is None else measured.segment(call) as say:
+            return runner.run(call.order, num_ranks=call.num_ranks, on_event=say)
 
     def submit(call: SegmentCall) -> Future[Outcome]:
         calls[call.order.folder] = call

@@ -47,24 +47,25 @@ class Sample:
 
 
 class Probe(Protocol):
-    """What samples one device."""
+    """What samples some devices of a node."""
 
-    def sample(self) -> Sample:
-        """The device now."""
+    def samples(self) -> Mapping[int, Sample]:
+        """The devices now, by their numbers."""
         ...
 
 
-def probes(devices: Sequence[Device], *, nvml: Any = None, own_pid: int | None = None) -> Mapping[int, Probe]:
-    """A probe for each device, by its number. nvml: what speaks for the driver, `pynvml` unless given."""
-    found: dict[int, Probe] = {}
-    if any(device.kind == "gpu" for device in devices):
+def probes(devices: Sequence[Device], *, nvml: Any = None, own_pid: int | None = None) -> list[Probe]:
+    """Probes for all devices, numbered as they stand. nvml: what speaks for the driver, `pynvml` unless given."""
+    numbered = list(enumerate(devices))
+    gpus = [(number, device) for number, device in numbered if device.kind == "gpu"]
+    slots = {number: frozenset(device.cores) for number, device in numbered if device.kind != "gpu"}
+    if gpus:
         nvml = nvml or import_module("pynvml")
         nvml.nvmlInit()  # for as long as this process lives: a driver that is initialised anew loses its events
-    for number, device in enumerate(devices):
-        if device.kind == "gpu":
-            found[number] = GpuProbe(device, nvml=nvml)
-        else:
-            found[number] = CpuProbe(device, own_pid=own_pid or os.getpid())
+    found: list[Probe] = [GpuProbe(number, device, nvml=nvml) for number, device in gpus]
+    if slots:
+        memory_bytes = min(device.memory_bytes for device in devices if device.kind != "gpu")
+        found.append(CpuProbe(slots, memory_bytes=memory_bytes, own_pid=own_pid or os.getpid()))
     return found
 
 
@@ -75,6 +76,7 @@ class GpuProbe:
     What a GPU is blamed for once stays until it is reset, which sets the counts to 0, or until another probe is made.
     """
 
+    number: int
     device: Device
     nvml: Any
     _handle: Any = None
@@ -82,8 +84,11 @@ class GpuProbe:
     _first_errors: int | None = None
     _xids: set[int] = field(default_factory=set)
 
-    def sample(self) -> Sample:
+    def samples(self) -> Mapping[int, Sample]:
         """The GPU now; a fault where it has fallen off the bus."""
+        return {self.number: self._checked()}
+
+    def _checked(self) -> Sample:
         try:
             if self._handle is None:
                 self._handle = self.nvml.nvmlDeviceGetHandleByUUID(self.device.uuid)
@@ -164,39 +169,43 @@ class GpuProbe:
 
 @dataclass
 class CpuProbe:
-    """A slot of CPU cores: what this process and its descendants do there, by the cores that they are pinned to."""
+    """Slots of CPU cores: what this process and its descendants do there, by the cores that they are pinned to.
 
-    device: Device
+    slots: the cores of each, by its number. memory_bytes: of each.
+    """
+
+    slots: Mapping[int, frozenset[int]]
+    memory_bytes: int
     own_pid: int
     clock: Callable[[], float] = time.monotonic
     _before: Mapping[tuple[int, float], float] = field(default_factory=dict)
     _before_s: float | None = None
 
-    def sample(self) -> Sample:
-        """The slot now; how busy it is, is told from the second sample on."""
-        cores, memory_bytes, pids = set(self.device.cores), 0, []
+    def samples(self) -> Mapping[int, Sample]:
+        """The slots now; how busy they are, is told from the second time on."""
         used_s: dict[tuple[int, float], float] = {}
-        worked_s = 0.0
+        worked_s, held_bytes = dict.fromkeys(self.slots, 0.0), dict.fromkeys(self.slots, 0.0)
         for process in family(self.own_pid):
             with suppress(*GONE), process.oneshot():
                 pinned = set(process.cpu_affinity())
-                share = len(pinned & cores) / len(pinned)
                 times, key = process.cpu_times(), (process.pid, process.create_time())
+                memory_bytes = process.memory_info().rss
                 used_s[key] = times.user + times.system
-                if share:
-                    worked_s += share * (used_s[key] - self._before.get(key, 0.0))
-                    memory_bytes += int(share * process.memory_info().rss)
-                    pids.append(process.pid)
-        now_s, utilization = self.clock(), None
-        if self._before_s is not None and now_s > self._before_s:
-            utilization = min(1.0, max(0.0, worked_s / ((now_s - self._before_s) * len(cores))))
+                for number, cores in self.slots.items():
+                    share = len(pinned & cores) / len(pinned)
+                    worked_s[number] += share * (used_s[key] - self._before.get(key, 0.0))
+                    held_bytes[number] += share * memory_bytes
+        now_s = self.clock()
+        passed_s = 0.0 if self._before_s is None else now_s - self._before_s
         self._before, self._before_s = used_s, now_s
-        return Sample(
-            utilization=utilization,
-            memory_bytes=memory_bytes,
-            memory_share=memory_bytes / self.device.memory_bytes,
-            pids=tuple(pids),
-        )
+        return {
+            number: Sample(
+                utilization=min(1.0, max(0.0, worked_s[number] / (passed_s * len(cores)))) if passed_s else None,
+                memory_bytes=int(held_bytes[number]),
+                memory_share=held_bytes[number] / self.memory_bytes,
+            )
+            for number, cores in self.slots.items()
+        }
 
 
 def family(pid: int) -> list[psutil.Process]:

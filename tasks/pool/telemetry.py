@@ -76,7 +76,7 @@ class Telemetry:
         self._name, self._devices, self._clock, self._wall = name, tuple(devices), clock, wall
         self._own_pid = own_pid or os.getpid()
         self._knows_pids = pids_are_known() if knows_pids is None else knows_pids
-        self._probes: Mapping[int, Probe] = probes(devices, nvml=nvml, own_pid=self._own_pid)
+        self._probes: Sequence[Probe] = probes(devices, nvml=nvml, own_pid=self._own_pid)
         self._lock = threading.Lock()
         self._meters: dict[int, _Meter] = {}
         self._last: dict[int, tuple[float, Sample]] = {}
@@ -126,7 +126,7 @@ class Telemetry:
 
     def sample(self) -> None:
         """Looks at every device once."""
-        samples = {number: probe.sample() for number, probe in self._probes.items()}
+        samples = {number: sample for probe in self._probes for number, sample in probe.samples().items()}
         strangers = {number: self._stranger(number, sample) for number, sample in samples.items()}
         with self._lock:
             now_s = self._sampled_s = self._clock()

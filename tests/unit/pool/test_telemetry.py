@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from model_lineage.records import MetricPoint
 from tasks.cluster import Device
 from tasks.execution.dispatch import PlannedSegment
 from tasks.execution.events import GangSaid, SegmentEnded
+from tasks.execution.measured import Measured
+from tasks.execution.orders import SegmentCall
 from tasks.pool.probes import pids_are_known
 from tasks.pool.telemetry import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
 from tasks.system_metrics import Energy, telemetry_points
@@ -214,7 +218,9 @@ def test_a_cpu_slot_tells_what_we_do_on_its_cores():
     telemetry._probes[0].clock = lambda: float(next(now_s))
     telemetry.begin(1, (0,), is_part=True)
     telemetry.sample()
-    sum(i * i for i in range(300_000))  # some of the second that this clock says goes by
+    until_s = time.process_time() + 0.05  # of the second that this clock says goes by; the kernel counts hundredths
+    while time.process_time() < until_s:
+        pass
     telemetry.sample()
     word = telemetry.end(1)
     assert word["node"] == "n0"
@@ -255,10 +261,35 @@ def test_the_energy_of_a_job_is_the_sum_over_segments_nodes_and_recorders(tmp_pa
     first = Energy(journal)
     for event in (said(1, "n0", 5.0, 6.0), said(1, "n0", 10.0, 20.0), said(1, "n1", 4.0)):
         first.hear(event)
-    assert [point.value for point in first.end(ended(1))] == [34.0]
-    assert first.end(ended(2)) == []  # a segment on CPU slots
+    assert [point.value for point in first.end(ended(1), at_ms=5)] == [34.0]
+    assert first.end(ended(2), at_ms=6) == []  # a segment on CPU slots
     second = Energy(journal)
     second.hear(said(3, "", 6.0))
-    (point,) = second.end(ended(3))
-    assert (point.key, point.value) == ("system/energy_joules", 40.0)
+    points = second.end(ended(3), at_ms=7)
+    assert points == [MetricPoint("system/energy_joules", 40.0, 2, 7)]
+    assert second.end(ended(3), at_ms=7) == points  # told again: MLflow was away
     journal.close()
+
+
+def test_gangs_on_this_machine_say_what_their_devices_do():
+    bench = Bench(FakeGpu(), FakeGpu())
+    bench.pass_s(1)
+    measured = Measured(bench.telemetry)
+    heard = {1: [], 2: []}
+
+    def call(number):
+        order, device = None, ("n0", number - 1)
+        on_event = heard[number].append
+        return SegmentCall(
+            label="", order=order, num_ranks=1, on_event=on_event, number=number, job="a", batch="", devices=(device,)
+        )
+
+    with measured.segment(call(1)) as say, measured.segment(call(2)):
+        say({"event": "steps"})
+        assert [len(events) for events in heard.values()] == [1, 0]
+        bench.pass_s(int(WORD_EVERY_S))
+        say({"event": "steps"})  # the one that speaks passes on what is due of both
+    for number, events in heard.items():
+        words = [event for event in events if event["event"] == "telemetry"]
+        assert [set(word["devices"]) for word in words] == [{str(number - 1)}] * 2
+        assert words[-1]["devices"][str(number - 1)]["energy_j"] == pytest.approx(5000.0)
