@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,7 +14,10 @@ from rich.table import Table
 
 from flows import settings
 from flows.faults import InputError
-from flows.output import AsJson, print_json
+from flows.output import AsJson, error_console, print_json
+
+if TYPE_CHECKING:
+    from tasks.execution.journal import Journal
 
 
 def techniques(
@@ -54,8 +58,8 @@ def status(
     batch: Annotated[str | None, typer.Argument(help="A batch's name; all batches where it is left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the newest run of each batch stands."""
-    rows = [row for folder in _newest_runs(batch) for row in _job_rows(folder)]
+    """Show how the newest run of each batch stands, and all runs that stand on a pool."""
+    rows = [row for run in _runs(batch) for row in run.rows]
     if as_json:
         print_json(rows)
         return
@@ -72,9 +76,9 @@ def logs(
 ) -> None:
     """Print what a job's worker printed in its last segment."""
     names = []
-    for folder in sorted(_newest_runs(batch), key=lambda folder: folder.name, reverse=True):
-        names += [str(row["job"]) for row in _job_rows(folder)]
-        every = sorted((folder / "gangs").glob("[0-9]*-*"))
+    for run in sorted(_runs(batch), key=lambda run: run.folder.name, reverse=True):
+        names += [str(row["job"]) for row in run.rows]
+        every = sorted((run.folder / "gangs").glob("[0-9]*-*"))
         gangs = [path for path in every if path.name.partition("-")[2] == job]
         if gangs:
             file = gangs[-1] / f"rank-{rank}.log"
@@ -86,29 +90,70 @@ def logs(
     raise InputError([f"no segment of a job {job!r} has run here; there are jobs {', '.join(names) or 'none'}"])
 
 
-def _newest_runs(batch: str | None) -> list[Path]:
-    """The folder of the newest run of each batch, or of one."""
-    root = settings.home() / "batches"
-    found = sorted(path.name for path in root.glob("*") if path.is_dir())
-    if batch is not None and batch not in found:
-        raise InputError([f"there is no batch {batch!r} under {root}; there are {', '.join(found) or 'none'}"])
-    runs = [sorted((root / name).glob("*/journal.db")) for name in found if batch in (None, name)]
-    return [files[-1].parent for files in runs if files]
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run of a batch, on this machine or on a pool. rows: of its jobs."""
+
+    batch: str
+    folder: Path
+    rows: list[dict[str, Any]]
 
 
-def _job_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def _runs(batch: str | None) -> list[_Run]:
+    """The runs to look at: those of one batch, or of all. Raises InputError where there is no such batch."""
+    every = [*_runs_here(), *_runs_on_pool()]
+    runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
+    if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
+        error_console().print(f"no job of {batch} is in a plan yet: they are measured, or wait for that")
+    elif batch is not None and not runs:
+        there = ", ".join(dict.fromkeys(run.batch for run in every)) or "none"
+        raise InputError([f"there is no batch {batch!r} under {settings.home()}; there are {there}"])
+    return runs
+
+
+def _runs_here() -> Iterator[_Run]:
+    """The newest run of each batch that ran on this machine alone."""
     from tasks.execution.journal import Journal
 
-    journal = Journal.of_file(folder / "journal.db")
-    try:
-        for record in journal.jobs().values():
-            yield {
-                "batch": folder.parent.name,
-                "run": folder.name,
-                "job": record.name,
-                "status": record.status,
-                "step": record.step,
-                "message": record.message,
-            }
-    finally:
-        journal.close()
+    newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
+    for file in newest.values():
+        journal, folder = Journal.of_file(file), file.parent
+        try:
+            yield _Run(batch=folder.parent.name, folder=folder, rows=_rows(journal, folder.parent.name, folder.name))
+        finally:
+            journal.close()
+
+
+def _runs_on_pool() -> Iterator[_Run]:
+    """The runs that stand on the pool that this machine belongs to, and the newest one of each batch."""
+    address = settings.pool()
+    if address is None:
+        return
+    from flows.pool_asking import open_database
+    from tasks.execution.journal import Journal
+    from tasks.pool.submissions import SUBMITTED, Submissions
+
+    with open_database(address) as database:
+        submissions = Submissions(database)
+        every = submissions.names()
+        newest = {name: key for key, name, _ in every}
+        for key, name, status in every:
+            if status != SUBMITTED and newest[name] != key:
+                continue
+            submission = submissions.find(key)
+            assert submission is not None, "its name is there"
+            yield _Run(batch=name, folder=submission.run_folder(), rows=_rows(Journal(database, batch=key), name, key))
+
+
+def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "batch": batch,
+            "run": run,
+            "job": record.name,
+            "status": record.status,
+            "step": record.step,
+            "message": record.message,
+        }
+        for record in journal.jobs().values()
+    ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from flows import settings
 from flows.output import AsJson, error_console, print_json
+
+if TYPE_CHECKING:
+    from tasks.batch import Batch
 
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
@@ -31,6 +34,13 @@ def run(
     from tasks.batch import load_batch
 
     batch = load_batch(batch_file)
+    raise typer.Exit(train(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, as_json=as_json))
+
+
+def train(
+    batch: Batch, *, resume: bool = False, checkpoint_every: float | None = None, seed: int = 0, as_json: bool = False
+) -> int:
+    """Trains a batch under a view of its progress and prints what came of it; returns the exit code."""
     home = settings.home()
     settings.embed(home)
     if settings.pool() is None:
@@ -52,7 +62,7 @@ def run(
     print_report(result, console, home=home)
     if as_json:
         print_json(result.to_json())
-    raise typer.Exit(result.exit_code)
+    return result.exit_code
 
 
 def profile(

@@ -81,7 +81,8 @@ class Workshop:
 
 
 BatchInput = str | dict[str, Any]
-"""A path, a text, a mapping or a Batch's JSON form: what a form in Prefect's UI, and a caller in Python, can give."""
+"""A path, a text, a mapping or a Batch's JSON form, in a file too: what a form in Prefect's UI, and a caller in Python,
+can give."""
 
 
 def as_batch(batch: BatchInput) -> Batch:
@@ -92,7 +93,18 @@ def as_batch(batch: BatchInput) -> Batch:
         return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
     if "\n" in batch:
         return parse_batch(batch, folder=Path.cwd(), name="batch")
-    return load_batch(Path(batch))
+    return _kept_batch(Path(batch)) or load_batch(Path(batch))
+
+
+def _kept_batch(file: Path) -> Batch | None:
+    """The batch whose JSON form is in a file, None where something else is."""
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return Batch.from_json(data) if isinstance(data, dict) and "text" in data else None
 
 
 # An open fork server of a flow that runs a batch within its own work; the batch uses it and leaves it open.

@@ -1,0 +1,115 @@
+"""What a person asks of a pool about batches that run: found by name, asked, and answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from flows import settings
+from flows.faults import InputError
+from tasks.execution.journal import Journal
+from tasks.pool.database import Database
+from tasks.pool.requests import DONE, OPEN, Requests
+from tasks.pool.submissions import SUBMITTED, Submissions
+
+DATABASE_PATIENCE_S = 15.0  # of a person at a command
+ANSWER_PATIENCE_S = 20.0  # longer than an executor takes to be replaced
+
+NO_POOL = (
+    "no pool is up here. To fix: `ringmaster up` starts one on this machine; RINGMASTER_DATABASE, PREFECT_API_URL and "
+    "MLFLOW_TRACKING_URI name one elsewhere"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the pool's executor said about one batch. is_done: whether it did what was asked; else it will."""
+
+    batch: str
+    is_done: bool
+    message: str
+
+
+def pool_address() -> settings.PoolAddress:
+    """The pool that this machine belongs to. Raises InputError where there is none."""
+    address = settings.pool()
+    if address is None:
+        raise InputError([NO_POOL])
+    return address
+
+
+@contextmanager
+def open_database(address: settings.PoolAddress) -> Iterator[Database]:
+    """The pool's database, for somebody who does not want to wait for long. Raises InputError where it is away."""
+    try:
+        database = Database(address.database, patience_s=DATABASE_PATIENCE_S)
+    except DBAPIError as error:
+        raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def ask_about(
+    database: Database,
+    kind: str,
+    *,
+    batch: str,
+    jobs: Sequence[str] = (),
+    patience_s: float = ANSWER_PATIENCE_S,
+    **more: Any,
+) -> list[Answer]:
+    """Asks the pool's executor about a batch, or some of its jobs, and waits for its answers.
+
+    kind: of `tasks.pool.requests`. batch: an id, or a name, which stands for all standing batches that bear it.
+    Raises InputError where there is no such batch or job, or the executor refuses.
+    """
+    requests = Requests(database)
+    numbers = {
+        key: requests.ask(kind, {"batch": key, "jobs": list(mine), **more})
+        for key, mine in meant(database, batch=batch, jobs=jobs).items()
+    }
+    over = threading.Event()
+    timer = threading.Timer(patience_s, over.set)
+    timer.start()
+    try:
+        found = {key: requests.wait(number, until=over.is_set) for key, number in numbers.items()}
+    finally:
+        timer.cancel()
+    faults = [str(r.answer.get("message", r.status)) for r in found.values() if r.status not in (DONE, OPEN)]
+    if faults:
+        raise InputError(faults)
+    late = "no executor has answered yet: it is done once one leads (`ringmaster executor`)"
+    return [
+        Answer(batch=key, is_done=request.status == DONE, message=str(request.answer.get("message", late)))
+        for key, request in found.items()
+    ]
+
+
+def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, list[str]]:
+    """The standing batches, by id, that a person means, and which jobs of each; [] stands for all of them.
+
+    Raises InputError, with what there is, where there is nothing of that name.
+    """
+    every = Submissions(database).names()
+    standing = {key: name for key, name, status in every if status == SUBMITTED}
+    chosen = [key for key in standing if key == batch] or [key for key, name in standing.items() if name == batch]
+    if not chosen:
+        there = ", ".join(sorted({f"{name} ({key})" for key, name in standing.items()})) or "none"
+        has_ended = any(batch in (key, name) for key, name, _ in every)
+        what = f"batch {batch!r} has ended" if has_ended else f"there is no batch {batch!r}"
+        raise InputError([f"{what}; batches that stand: {there}"])
+    if not jobs:
+        return {key: [] for key in chosen}
+    names = {key: list(Journal(database, batch=key).jobs()) for key in chosen}
+    unknown = [job for job in jobs if not any(job in mine for mine in names.values())]
+    if unknown:
+        there = ", ".join(dict.fromkeys(job for mine in names.values() for job in mine))
+        raise InputError([f"batch {batch} has no job {', '.join(unknown)}; it has {there}"])
+    return {key: mine for key in chosen if (mine := [job for job in jobs if job in names[key]])}

@@ -1,0 +1,132 @@
+"""What a pool may be asked while it runs, as flows: their deployments have forms in Prefect's UI.
+
+The command line asks the same without a flow run: `ringmaster submit`, `cancel`, `pause`, `resume`, `set-priority`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger
+from pydantic import BaseModel, ConfigDict, Field
+
+from flows.flow_runs import cancel_batches, ended
+from flows.pool_asking import ask_about, open_database, pool_address
+from flows.train_batch import train_batch
+from tasks.batch import Batch, load_batch, parse_batch
+from tasks.batch.schema import NAME_PATTERN
+from tasks.pool import requests as wishes
+
+BatchName = Annotated[str, Field(min_length=1)]
+JobNames = Annotated[list[str], Field(examples=[["llama", "vit-lr1e-3"]])]
+NewName = Annotated[str, Field(pattern=NAME_PATTERN)]
+Priority = Annotated[float, Field(gt=0, le=1000)]
+CheckpointEvery = Annotated[float | None, Field(ge=0.1)]
+
+
+class JobsOfFile(BaseModel):
+    """The jobs of a batch file."""
+
+    model_config = ConfigDict(title="A batch file", extra="forbid")
+
+    path: str = Field(title="Batch file", description="Its path, seen from the folder that is worked in.")
+
+
+class JobsWrittenOut(BaseModel):
+    """Jobs that are written out as in a batch file."""
+
+    model_config = ConfigDict(title="Jobs written out", extra="forbid")
+
+    text: str = Field(title="Jobs", description="The text of a batch file: YAML with `jobs:` or `grid:`.")
+    folder: str = Field(
+        default=".", title="Folder", description="Where relative paths and factories of the jobs are looked for."
+    )
+
+
+EXAMPLE = JobsOfFile(path="examples/tiny_batch.yaml")
+
+
+@flow(
+    name="submit-jobs",
+    flow_run_name="submit to {batch}",
+    persist_result=True,
+    result_serializer="json",
+    on_cancellation=[cancel_batches],
+)
+def submit_jobs(
+    batch: NewName = "tiny", jobs: JobsOfFile | JobsWrittenOut = EXAMPLE, checkpoint_every_s: CheckpointEvery = None
+) -> dict[str, Any]:
+    """Adds jobs to what the pool trains; they join the plan that all batches share.
+
+    Args:
+        batch: The batch that they belong to, whether it runs already or not.
+        jobs: A batch file, or its text.
+        checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
+    """
+    pool_address()
+    found = replace(_batch(jobs), name=batch)
+    result = train_batch(found.to_json(), name=batch, checkpoint_every_s=checkpoint_every_s)
+    return ended(result.to_json(), status=result.status, message=result.summary())
+
+
+@flow(name="cancel-jobs", flow_run_name="cancel {batch}", persist_result=True, result_serializer="json")
+def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
+    """Ends a batch, or some of its jobs, for good; those that run write a checkpoint first.
+
+    Args:
+        batch: Its name, or its id.
+        jobs: The jobs to cancel; all of the batch where none is named.
+    """
+    return _ask(wishes.CANCEL, batch, jobs)
+
+
+@flow(name="pause-jobs", flow_run_name="pause {batch}", persist_result=True, result_serializer="json")
+def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
+    """Has a batch, or some of its jobs, stand still until they are resumed; those that run write a checkpoint first.
+
+    Args:
+        batch: Its name, or its id.
+        jobs: The jobs to pause; all of the batch where none is named.
+    """
+    return _ask(wishes.PAUSE, batch, jobs)
+
+
+@flow(name="resume-jobs", flow_run_name="resume {batch}", persist_result=True, result_serializer="json")
+def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
+    """Has paused jobs go on from their checkpoints.
+
+    Args:
+        batch: Its name, or its id.
+        jobs: The jobs to resume; all of the batch that are paused where none is named.
+    """
+    return _ask(wishes.RESUME, batch, jobs)
+
+
+@flow(name="set-priority", flow_run_name="priority of {batch}", persist_result=True, result_serializer="json")
+def set_priority(batch: BatchName, priority: Priority = 1.0, jobs: JobNames = []) -> list[str]:  # noqa: B006
+    """Says how much a batch, or some of its jobs, matters beside all others: the plan is made anew.
+
+    Args:
+        batch: Its name, or its id.
+        priority: 1 is usual; at 2 an end counts twice.
+        jobs: The jobs that it is for; the batch as a whole where none is named.
+    """
+    return _ask(wishes.SET_PRIORITY, batch, jobs, priority=priority)
+
+
+def _ask(kind: str, batch: str, jobs: list[str], **more: Any) -> list[str]:
+    """What the pool's executor answers, which is logged, too. Raises InputError where it refuses."""
+    with open_database(pool_address()) as database:
+        answers = ask_about(database, kind, batch=batch, jobs=jobs, **more)
+    lines = [f"{answer.batch}: {answer.message}" for answer in answers]
+    for line in lines:
+        get_run_logger().info(line)
+    return lines
+
+
+def _batch(jobs: JobsOfFile | JobsWrittenOut) -> Batch:
+    if isinstance(jobs, JobsOfFile):
+        return load_batch(Path(jobs.path))
+    return parse_batch(jobs.text, folder=Path(jobs.folder), name="jobs")
