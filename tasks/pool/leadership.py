@@ -77,10 +77,12 @@ class Leadership:
         )
         return bool(done)
 
-    def resign(self) -> None:
-        """Leaves the lead to whoever wants it, without a silence."""
+    def resign(self, database: Database | None = None) -> None:
+        """Leaves the lead to whoever wants it, without a silence. database: another way to the same, less patient."""
         mine = ROW & (EXECUTOR.c.owner == self._me)
-        self._database.write(lambda connection: connection.execute(update(EXECUTOR).where(mine).values(owner=NOBODY)))
+        (database or self._database).write(
+            lambda connection: connection.execute(update(EXECUTOR).where(mine).values(owner=NOBODY))
+        )
 
     def guarded(self, database: Database, *, on_deposed: Callable[[], None]) -> Database:
         """The database as only a leader may write to it; its `write` calls `on_deposed` and raises Deposed else."""

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
 END_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0  # where the database is away
 
 
 @dataclass(kw_only=True)
@@ -68,7 +69,7 @@ class PoolRunner:
         self._closing.set()
         self._launcher.close()
         if self._poller.is_alive():
-            self._poller.join()
+            self._poller.join(timeout=CLOSE_TIMEOUT_S)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@ PLANNING_TIME_LIMIT_S = 10.0
 class Steward:
     """Serves one executor from `take_over` on. What an executor needs of it: `listen`, `on_terms`, `make_plan`.
 
-    database: as only the leader may write to it. on_objective: told when the objective of the standing plan changes.
-    clock: monotonic seconds; wall_clock: seconds since the epoch, from which batches count their deadlines.
+    database: as only the leader may write to it. clock: monotonic seconds; wall_clock: seconds since the epoch, from
+    which batches count their deadlines. on_objective: set by whoever must know what the standing plan minimises now.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Steward:
         *,
         runner: PoolRunner,
         patience: Patience,
-        on_objective: Callable[[Objective], None] = lambda objective: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         seed: int = 0,
     ) -> None:
         self._database, self._runner, self._patience, self._clock = database, runner, patience, clock
-        self._on_objective, self._wall_clock, self._seed = on_objective, wall_clock, seed
+        self._wall_clock, self._seed = wall_clock, seed
+        self.on_objective: Callable[[Objective], None] = lambda objective: None
         self._submissions, self._told, self._mail = Submissions(database), Told(database), Mail(database)
         self._watch = NodeWatch(Nodes(database), clock=clock, lost_after_s=patience.lost_after_s)
         self._standing: dict[str, Standing] = {}
@@ -254,7 +254,7 @@ class Steward:
     def _ask_anew(self) -> None:
         before, self._terms = self._terms.objective, combined_terms(self._standing.values())
         if self._terms.objective != before:
-            self._on_objective(self._terms.objective)
+            self.on_objective(self._terms.objective)
 
     # -- taking over -------------------------------------------------------------------------------------------------
 

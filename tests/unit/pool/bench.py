@@ -1,0 +1,220 @@
+"""A pool in one thread: the real executor, runner and steward, on a clock and with gangs that a test owns."""
+
+from collections import deque
+
+from tasks.cluster import Cluster
+from tasks.execution.executor import Executor
+from tasks.execution.introspection import Policy
+from tasks.execution.journal import Journal
+from tasks.execution.replanner import Replanner
+from tasks.planning import Plan
+from tasks.pool.leases import PoolLeases
+from tasks.pool.patience import Patience
+from tasks.pool.requests import Requests
+from tasks.pool.runner import PoolRunner
+from tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
+from tasks.pool.submissions import Submission, Submissions
+from tasks.pool.told import Told
+from techniques.engine.reporter import STOP
+from techniques.values import to_json
+from tests.unit.execution.clocked import at_once
+from tests.unit.execution.fakes import in_a_row, job, profile
+from tests.unit.pool.workers import Worker
+
+CALM = Policy(every=10.0, surprise=10.0)  # plans anew only where it must
+EPOCH_S = 1_000_000.0
+
+
+def submission(id="b1", jobs=("a", "b"), *, name=None, terms=None, profiles=None, bases=None, num_steps=10):
+    made = tuple(job(each, base=(bases or {}).get(each), num_steps=num_steps) for each in jobs)
+    return Submission(
+        id=id,
+        name=name or f"nightly-{id}",
+        jobs=made,
+        profiles={each.name: (profile(),) for each in made} if profiles is None else profiles,
+        folder=f"/runs/{id}",
+        cache_dir="/cache",
+        terms={} if terms is None else to_json(terms),
+        started_s=EPOCH_S,
+    )
+
+
+def plan_in_a_row(problem):
+    """Jobs one after another, each on the device of any node that is free first."""
+    free_s = {(node.id, i): 0.0 for node in problem.nodes for i in range(node.num_devices)}
+    ended_s, segments, left = {}, [], list(problem.jobs)
+    while left:
+        row = next(r for r in left if all(other in ended_s for other in r.after))
+        left.remove(row)
+        goes_on = row.running is not None and len(row.running.gang) == 1
+        device = min(free_s, key=lambda d: (free_s[d] if not goes_on else d not in row.running.gang, d))
+        start_s = max([free_s[device], *(ended_s[other] for other in row.after)])
+        one = in_a_row(type(problem)(name="one", nodes=problem.nodes, jobs=(_alone(row),))).segments[0]
+        ended_s[row.id] = free_s[device] = start_s + row.options[0].runtime_s
+        place = ((device[0], (device[1],)),)
+        segments.append(type(one)(row.id, 0, start_s, ended_s[row.id], 1.0, 0.0, place))
+    return Plan(problem.name, tuple(segments))
+
+
+def _alone(row):
+    return type(row)(id=row.id, options=row.options)
+
+
+class Inbox:
+    """Where an executor would wait, it says so."""
+
+    def __init__(self):
+        self.messages, self.is_empty = deque(), False
+
+    def put(self, message):
+        self.messages.append(message)
+
+    def get(self, timeout=None):
+        self.is_empty = not self.messages
+        return (0, None) if self.is_empty else self.messages.popleft()
+
+
+class Clock:
+    """The test's, of all that measures time here."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class PoolBench:
+    """An executor process on a database; another one on the same database is the next executor.
+
+    led: the database as this executor writes to it, where that is not the plain one.
+    """
+
+    def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row):
+        self.database, self.clock = database, clock
+        led = led or database
+        self.plans, self.launched = [], []
+        self.runner = PoolRunner(led, launch=self._launch)
+        self.runner._launcher.start = lambda order: self.launched.append((order.segment, order.node))
+        self.steward = Steward(
+            led,
+            runner=self.runner,
+            patience=Patience(),
+            clock=clock,
+            wall_clock=lambda: EPOCH_S + clock() - 100.0,
+        )
+
+        def plan(problem):
+            self.plans.append(problem)
+            return make_plan(problem)
+
+        replanner = Replanner(
+            name="pool",
+            make_plan=plan,
+            on_terms=self.steward.on_terms,
+            policy=CALM,
+            clock=clock,
+            background=at_once,
+        )
+        self.objectives = []
+        self.steward.on_objective = self.objectives.append
+        self.executor = Executor(
+            name="pool",
+            cluster=Cluster(nodes=()),
+            leases=PoolLeases(led),
+            holder=HOLDER_OF_SEGMENTS,
+            journal=Journal(led, batch=None),
+            submit=self.runner.submit,
+            make_plan=plan,
+            on_terms=self.steward.on_terms,
+            listeners=[self.steward.listen],
+            replanner=replanner,
+            steer=self.runner.steer,
+            clock=clock,
+        )
+        self.executor._inbox = self.inbox = Inbox()
+        self.steward.take_over(self.executor)
+
+    def _launch(self, order):
+        raise AssertionError("orders are launched by hand here")
+
+    def step(self, *, seconds=0.0):
+        """Time passes, and the executor does all that there is to do."""
+        self.clock.now_s += seconds
+        self.runner.look()
+        self.executor.call(self.steward.tick)
+        self.inbox.is_empty = False
+        while not self.inbox.is_empty:
+            self.executor._turn()
+
+    def pass_seconds(self, seconds, *workers):
+        """The same, second by second; these workers beat."""
+        for _ in range(int(seconds)):
+            for worker in workers:
+                worker.beat()
+            self.step(seconds=1.0)
+
+    # -- what a test looks at ----------------------------------------------------------------------------------------
+
+    def statuses(self, batch="b1"):
+        return {name: record.status for name, record in Journal(self.database, batch=batch).jobs().items()}
+
+    def told(self, kind, batch="b1"):
+        return [e.event for e in Told(self.database).after(batch, 0, most=10_000) if isinstance(e.event, kind)]
+
+    def held(self):
+        return PoolLeases(self.database).held()
+
+    def is_standing(self, batch="b1"):
+        return Submissions(self.database).status(batch) == "submitted"
+
+    def submit(self, *submissions, **options):
+        for each in submissions:
+            Submissions(self.database).submit(each, **options)
+        self.step()
+
+    def ask(self, kind, **content):
+        """Asks, and gives the answer."""
+        requests = Requests(self.database)
+        number = requests.ask(kind, content)
+        self.step()
+        return requests.read(number)
+
+
+class Gangs:
+    """What the gangs of some workers do, move by move: ready, a checkpoint halfway, the end. Steps outlive them all."""
+
+    def __init__(self, *workers):
+        self.workers = list(workers)
+        self.steps, self.shares, self.said = {}, {}, {}
+        self.trained = []  # (job, first step, last step) of each stretch
+
+    def move(self):
+        """Every worker takes what it is given, and each of its gangs makes one move."""
+        for worker in self.workers:
+            for segment, share in worker.take_all().items():
+                self.shares[worker.incarnation, segment] = share
+            for segment in worker.running():
+                self._move(worker, segment, self.shares[worker.incarnation, segment].order)
+
+    def _move(self, worker, segment, order):
+        key = (order.checkpoint_dir, order.job.name)
+        moves = self.said[segment] = self.said.get(segment, 0) + 1
+        step = self.steps.get(key, 0)
+        if moves == 1:
+            worker.say(segment, "ready", step=step)
+        elif STOP in worker.told(segment):
+            worker.end(segment, "preempted", step=step)
+        elif moves == 2:
+            half = (step + order.last_step) // 2
+            self.trained.append((key, step, half))
+            self.steps[key] = half
+            worker.say(segment, "checkpoint", step=half)
+        else:
+            self.trained.append((key, step, order.last_step))
+            self.steps[key] = order.last_step
+            worker.end(segment, step=order.last_step, first_step=0, metrics={"loss": 1.0})
+
+
+def worker_of(database, name="n1", **options):
+    return Worker(database, name, **options)

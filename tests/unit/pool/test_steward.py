@@ -1,0 +1,328 @@
+"""A pool's life: nodes come and go, batches are submitted and end, people ask for things."""
+
+import pytest
+
+from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING
+from tasks.planning.terms import Terms
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database, file_url
+from tasks.pool.nodes import LEAVING, Nodes
+from tasks.pool.requests import Requests
+from tasks.pool.standing import Standing, combined_terms
+from tasks.pool.submissions import Submissions
+from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
+from tests.unit.pool.workers import Worker
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def pool(database):
+    return PoolBench(database, Clock())
+
+
+def run(pool, gangs, *, moves=30):
+    """Lets gangs and executor take turns until no batch stands any more."""
+    for _ in range(moves):
+        pool.step(seconds=0.1)
+        if not Submissions(pool.database).standing():
+            return
+        gangs.move()
+    raise AssertionError(f"it did not come to its end: {pool.statuses()}")
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_run_to_its_end_and_told_of_it_in_its_own_names(database, pool):
+    gangs = Gangs(Worker(database, "n1", num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a", "b", "c"), bases={"c": "a"}))
+    assert pool.statuses() == {"a": RUNNING, "b": RUNNING, "c": WAITING}
+    assert sorted(pool.held()) == ["n1:cpu:0", "n1:cpu:1"]
+    run(pool, gangs)
+    assert pool.statuses() == dict.fromkeys("abc", DONE)
+    assert pool.held() == {} and pool.executor.roster.entries == {}
+    assert {(event.job, event.status) for event in pool.told(JobEnded)} == {(j, DONE) for j in "abc"}
+    assert [event.segment.job for event in pool.told(SegmentStarted)] == ["a", "b", "c"]
+    assert {event.job for event in pool.told(GangSaid)} == set("abc")
+    (planned, *_) = pool.told(Planned)
+    assert [row.id for row in planned.problem.jobs] == ["a", "b", "c"]
+    assert planned.problem.job("c").after == ("a",)
+    assert {segment.job for segment in planned.plan.segments} == set("abc")
+
+
+def test_two_batches_share_devices_and_hear_only_of_themselves(database, pool):
+    gangs = Gangs(Worker(database, "n1", num_devices=1), Worker(database, "n2", num_devices=1))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission("b1", jobs=("a", "x")), submission("b2", jobs=("a", "y")))
+    run(pool, gangs)
+    for batch, jobs in (("b1", {"a", "x"}), ("b2", {"a", "y"})):
+        assert pool.statuses(batch) == dict.fromkeys(jobs, DONE)
+        assert {event.job for event in pool.told(JobEnded, batch)} == jobs
+        for planned in pool.told(Planned, batch):
+            assert {row.id for row in planned.problem.jobs} <= jobs
+    assert {key[0].rpartition("/")[0] for key, *_ in gangs.trained} == {"/runs/b1/checkpoints", "/runs/b2/checkpoints"}
+
+
+def test_what_cannot_be_trained_at_all_does_not_keep_a_batch_from_its_end(database, pool):
+    pool.submit(submission(jobs=("a",), profiles={}), failed={"z": "no technique can train it"})
+    pool.step()
+    assert pool.statuses() == {"a": FAILED, "z": FAILED}
+    assert [event.message for event in pool.told(JobEnded)] == ["it was submitted without a profile"]
+    assert not pool.is_standing()
+
+
+def test_a_batch_that_is_reopened_goes_on(database, pool):
+    gangs = Gangs(Worker(database))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a",)))
+    assert pool.ask(wishes.CANCEL, batch="b1").status == wishes.DONE
+    run(pool, gangs)
+    assert pool.statuses() == {"a": CANCELLED}
+    pool.executor.roster.journal.write_job("b1/a", status=WAITING, message="")
+    Submissions(database).reopen("b1")
+    run(pool, gangs)
+    assert pool.statuses() == {"a": DONE}
+
+
+# -- what is asked of plans ------------------------------------------------------------------------------------------
+
+
+def standing(id, *, priorities=None, **terms):
+    return Standing(submission=submission(id, terms=Terms(**terms)), priorities=priorities or {})
+
+
+@pytest.mark.parametrize(
+    ("batches", "objective"),
+    [
+        ([], "makespan"),
+        ([standing("x"), standing("y")], "makespan"),
+        ([standing("x"), standing("y", objective="weighted")], "weighted"),
+        ([standing("x", objective="cost"), standing("y", objective="cost")], "cost"),
+        ([standing("x", objective="cost"), standing("y")], "weighted"),
+        ([standing("x", priorities={"": 2.0}), standing("y")], "weighted"),
+        ([standing("x", priorities={"": 1.0}), standing("y")], "makespan"),
+    ],
+)
+def test_the_objective_of_all_batches(batches, objective):
+    assert combined_terms(batches).objective == objective
+
+
+def test_weights_are_multiplied_and_deadlines_count_from_each_start():
+    one = standing("x", deadlines_s={"a": 60.0}, weights={"a": 3.0}, priorities={"": 2.0, "a": 5.0})
+    terms = combined_terms([one, standing("y")])
+    assert terms.weights == {"x/a": 30.0, "x/b": 2.0, "y/a": 1.0, "y/b": 1.0}
+    assert terms.deadlines_s == {"x/a": EPOCH_S + 60.0}
+
+
+def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
+    pool.pass_seconds(10, Worker(database))
+    pool.submit(submission(terms=Terms(deadlines_s={"a": 300.0})))
+    (problem,) = pool.plans[-1:]
+    assert problem.job("b1/a").deadline_s == pytest.approx(290.0)
+    assert problem.job("b1/b").deadline_s is None
+
+
+def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database, pool):
+    pool.pass_seconds(1, Worker(database, num_devices=1))
+    pool.submit(submission("b1"), submission("b2"))
+    assert pool.plans[-1].job("b2/a").weight == 1.0
+    done = pool.ask(wishes.SET_PRIORITY, batch="nightly-b2", jobs=[], priority=4)
+    assert (done.status, done.answer) == (wishes.DONE, {"message": "priority 4 for batch nightly-b2"})
+    pool.ask(wishes.SET_PRIORITY, batch="b2", jobs=["a"], priority=0.5)
+    assert pool.objectives == ["weighted"]
+    after = PoolBench(database, pool.clock)
+    after.step()
+    for problem in (pool.plans[-1], after.plans[-1]):
+        assert {row.id: row.weight for row in problem.jobs} == {"b1/a": 1.0, "b1/b": 1.0, "b2/a": 2.0, "b2/b": 4.0}
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_waits_for_its_first_node(database, pool):
+    pool.submit(submission(jobs=("a",)))
+    assert pool.statuses() == {"a": WAITING}
+    gangs = Gangs(Worker(database))
+    pool.pass_seconds(1, *gangs.workers)
+    assert pool.statuses() == {"a": RUNNING}
+    run(pool, gangs)
+
+
+def test_a_silent_node_is_lost_and_its_job_goes_on_elsewhere(database, pool):
+    lost, other = Worker(database, "n1", num_devices=1), Worker(database, "n2", num_devices=1)
+    gangs = Gangs(lost)
+    pool.pass_seconds(1, lost, other)
+    pool.submit(submission(jobs=("a",)))
+    gangs.move(), gangs.move()
+    pool.pass_seconds(59, other)
+    assert pool.told(SegmentEnded) == []
+    pool.pass_seconds(3, other)
+    (ended,) = pool.told(SegmentEnded)
+    assert (ended.outcome.status, ended.segment.devices) == ("lost", (("n1", 0),))
+    assert [node.name for node in Nodes(database).all()] == ["n2"]
+    assert list(pool.held()) == ["n2:cpu:0"]
+    assert not lost.beat(), "should it live, it hears that it was given up"
+    gangs.workers = [other]
+    run(pool, gangs)
+    assert pool.statuses() == {"a": DONE}
+    assert [steps for _, *steps in gangs.trained] == [[0, 5], [5, 7], [7, 10]]
+
+
+def test_silence_while_nobody_could_look_is_none(database, pool):
+    worker = Worker(database)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a",)))
+    pool.step(seconds=600.0)  # the database was away
+    pool.pass_seconds(59)
+    assert [node.name for node in Nodes(database).all()] == ["n"]
+    pool.pass_seconds(3)
+    assert Nodes(database).all() == []
+
+
+def test_another_incarnation_of_a_node_loses_what_the_former_one_ran(database, pool):
+    gangs = Gangs(Worker(database))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a",)))
+    gangs.move()
+    gangs.workers = [Worker(database, incarnation="two")]
+    pool.pass_seconds(2, *gangs.workers)
+    assert [event.outcome.status for event in pool.told(SegmentEnded)] == ["lost"]
+    run(pool, gangs)
+    assert pool.statuses() == {"a": DONE}
+
+
+def test_a_worker_that_ended_in_order_takes_its_node_along(database, pool):
+    worker = Worker(database)
+    pool.pass_seconds(1, worker)
+    Nodes(database).remove("n", incarnation=worker.incarnation)
+    pool.pass_seconds(1)
+    pool.submit(submission(jobs=("a",)))
+    assert pool.statuses() == {"a": WAITING}
+
+
+def test_a_device_that_is_unwell_is_not_used_and_left(database, pool):
+    worker = Worker(database, num_devices=2)
+    gangs = Gangs(worker)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a", "b")))
+    gangs.move()
+    worker.beat(health={"0": "ECC errors"})
+    pool.step(seconds=1.0)
+    on_it = next(e.number for e in pool.told(SegmentStarted) if e.segment.devices == (("n", 0),))
+    assert worker.told(on_it) == ["stop"]
+    run(pool, gangs)
+    later = [event.segment.devices for event in pool.told(SegmentStarted)][2:]
+    assert later and set(later) == {(("n", 1),)}
+    assert pool.statuses() == {"a": DONE, "b": DONE}
+
+
+def test_nothing_new_starts_on_a_node_that_leaves(database, pool):
+    worker = Worker(database)
+    worker.beat(status=LEAVING)
+    pool.pass_seconds(1)
+    pool.submit(submission(jobs=("a",)))
+    assert pool.statuses() == {"a": WAITING}
+    other = Worker(database, "n2")
+    pool.pass_seconds(1, other)
+    assert [event.segment.devices[0][0] for event in pool.told(SegmentStarted)] == ["n2"]
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_paused_resumed_and_cancelled(database, pool):
+    gangs = Gangs(Worker(database, num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a", "b")))
+    gangs.move()
+    paused = pool.ask(wishes.PAUSE, batch="b1", jobs=["a"])
+    assert paused.answer == {"message": "paused: a of batch nightly-b1"}
+    for _ in range(6):
+        gangs.move()
+        pool.step()
+    assert pool.statuses() == {"a": PAUSED, "b": DONE}
+    assert pool.is_standing()
+    assert pool.ask(wishes.RESUME, batch="b1", jobs=[]).answer == {"message": "resumed: a of batch nightly-b1"}
+    assert pool.statuses()["a"] == RUNNING
+    pool.ask(wishes.CANCEL, batch="b1", jobs=[])
+    run(pool, gangs)
+    assert pool.statuses() == {"a": CANCELLED, "b": DONE}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        (wishes.CANCEL, {"batch": "b9"}, "there is no batch 'b9'. There is: nightly-b1 (b1), twin (b2), twin (b3)"),
+        (wishes.CANCEL, {"batch": "twin"}, "several batches are named twin: b2, b3. To fix: say which by its id"),
+        (wishes.CANCEL, {"batch": "b0"}, "batch b0 has ended"),
+        (wishes.CANCEL, {"batch": "b1", "jobs": ["a", "q"]}, "batch nightly-b1 has no job q. It has: a, b"),
+        (wishes.RESUME, {"batch": "b1"}, "no job of batch nightly-b1 can be resumed: a is waiting, b is waiting"),
+        (wishes.RESUME, {"batch": "b1", "jobs": ["a"]}, "of batch nightly-b1 a is waiting: it cannot be resumed"),
+        (
+            wishes.SET_PRIORITY,
+            {"batch": "b1", "priority": -1},
+            "a priority is a number above 0 (1 is usual, 2 counts twice), not -1",
+        ),
+        (wishes.HOLD, {"node": "n7"}, "there is no node 'n7'. There is: n"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_there_is(database, pool, kind, content, message):
+    pool.submit(submission("b0", jobs=("a",), profiles={}))
+    pool.step()
+    pool.submit(submission(), submission("b2", name="twin"), submission("b3", name="twin"))
+    Worker(database)
+    pool.steward._held = set()
+    pool.clock.now_s += 2.0
+    if kind != wishes.HOLD:
+        Nodes(database).remove("n", incarnation="n-one")
+    answer = pool.ask(kind, **content)
+    assert (answer.status, answer.answer) == (wishes.REFUSED, {"message": message})
+
+
+def test_a_node_is_held_once_its_gangs_have_stopped_and_serves_again(database, pool):
+    worker, requests = Worker(database, num_devices=2), Requests(database)
+    gangs = Gangs(worker)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a",)))
+    gangs.move()
+    hold = pool.ask(wishes.HOLD, node="n", beats=0)
+    assert hold.status == wishes.OPEN
+    second = pool.ask(wishes.HOLD, node="n", beats=0)
+    gangs.move()
+    pool.step(), pool.step()
+    granted = requests.read(hold.id)
+    assert (granted.status, granted.answer) == (wishes.GRANTED, {"devices": ["n:cpu:0", "n:cpu:1"]})
+    assert set(pool.held().values()) == {f"hold {hold.id}"}
+    assert requests.read(second.id).status == wishes.OPEN
+    pool.pass_seconds(2, worker)
+    assert pool.statuses() == {"a": WAITING}
+    requests.answer(hold.id, status=wishes.WITHDRAWN)
+    requests.answer(second.id, status=wishes.WITHDRAWN)
+    pool.step()
+    assert pool.statuses() == {"a": RUNNING}
+    run(pool, gangs)
+    assert pool.held() == {}
+
+
+def test_a_node_is_not_held_for_the_dead(database, pool):
+    worker, requests = Worker(database), Requests(database)
+    pool.pass_seconds(1, worker)
+    hold = pool.ask(wishes.HOLD, node="n", beats=0)
+    pool.step()
+    for _ in range(60):
+        requests.renew(hold.id)
+        pool.pass_seconds(2, worker)
+    assert requests.read(hold.id).status == wishes.GRANTED
+    pool.pass_seconds(62, worker)
+    assert requests.read(hold.id).status == wishes.WITHDRAWN
+    assert pool.held() == {}
+    pool.submit(submission(jobs=("a",)))
+    assert pool.statuses() == {"a": RUNNING}
