@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tasks.cluster import Cluster
 from tasks.execution.orders import SegmentCall
 from tasks.pool.telemetry import Telemetry
 from techniques.engine.gang import Event
@@ -47,3 +48,18 @@ class Measured:
             due = [(self._says[number], word) for number, word in words.items() if number in self._says]
         for say, word in due:
             say(word)
+
+
+@contextmanager
+def watching(cluster: Cluster) -> Iterator[Measured | None]:
+    """What watches the GPUs of this machine; None where it has none: what CPU slots do says little more than time."""
+    (node,) = cluster.nodes
+    if not any(device.kind == "gpu" for device in node.devices):
+        yield None
+        return
+    telemetry = Telemetry(node.name, node.devices)
+    telemetry.start()
+    try:
+        yield Measured(telemetry)
+    finally:
+        telemetry.close()
