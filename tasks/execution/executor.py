@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from tasks.cluster import Cluster
@@ -322,12 +322,12 @@ class Executor:
             return
         if isinstance(message, Thought):
             self._adopt(message)
-        elif isinstance(message, Future):
-            self._end(number, _outcome(message))
+        elif isinstance(message, Mapping):
+            self._note(number, message)
         elif callable(message):
             message()
-        else:
-            self._note(number, message)
+        else:  # a Future, or what a task engine calls one
+            self._end(number, _outcome(message))
 
     def _note(self, number: int, event: Event) -> None:
         running = self._course.running.get(number)

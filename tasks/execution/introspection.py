@@ -80,6 +80,7 @@ class When:
     first_s: float = 0.0
     next_s: float = math.inf
     expected_s: Mapping[str, float] = field(default_factory=dict)
+    endangered: frozenset[str] = frozenset()
 
     def planned(self, now_s: float, ends_s: Mapping[str, float]) -> None:
         """The rest was planned, or looked at, at `now_s`: ends_s is when each job is forecast to end."""
@@ -88,8 +89,20 @@ class When:
         self.next_s = now_s + max(self.policy.every * left_s, self.policy.least * self.first_s)
         self.expected_s = dict(ends_s)
 
-    def why_now(self, now_s: float, ends_s: Mapping[str, float]) -> str | None:
-        """The reason to plan anew now, if there is one; ends_s: when each job is forecast to end by what is known."""
+    def why_now(
+        self, now_s: float, ends_s: Mapping[str, float], *, deadlines_s: Mapping[str, float] | None = None
+    ) -> str | None:
+        """The reason to plan anew now, if there is one; ends_s: when each job is forecast to end by what is known.
+
+        deadlines_s: when jobs shall have ended. One that is in danger is a reason once, not for as long as it is.
+        """
+        late_s = {job: ends_s[job] - at_s for job, at_s in (deadlines_s or {}).items() if ends_s.get(job, 0.0) > at_s}
+        fresh = sorted(set(late_s) - self.endangered)
+        self.endangered = frozenset(late_s)
+        if fresh:
+            return "in danger of missing their deadlines: " + ", ".join(
+                f"{job} by {late_s[job]:.0f} s" for job in fresh
+            )
         if now_s >= self.next_s:
             return "the clock"
         left_s = max(ends_s.values(), default=now_s) - now_s

@@ -160,7 +160,8 @@ class Replanner:
             return None
         ends_s = _ends(self.timeline(state, left))
         self._look_s = now_s + self._policy.least * self._when.first_s / LOOKS
-        why = self._when.why_now(now_s, ends_s) if ends_s else None
+        deadlines_s = {job.id: now_s + job.deadline_s for job in left.jobs if job.deadline_s is not None}
+        why = self._when.why_now(now_s, ends_s, deadlines_s=deadlines_s) if ends_s else None
         if why is None:
             return None
         self._when.planned(now_s, ends_s)

@@ -222,3 +222,14 @@ def test_two_that_go_on_beyond_their_end_both_make_way_for_what_needs_the_device
     assert end_of(a, waiting, **rules) == "goes on"
     assert end_of(b, waiting, over={"a"}, **rules) == "ends"
     assert end_of(a, waiting, over={"a", "b"}, **rules) == "ends"
+
+
+def test_a_deadline_that_is_in_danger_is_a_reason_once():
+    when = When(Policy(surprise=10.0))
+    when.planned(0.0, {"a": 100.0})
+    danger = "in danger of missing their deadlines: a by 10 s"
+    assert when.why_now(5.0, {"a": 100.0}, deadlines_s={"a": 110.0}) is None
+    assert when.why_now(6.0, {"a": 120.0}, deadlines_s={"a": 110.0}) == danger
+    assert when.why_now(7.0, {"a": 121.0}, deadlines_s={"a": 110.0}) is None
+    assert when.why_now(8.0, {"a": 100.0}, deadlines_s={"a": 110.0}) is None
+    assert when.why_now(9.0, {"a": 120.0}, deadlines_s={"a": 110.0}) == danger
