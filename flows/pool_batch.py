@@ -8,19 +8,18 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from prefect.artifacts import create_table_artifact
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
 
 from flows import settings
-from flows.batch_records import finish_records, job_rows, log_decision
+from flows.batch_records import finish_records, log_decision
 from flows.faults import InputError
 from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
 from flows.pool_profiling import profile_on_pool
@@ -30,7 +29,7 @@ from flows.settings import PoolAddress
 from flows.views import current_view
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
-from tasks.execution.events import ExecutionEvent, Planned
+from tasks.execution.events import ExecutionEvent, Listener, Planned
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
 from tasks.execution.task import ProgressArtifact
 from tasks.pool import requests as wishes
@@ -74,8 +73,28 @@ class PoolRun:
         return self.submissions.status(self.id) == ENDED
 
 
+class ProfileJobs(Protocol):
+    """How the jobs of a batch are measured, as `profile_on_pool` does it."""
+
+    def __call__(self, batch: Batch, *, key: str, database: Database) -> Profiled:
+        """What was measured."""
+
+
+def shown_in_prefect(journal: Journal, submission: Submission) -> Sequence[Listener]:
+    """Listeners that show a batch's progress and decisions in the flow run's pages."""
+    total_steps = sum(job.total_steps for job in submission.jobs)
+    return [ProgressArtifact(journal, total_steps=total_steps).listen, log_decision]
+
+
 def train_on_pool(
-    batch: Batch, address: PoolAddress, *, resume: bool = False, checkpoint_every_s: float | None = None
+    batch: Batch,
+    address: PoolAddress,
+    *,
+    resume: bool = False,
+    checkpoint_every_s: float | None = None,
+    profile: ProfileJobs = profile_on_pool,
+    open_ledger: Callable[[str], Ledger] = Ledger,
+    shown: Callable[[Journal, Submission], Sequence[Listener]] = shown_in_prefect,
 ) -> BatchResult:
     """Has a pool train the jobs of a batch, and returns what became of them.
 
@@ -89,24 +108,23 @@ def train_on_pool(
         stack.callback(database.close)
         key, folder = _place(batch, database, home=home, resume=resume)
         stack.enter_context(alone_in(folder))
-        ledger = Ledger(address.mlflow_uri)
-        run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=ledger)
+        run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
         if submission is None:
-            submission = _hand_over(run, home=home, checkpoint_every_s=checkpoint_every_s)
+            submission = _hand_over(run, home=home, profile=profile, checkpoint_every_s=checkpoint_every_s)
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
             if resume or run.journal.get("status") is not None:  # its end was seen: to be run again is to go on
                 _reopen(run, submission)
             view.notice(f"{key} is followed again")
-        return _follow(run, submission)
+        return _follow(run, submission, shown)
 
 
 def _place(batch: Batch, database: Database, *, home: Path, resume: bool) -> tuple[str, Path]:
     """The id and folder of this run: those that this flow run had before, else the newest ones or new ones."""
     pool = Journal(database, batch="")
     root = root_run()
-    known: Mapping[str, Any] = pool.get(runs_fact(root), {})
+    known: Mapping[str, Any] = pool.get(runs_fact(root), {}) if root else {}
     which = f"{batch.name} {digest(batch.to_json())}"
     if which in known:
         key, folder = known[which]
@@ -116,7 +134,8 @@ def _place(batch: Batch, database: Database, *, home: Path, resume: bool) -> tup
     else:
         folder = fresh_folder(batch, home)
         key = f"{batch.name}-{folder.name}"
-    pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
+    if root:
+        pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
     return key, folder
 
 
@@ -143,7 +162,7 @@ def _newest(batch: Batch, database: Database) -> tuple[str, Path]:
     return same[-1], submission.run_folder()
 
 
-def _hand_over(run: PoolRun, *, home: Path, checkpoint_every_s: float | None) -> Submission:
+def _hand_over(run: PoolRun, *, home: Path, profile: ProfileJobs, checkpoint_every_s: float | None) -> Submission:
     """Measures the batch, and submits it to the pool."""
     batch, journal = run.batch, run.journal
     run.ledger.warm_up()  # away at the start, MLflow is told before anything is trained
@@ -152,7 +171,7 @@ def _hand_over(run: PoolRun, *, home: Path, checkpoint_every_s: float | None) ->
     journal.put_all({**facts, "started_s": journal.get("started_s", since_s), "since_s": since_s})
     weights = base_weights(batch, run.ledger, journal, home)
     checkpoint_root = checkpoint_root_of(journal, resume=False)
-    profiled = profile_on_pool(batch, key=run.id, database=run.database)
+    profiled = profile(batch, key=run.id, database=run.database)
     faults = with_orphans(profiled)
     journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - started_s})
     journal.put(
@@ -210,7 +229,9 @@ def _reopen(run: PoolRun, submission: Submission) -> None:
         run.submissions.reopen(run.id)
 
 
-def _follow(run: PoolRun, submission: Submission) -> BatchResult:
+def _follow(
+    run: PoolRun, submission: Submission, shown: Callable[[Journal, Submission], Sequence[Listener]]
+) -> BatchResult:
     """Shows and records what becomes of a batch until it has ended."""
     view, journal = current_view.get(), run.journal
     told = Told(run.database)
@@ -224,12 +245,8 @@ def _follow(run: PoolRun, submission: Submission) -> BatchResult:
     )
     recorder.follow()
     since_s = float(journal.get("since_s"))
-    listeners: list[Callable[[ExecutionEvent], None]] = [
-        partial(_keep_first_plan, journal, since_s=since_s),
-        view.listen,
-        ProgressArtifact(journal, total_steps=sum(job.total_steps for job in submission.jobs)).listen,
-        log_decision,
-    ]
+    keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
+    listeners: list[Listener] = [keep_plan, view.listen, *shown(journal, submission)]
     with _cancelled_by_signals(run) as is_left:
         for entry in told.follow(run.id, 0, until=lambda: is_left.is_set() or run.has_ended()):
             for listener in listeners:
@@ -252,9 +269,7 @@ def _follow(run: PoolRun, submission: Submission) -> BatchResult:
     finish_records(recorder, result)
     faults = recorder.close()
     journal.put("is_recorded", recorder.is_complete)
-    result = summary(faults=faults)  # the models have their addresses now
-    create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
-    return result
+    return summary(faults=faults)  # the models have their addresses now
 
 
 def surveys_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Survey]:

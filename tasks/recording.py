@@ -127,9 +127,10 @@ class Recorder:
         """Closes the batch's run with its result."""
         self._do(partial(self._scribe.finish, status=status, metrics=metrics, table=table))
 
-    def close(self, *, patience_s: float = PATIENCE_AT_END_S) -> list[str]:
-        """Waits until all is written, for an MLflow that is away no longer than `patience_s`; returns what could not
-        be."""
+    def close(self, *, patience_s: float | None = None) -> list[str]:
+        """Waits until all is written, for an MLflow that is away no longer than `patience_s`, by default
+        `PATIENCE_AT_END_S`; returns what could not be."""
+        patience_s = PATIENCE_AT_END_S if patience_s is None else patience_s
         if self._insist.is_away:
             self._notice(f"waiting at most {patience_s:.0f} s for MLflow to come back")
         self._insist.hurry(patience_s)
@@ -197,7 +198,7 @@ class PoolRecorder(Recorder):
         self._is_over.set()
         super().finish(status=status, metrics=metrics, table=table)
 
-    def close(self, *, patience_s: float = PATIENCE_AT_END_S) -> list[str]:
+    def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits likewise; what is not written then is written by whoever records the batch next."""
         self._is_over.set()
         return super().close(patience_s=patience_s)

@@ -1,0 +1,320 @@
+"""A batch on a pool: handed over once, followed to its end however often its flow dies, recorded without a gap."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.faults import InputError
+from flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
+from flows.own_node import held
+from flows.pool_batch import train_on_pool, with_orphans
+from flows.pool_profiling import merged, one_of_each_kind
+from flows.run_folder import alone_in
+from flows.settings import PoolAddress
+from flows.views import View, current_view
+from tasks import recording
+from tasks.batch import Batch
+from tasks.cluster import Device
+from tasks.execution.events import Planned
+from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, Journal
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database, file_url
+from tasks.pool.nodes import NodeRecord
+from tasks.pool.patience import Patience
+from tasks.pool.requests import Requests
+from tasks.pool.submissions import ENDED, Submissions
+from tasks.profiling.stage import Profiled
+from techniques.surveys import Survey
+from tests.unit.execution.fakes import job, profile
+from tests.unit.ledgers import FakeLedger
+from tests.unit.standing_pool import played
+
+
+def batch_of(*jobs):
+    return Batch(name="nightly", jobs=jobs, folder=Path("/somewhere"), text="name: nightly\n")
+
+
+BATCH = batch_of(job("a"), job("b"))
+
+
+class Bench:
+    """A pool's database, a ledger in memory, and how often jobs were measured."""
+
+    def __init__(self, folder):
+        self.address = PoolAddress(
+            database=file_url(folder / "pool.db"), prefect_api="http://127.0.0.1:1/api", mlflow_uri="http://127.0.0.1:2"
+        )
+        self.database = Database(self.address.database, synced=False)
+        self.ledger = FakeLedger()
+        self.num_measured = 0
+        self.faults = {}
+
+    def profile(self, batch, *, key, database):
+        self.num_measured += 1
+        data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
+        surveys = {
+            each.name: Survey(job=each.name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+            for each in batch.jobs
+        }
+        profiles = {each.name: (profile(),) for each in batch.jobs}
+        return Profiled(jobs=batch.jobs, surveys=surveys, profiles=profiles, faults=self.faults, num_trials=3)
+
+    def train(self, batch=BATCH, **options):
+        return train_on_pool(
+            batch,
+            self.address,
+            profile=self.profile,
+            open_ledger=lambda _: self.ledger,
+            shown=lambda journal, submission: [],
+            **options,
+        )
+
+    def ids(self):
+        return [key for key, _, _ in Submissions(self.database).names()]
+
+    def statuses(self):
+        return {name: record.status for name, record in Journal(self.database, batch=self.ids()[-1]).jobs().items()}
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    monkeypatch.delenv(STARTED_RUN, raising=False)
+    monkeypatch.setattr(recording, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(recording, "LOOK_EVERY_S", 0.05)
+    bench = Bench(tmp_path)
+    yield bench
+    bench.database.close()
+
+
+def test_a_batch_is_measured_handed_over_followed_and_recorded(bench):
+    with played(bench.database):
+        result = bench.train()
+    assert (result.status, result.num_trials, result.exit_code) == ("done", 3, 0)
+    assert {row["name"]: row["model_uri"] for row in result.jobs} == {
+        "a": "models:/nightly.a/1",
+        "b": "models:/nightly.b/1",
+    }
+    assert result.plan["makespan_s"] > 0
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+    (key,) = bench.ids()
+    assert key.startswith("nightly-")
+    assert Submissions(bench.database).find(key).started_s == Journal(bench.database, batch=key).get("started_s")
+
+
+def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(bench):
+    bench.faults = {"a": "no technique can train it here"}
+    batch = batch_of(job("a"), job("b", base="a"), job("c"), job("d"))
+    with played(bench.database) as executor:
+        executor.failing = {"d": "its loss is NaN"}
+        result = bench.train(batch)
+    assert result.status == "failed"
+    failed = "a (no technique can train it here), b (its base a has failed), d (its loss is NaN)"
+    assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
+    assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
+
+
+def test_a_batch_of_which_nothing_can_be_trained_ends_at_once(bench):
+    bench.faults = {"a": "too large", "b": "too large"}
+    assert bench.train().status == "failed"  # and there is no executor
+
+
+def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+
+    class Killed(BaseException):
+        pass
+
+    class Mortal(View):
+        def listen(self, event):
+            raise Killed
+
+    with played(bench.database) as executor:
+        token = current_view.set(Mortal())
+        with pytest.raises(Killed):
+            bench.train()
+        current_view.reset(token)
+        result = bench.train()
+        assert executor.num_trained == {"a": 1, "b": 1}
+    assert (result.status, bench.num_measured, len(bench.ids())) == ("done", 1, 1)
+    assert result.jobs[0]["model_uri"] == "models:/nightly.a/1"
+    monkeypatch.setenv(STARTED_RUN, "run-2")
+    with played(bench.database):
+        assert bench.train().status == "done"
+    assert len(bench.ids()) == 2
+
+
+def test_resume_goes_on_with_the_newest_run_and_only_with_what_is_left(bench):
+    with pytest.raises(InputError, match="knows no run of batch 'nightly'"):
+        bench.train(resume=True)
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        assert bench.train().status == "failed"
+        executor.failing = {}
+        result = bench.train(resume=True)
+        assert (result.status, executor.num_trained) == ("done", {"a": 1, "b": 2})
+        assert len(bench.ids()) == 1
+        with pytest.raises(InputError, match="the last run of batch 'nightly' is done"):
+            bench.train(resume=True)
+        with pytest.raises(InputError, match="has changed since nightly-"):
+            bench.train(batch_of(job("a")), resume=True)
+
+
+def test_resume_has_paused_jobs_go_on(bench):
+    with played(bench.database) as executor:
+        executor.held_back = {"a", "b"}
+        follower = threading.Thread(target=bench.train, daemon=True)
+        follower.start()
+        while not bench.ids():
+            follower.join(0.01)
+        requests = Requests(bench.database)
+        requests.wait(requests.ask(wishes.PAUSE, {"batch": bench.ids()[0], "jobs": []}))
+        assert set(bench.statuses().values()) == {PAUSED}
+        executor.held_back = set()
+        requests.ask(wishes.RESUME, {"batch": bench.ids()[0], "jobs": []})
+        follower.join(20)
+        assert set(bench.statuses().values()) == {DONE}
+
+
+def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
+    monkeypatch.setattr(recording, "PATIENCE_AT_END_S", 0.0)
+    with played(bench.database) as executor:
+        executor.failing = {}
+        original = bench.ledger.warm_up
+
+        def warm_up():
+            original()
+            bench.ledger.away = -1
+
+        bench.ledger.warm_up = warm_up
+        result = bench.train()
+        assert result.status == "done"
+        assert "`ringmaster run --resume` records the rest" in result.faults[0]
+        bench.ledger.away = 0
+        again = bench.train(resume=True)
+        assert executor.num_trained == {"a": 1, "b": 1}
+    assert again.faults == ()
+    assert [row["model_uri"] for row in again.jobs] == ["models:/nightly.a/1", "models:/nightly.b/1"]
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+
+
+def test_ctrl_c_cancels_the_batch(bench):
+    with played(bench.database) as executor:
+        executor.held_back = {"a", "b"}
+
+        class Impatient(View):
+            def listen(self, event):
+                if isinstance(event, Planned):
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        token = current_view.set(Impatient())
+        try:
+            result = bench.train()
+        finally:
+            current_view.reset(token)
+    assert (result.status, set(bench.statuses().values())) == ("interrupted", {CANCELLED})
+    assert bench.ledger.statuses["run of nightly"] == "KILLED"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_cancelled_flow_run_cancels_the_batches_that_it_has_handed_over(bench, tmp_path, monkeypatch):
+    class FlowRun:
+        id = "run-1"
+
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    fields = {key: getattr(bench.address, key) for key in ("database", "prefect_api", "mlflow_uri")}
+    (tmp_path / "pool.json").write_text(json.dumps(fields))
+    Journal(bench.database, batch="").put(runs_fact("run-1"), {"nightly x": ["nightly-1", "/runs"]})
+    for _ in range(2):
+        cancel_batches(flow=None, flow_run=FlowRun(), state=None)
+    (request,) = Requests(bench.database).open()
+    assert (request.kind, request.content["batch"]) == (wishes.CANCEL, "nightly-1")
+
+
+def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
+    with played(bench.database):
+        bench.train()
+    journal = Journal(bench.database, batch=bench.ids()[0])
+    journal.put("is_recorded", False)
+    folder = next((tmp_path / "batches" / "nightly").iterdir())
+    with alone_in(folder), pytest.raises(InputError, match="is going on in another process"):
+        bench.train(resume=True)
+
+
+# -- trials ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_is_held_for_trials_and_given_back_whatever_happens(bench):
+    patience = Patience(beat_every_s=0.01, fence_after_s=1.0, lost_after_s=2.0)
+    requests = Requests(bench.database)
+
+    def hold():
+        return held(requests, "n", whose="nightly", notice=lambda _: None, patience=patience)
+
+    with played(bench.database) as executor:
+        with hold():
+            assert executor.holds == ["n"]
+            (granted,) = requests.open(wishes.HOLD, status=wishes.GRANTED)
+            while requests.read(granted.id).content["beats"] < 2:
+                threading.Event().wait(0.01)
+        with pytest.raises(RuntimeError), hold():
+            raise RuntimeError
+    assert not requests.open(wishes.HOLD, status=wishes.GRANTED)
+    assert len(requests.open(wishes.HOLD, status=wishes.WITHDRAWN)) == 2
+
+
+def node(name, *, kind="A100", num_devices=2, health=None):
+    devices = tuple(
+        Device(kind="gpu", index=i, name=kind, memory_bytes=1, cores=(), uuid=f"GPU-{i}") for i in range(num_devices)
+    )
+    return NodeRecord(name=name, incarnation="1", address="", devices=devices, health=health or {})
+
+
+def test_each_kind_of_devices_is_measured_on_its_largest_node(monkeypatch):
+    nodes = [
+        node("n1"),
+        node("n2", num_devices=4),
+        node("n3", kind="H200"),
+        node("n4", num_devices=4, health={"0": "-"}),
+    ]
+    chosen = one_of_each_kind(nodes, avoid=set())
+    assert {kind: each.name for kind, each in chosen.items()} == {"A100": "n2", "H200": "n3"}
+    assert one_of_each_kind(nodes, avoid={"n2", "n3"})["A100"].name == "n4"
+    assert one_of_each_kind(nodes, avoid={"n2", "n3"})["H200"].name == "n3"
+    monkeypatch.setenv("RINGMASTER_NODE", "n1")
+    assert one_of_each_kind(nodes, avoid=set())["A100"].name == "n1"
+
+
+def test_profiles_of_several_kinds_say_which_they_are_of():
+    jobs = (job("a"), job("b"), job("c"))
+
+    def profiled(*, trained, faults):
+        profiles = {each.name: (profile(),) * (each.name in trained) for each in jobs}
+        return Profiled(jobs=jobs, surveys={}, profiles=profiles, faults=faults, num_trials=2)
+
+    small = profiled(trained="a", faults={"b": "too large", "c": "too large"})
+    assert merged({"A100": small}) is small
+    both = merged({"A100": small, "H200": profiled(trained="ab", faults={"c": "its data is missing"})})
+    assert [each.device_type for each in both.profiles["a"]] == ["A100", "H200"]
+    assert [each.device_type for each in both.profiles["b"]] == ["H200"]
+    assert both.faults == {"c": "on A100: too large; on H200: its data is missing"}
+    assert both.num_trials == 4
+
+
+def test_orphans_of_orphans_are_found():
+    jobs = (job("c", base="b"), job("b", base="a"), job("a"), job("d", base="models:/x@champion"))
+    found = with_orphans(Profiled(jobs=jobs, surveys={}, profiles={}, faults={"a": "too large"}))
+    assert found.keys() == {"a", "b", "c"}
+
+
+def test_statuses_are_those_of_the_submission(bench):
+    with played(bench.database) as executor:
+        executor.failing = {"a": "no"}
+        bench.train()
+    assert bench.statuses() == {"a": FAILED, "b": DONE}
+    assert Submissions(bench.database).status(bench.ids()[0]) == ENDED
