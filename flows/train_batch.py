@@ -23,10 +23,12 @@ from flows.views import current_view
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
 from tasks.batch import Batch
 from tasks.execution.executor import Executor, MakePlan
-from tasks.execution.journal import begin
+from tasks.execution.historian import Historian
+from tasks.execution.journal import RUNNING, begin
+from tasks.execution.measured import Measured, watching
 from tasks.execution.replanner import POLICY, Replanner
 from tasks.execution.roster import Enlisted
-from tasks.execution.task import ProgressArtifact, submit_with
+from tasks.execution.task import GanttArtifact, ProgressArtifact, submit_with
 from tasks.planning import Plan, Problem, ProblemError
 from tasks.planning.checked import checked_plan
 from tasks.planning.task import plan_task
@@ -77,6 +79,7 @@ def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None,
     with open_workshop(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         since_s, started_s = time.time(), time.monotonic()
         shop.journal.put("started_s", shop.journal.get("started_s", since_s))  # a resumed batch keeps its deadlines
+        shop.journal.put("status", RUNNING)
         bench = shop.bench
         with bench.all_devices(view.notice):
             profiled = profile_task(
@@ -84,7 +87,8 @@ def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None,
             )
         profiling_s = time.monotonic() - started_s
         try:
-            _execute(shop, profiled, seed=seed)
+            with watching(bench.cluster) as measured:
+                _execute(shop, profiled, measured=measured, seed=seed)
         finally:
             summary = partial(
                 collect,
@@ -103,7 +107,7 @@ def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None,
         return summary(faults=faults)  # the models have their addresses now
 
 
-def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
+def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, seed: int) -> None:
     """Runs the batch to its end, or until it is interrupted."""
     view, batch = current_view.get(), shop.bench.batch
     jobs = {job.name: job for job in profiled.jobs}
@@ -137,7 +141,7 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
             for job in batch.jobs
         ],
         journal=shop.journal,
-        submit=submit_with(shop.runner),
+        submit=submit_with(shop.runner, measured=measured),
         make_plan=make_plan,
         on_terms=on_terms,
         replanner=replanner,
@@ -146,6 +150,7 @@ def _execute(shop: Workshop, profiled: Profiled, *, seed: int) -> None:
             view.listen,
             shop.recorder.listen,
             ProgressArtifact(shop.journal, total_steps=total_steps).listen,
+            GanttArtifact(Historian(shop.journal.database, name=batch.name)).listen,
             log_decision,
         ],
     )
