@@ -1,15 +1,28 @@
-"""How good is a search that measures a quarter of what there is? Every option of a small Llama on the CPU slots of this
-machine is measured once; then the search is replayed against that table.
+"""How good is a search that measures a quarter of what there is? Every option of some small jobs on two CPU slots of
+this machine is measured, some rounds of all of them in turn; then the search of a long job is replayed against the
+medians.
 
-    python benchmarks/search.py [--record FILE]
+    python -m benchmarks.search [--rounds 3] [--record FILE] [--replay FILE]
+
+`--record` keeps what was measured; `--replay` takes it from there. Writes benchmarks/results/search.json and the part
+of docs/benchmarks.md between the markers `<!-- search -->`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tasks.cluster import detect
 from tasks.profiling.search import Failure, Result, Search, quickest_looking_first, worthwhile
@@ -20,62 +33,88 @@ from techniques.engine.processes import ForkServer
 from techniques.surveys import Candidate
 from techniques.values import digest, from_json, to_json
 
-JOB = Job(
-    name="llama",
-    model=ModelSpec(
-        architecture="LlamaForCausalLM",
-        config={
-            "hidden_size": 128,
-            "intermediate_size": 344,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        },
-    ),
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "search.json", ROOT / "docs" / "benchmarks.md"
+LLAMA = ModelSpec(
+    architecture="LlamaForCausalLM",
+    config={
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+)
+GPT2 = ModelSpec(architecture="GPT2LMHeadModel", config={"n_embd": 192, "n_layer": 4, "n_head": 4})
+SHORT = Job(
+    name="Llama, 64 tokens",
+    model=LLAMA,
     data=DataSpec(source="python-stdlib", seq_len=64, vocab_size=512),
-    techniques=("ddp", "tensor", "context", "pipeline"),
     num_devices=(2,),
     global_batch_size=16,
     num_steps=10,
 )
+LONG = replace(
+    SHORT,
+    name="Llama, 512 tokens",
+    data=replace(SHORT.data, seq_len=512, vocab_size=1024),
+    global_batch_size=4,
+)
+TIED = replace(
+    SHORT, name="GPT-2, 4,096 words", model=GPT2, data=replace(SHORT.data, vocab_size=4096), global_batch_size=8
+)
+JOBS = (SHORT, LONG, TIED)
+
+Row = dict[str, Any]
+"""{"job", "candidate", "seconds": one of each round, null where it could not train}."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", type=Path, help="write the table of measured options to this file")
-    arguments = parser.parse_args()
-    rows = measure_all()
-    if arguments.record:
-        arguments.record.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    for num_devices, (best_s, found_s, num_trials, num_options) in replay(rows).items():
-        print(
-            f"{num_devices} slots: the search tried {num_trials} of {num_options} options and found "
-            f"{found_s * 1e3:.1f} ms a step; the best takes {best_s * 1e3:.1f} ms: {found_s / best_s - 1:+.1%}"
-        )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", type=Path, help="write what is measured to this file")
+    parser.add_argument("--replay", type=Path, help="take what was measured from this file")
+    given = parser.parse_args()
+    rows = [json.loads(line) for line in given.replay.open()] if given.replay else measure(given.rounds)
+    if given.record:
+        given.record.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    write(rows)
 
 
-def measure_all() -> list[dict]:
-    """A row for each candidate: {"candidate", "step_s"}; step_s is None where it could not train."""
-    cluster = detect({"cpu": 2})
-    rows = []
-    with TemporaryDirectory() as folder, ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
+def measure(num_rounds: int) -> list[Row]:
+    """A row for each candidate of each job."""
+    cluster, rows = detect({"cpu": 2}), []
+    preload = tuple({f"transformers:{job.model.architecture}" for job in JOBS})
+    with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
         site = Site(server=server, devices=cluster.devices, cache_dir=Path(folder))
-        surveys, faults = survey_jobs([JOB], site=site, cluster=cluster, notice=print)
-        assert not faults, faults
-        survey = surveys[JOB.name]
-        for candidate in survey.candidates:
-            trial = Trial(fingerprint="it", job=JOB, data=survey.data, candidate=candidate)
-            result = run_wave(site, [trial])["it"]
-            step_s = result.step_s if isinstance(result, Profile) else None
-            rows.append({"candidate": to_json(candidate), "step_s": step_s})
-            print(candidate.technique, candidate.num_devices, dict(candidate.config), candidate.step_s, step_s)
+        for job in JOBS:
+            named = replace(job, name="job")
+            surveys, faults = survey_jobs([named], site=site, cluster=cluster, notice=lambda _: None)
+            assert not faults, faults
+            survey = surveys["job"]
+            mine = [{"job": job.name, "candidate": to_json(c), "seconds": []} for c in survey.candidates]
+            for _ in range(num_rounds):
+                for row, candidate in zip(mine, survey.candidates, strict=True):
+                    trial = Trial(fingerprint="it", job=named, data=survey.data, candidate=candidate)
+                    result = run_wave(site, [trial])["it"]
+                    row["seconds"].append(result.step_s if isinstance(result, Profile) else None)
+            for row in mine:
+                c = row["candidate"]
+                print(job.name, c["technique"], c["config"], c["step_s"], row["seconds"], flush=True)
+            rows += mine
     return rows
 
 
-def replay(rows: list[dict]) -> dict[int, tuple[float, float, int, int]]:
-    """By number of devices: seconds of the best option, and of the one that was found; trials, and options."""
+def step_s(row: Row) -> float | None:
+    """The median of its rounds, None where one of them failed."""
+    seconds = row["seconds"]
+    return None if None in seconds else statistics.median(seconds)
+
+
+def replay(rows: Sequence[Row]) -> tuple[float, float, int]:
+    """Of one job's rows: seconds of the best option, and of the one that a search finds; the number of its trials."""
     candidates = [from_json(Candidate, row["candidate"]) for row in rows]
-    table = {digest(c): row["step_s"] for c, row in zip(candidates, rows, strict=True)}
+    table = {digest(c): step_s(row) for c, row in zip(candidates, rows, strict=True)}
     groups: dict[tuple[str, int], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault((candidate.technique, candidate.num_devices), []).append(candidate)
@@ -86,32 +125,57 @@ def replay(rows: list[dict]) -> dict[int, tuple[float, float, int, int]]:
             Search(key="it", job="it", candidates=ordered, fingerprints=[digest(c) for c in ordered], is_thorough=True)
         )
     known: dict[str, Result] = {}
-    tried: list[Candidate] = []
     while wanted := [w for s in worthwhile(searches) if (w := s.next_trial(known)) is not None]:
         for fingerprint, candidate in wanted:
             known[fingerprint] = _result(candidate, table[fingerprint])
-            tried.append(candidate)
         for search in searches:
             search.next_trial(known)
-    found = {}
-    for num_devices in sorted({c.num_devices for c in candidates}):
-        measured = [s for c in candidates if c.num_devices == num_devices and (s := table[digest(c)]) is not None]
-        seen = [s for c in tried if c.num_devices == num_devices and (s := table[digest(c)]) is not None]
-        num_options = sum(c.num_devices == num_devices for c in candidates)
-        found[num_devices] = (min(measured), min(seen), sum(c.num_devices == num_devices for c in tried), num_options)
-    return found
+    best_s = min(seconds for seconds in table.values() if seconds is not None)
+    found_s = min(result.step_s for result in known.values() if isinstance(result, Profile))
+    return best_s, found_s, len(known)
 
 
-def _result(candidate: Candidate, step_s: float | None) -> Result:
-    if step_s is None:
+def _result(candidate: Candidate, seconds: float | None) -> Result:
+    if seconds is None:
         return Failure(kind="failed", message="it failed when the table was made")
     return Profile(
         technique=candidate.technique,
         config=candidate.config,
         num_devices=candidate.num_devices,
         num_ranks=candidate.num_ranks,
-        step_s=step_s,
+        step_s=seconds,
         peak_bytes=1,
+    )
+
+
+def write(rows: Sequence[Row]) -> None:
+    """What was measured as JSON, and what the search makes of it as a table in the docs."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, shared"
+    of_job: dict[str, list[Row]] = {}
+    for row in rows:
+        of_job.setdefault(row["job"], []).append(row)
+    lines = [_line(name, mine) for name, mine in of_job.items()]
+    num_rounds = len(rows[0]["seconds"])
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, "rows": list(rows)}) + "\n")
+    text = f"""{date.today().isoformat()}, {machine}; medians of {num_rounds} rounds.
+
+| job | options | tried | best, ms a step | found, ms | behind | predictions, off by |
+|---|---|---|---|---|---|---|
+{chr(10).join(lines)}
+"""
+    print(text)
+    page = PAGE.read_text()
+    PAGE.write_text(re.sub(r"(?s)(<!-- search -->\n).*?(<!-- /search -->)", lambda m: m[1] + text + m[2], page))
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    best_s, found_s, num_trials = replay(rows)
+    logs = [math.log(seconds / row["candidate"]["step_s"]) for row in rows if (seconds := step_s(row)) is not None]
+    spread = math.exp(statistics.pstdev(logs)) - 1
+    behind = f"{found_s / best_s - 1:.1%}"
+    return (
+        f"| {name} | {len(rows)} | {num_trials} | {best_s * 1e3:.1f} | {found_s * 1e3:.1f} | {behind} | {spread:.0%} |"
     )
 
 

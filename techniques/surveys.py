@@ -14,7 +14,8 @@ REHEARSED, ARITHMETIC = "rehearsed", "arithmetic"
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Bytes that an option will need on each device, and beside each device in host memory.
+    """Bytes that an option will need on each device, and beside each device in host memory: what lies there of the
+    state, and the copy of it from which a checkpoint is written while training goes on (of the rank that writes most).
 
     source: "rehearsed" (its step was run without values, see `engine.rehearsal`) or "arithmetic", where it could not
     be, because of `message`.

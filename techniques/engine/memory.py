@@ -13,7 +13,7 @@ from techniques.engine.rehearsal import Rehearsed, Scene
 from techniques.engine.rehearsals import Fault, rehearse_all
 from techniques.job import Job
 from techniques.surveys import ARITHMETIC, REHEARSED, Forecast
-from techniques.technique import Config, GangShape, Technique
+from techniques.technique import GRADIENT_BYTES, Config, GangShape, Technique, training_state_bytes
 
 # Shares of the activations that are kept, roughly, where they are computed again.
 KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
@@ -74,19 +74,32 @@ def data_parallel(axes: Mapping[str, int]) -> int:
     return math.prod(size for axis, size in axes.items() if axis.startswith("dp"))
 
 
+def sharding(axes: Mapping[str, int]) -> int:
+    """Into how many parts ranks on these axes divide the weights and the optimizer's state."""
+    return axes.get("dp_shard", 1) * axes.get("tp", 1) * axes.get("pp", 1)
+
+
 def _forecast(workload: Workload, choice: Choice, results: Sequence[Rehearsed | Fault]) -> Forecast:
     technique, config, shape = choice
     host_bytes = technique.host_memory(workload.job, shape, config, workload.facts)
-    peaks = [max(result.peaks.values()) for result in results if isinstance(result, Rehearsed)]
-    if len(peaks) == len(results):
+    rehearsed = [result for result in results if isinstance(result, Rehearsed)]
+    if len(rehearsed) == len(results):
         # Rehearsed on the CPU, where device and host memory are one.
-        device_bytes = max(peaks) - (host_bytes if shape.kind == "gpu" else 0)
+        device_bytes = max(max(r.peaks.values()) for r in rehearsed) - (host_bytes if shape.kind == "gpu" else 0)
         least = technique.estimate_memory(workload.job, shape, config, workload.facts) if host_bytes else 0
-        return Forecast(device_bytes=max(device_bytes, least), host_bytes=host_bytes, source=REHEARSED)
+        saved = [_copied_bytes(workload, choice) if r.saved_bytes is None else r.saved_bytes for r in rehearsed]
+        return Forecast(device_bytes=max(device_bytes, least), host_bytes=host_bytes + max(saved), source=REHEARSED)
     message = next(result.message for result in results if isinstance(result, Fault))
-    return Forecast(
-        device_bytes=_by_arithmetic(workload, choice), host_bytes=host_bytes, source=ARITHMETIC, message=message
-    )
+    device_bytes, host_bytes = _by_arithmetic(workload, choice), host_bytes + _copied_bytes(workload, choice)
+    return Forecast(device_bytes=device_bytes, host_bytes=host_bytes, source=ARITHMETIC, message=message)
+
+
+def _copied_bytes(workload: Workload, choice: Choice) -> int:
+    """At most: weights and the optimizer's state, as far as they are divided by layout."""
+    technique, config, shape = choice
+    gradients = workload.facts.num_parameters * GRADIENT_BYTES
+    state = training_state_bytes(workload.job, workload.facts) - gradients
+    return state // sharding(technique.mesh_shape(shape, config))
 
 
 def _by_arithmetic(workload: Workload, choice: Choice) -> int:

@@ -14,20 +14,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from techniques.engine.children import in_children
+from techniques.engine.live_bytes import LiveBytes
+from techniques.engine.recomputation import recompute_layers
 from techniques.values import digest, from_json, to_json
 
-VERSION = 1
-MATRIX, VECTOR, SMALL = 512, 1 << 22, 64  # sides and lengths of what is multiplied, added and sent
-REPEATS = 5
-LINK_BYTES, TIMEOUT_S = 1 << 22, 30.0
+VERSION = 2
+MATRIX, VECTOR, SMALL = 512, 1 << 22, 16  # sides and lengths of what is multiplied, added and of next to nothing
+NUM_LAYERS, NUM_MESSAGES = 4, 8
+REPEATS = 12
+LINK_BYTES, MESSAGE, TIMEOUT_S = 1 << 22, 1 << 15, 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Of one device: operations, bytes and operators a second. Of the link between two: bytes a second, and seconds
     that a message takes at the least. parallel: how many times as fast two devices driven by one process are.
+
+    Operators are those of a decoder so small that beginning them is what takes time. watched_operators_s: where
+    recomputation chooses what to keep. wrapped_message_s: of a message between distributed tensors.
     """
 
     flops_s: float
@@ -35,6 +44,8 @@ class Rates:
     operators_s: float
     link_bytes_s: float
     message_s: float
+    watched_operators_s: float
+    wrapped_message_s: float
     parallel: float = 1.0
 
     def with_devices(self, number: int) -> Rates:
@@ -56,7 +67,7 @@ def _measured(cores: tuple[tuple[int, ...], ...]) -> Rates:
     alone = in_children([lambda: _device(cores[0])])[0]
     every = tuple(sorted({core for slot in cores for core in slot}))
     both = in_children([lambda: _device(every)])[0] if len(cores) > 1 else alone
-    link = {"link_bytes_s": 1e9, "message_s": 1e-4}
+    link = {"link_bytes_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}
     if len(cores) > 1:
         with tempfile.TemporaryDirectory() as folder:
             meeting = f"file://{folder}/meeting"
@@ -67,22 +78,50 @@ def _measured(cores: tuple[tuple[int, ...], ...]) -> Rates:
 
 def _device(cores: tuple[int, ...]) -> dict[str, float]:
     _pin(cores)
-    matrix, vector, small = torch.ones(MATRIX, MATRIX), torch.ones(VECTOR), torch.ones(SMALL)
-    other = torch.ones(VECTOR)
+    matrix, vector, other = torch.ones(MATRIX, MATRIX), torch.ones(VECTOR), torch.ones(VECTOR)
     return {
         "flops_s": 2 * MATRIX**3 / _best_s(lambda: matrix @ matrix),
         "bytes_s": 3 * 4 * VECTOR / _best_s(lambda: torch.add(vector, vector, out=other)),
-        "operators_s": 1000 / _best_s(lambda: [small + small for _ in range(1000)]),
+        "operators_s": _operators_s("none"),
+        "watched_operators_s": _operators_s("selective"),
     }
+
+
+def _operators_s(recompute: str) -> float:
+    """Operators of a step without recomputation, over the seconds that they take with it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": SMALL, "intermediate_size": SMALL, "vocab_size": SMALL, "num_hidden_layers": NUM_LAYERS}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, use_cache=False)).train()
+    tokens = torch.zeros(1, SMALL, dtype=torch.int64)
+
+    def step() -> None:
+        model(input_ids=tokens).logits.sum().backward()
+
+    step()
+    with LiveBytes() as counted:
+        step()
+    recompute_layers(model, recompute)
+    return counted.num_operators / _best_s(step)
 
 
 def _link(rank: int, meeting: str, cores: tuple[int, ...]) -> dict[str, float]:
     _pin(cores)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=TIMEOUT_S))
-    large, small = torch.ones(LINK_BYTES // 4), torch.ones(1)
-    message_s = _best_s(lambda: dist.all_reduce(small))
+    large = torch.ones(LINK_BYTES // 4)
+    message_s = _best_s(lambda: [dist.all_reduce(large[:MESSAGE] * 0.5) for _ in range(NUM_MESSAGES)]) / NUM_MESSAGES
+    mesh, mine = init_device_mesh("cpu", (2,)), torch.ones(MESSAGE, requires_grad=True)
+    wrapped_message_s = _best_s(lambda: _exchange(mine, mesh)) / NUM_MESSAGES
     # An all-reduce of n = 2 moves 2 (n - 1) / n of the tensor.
-    return {"link_bytes_s": LINK_BYTES / _best_s(lambda: dist.all_reduce(large)), "message_s": message_s}
+    link_bytes_s = LINK_BYTES / _best_s(lambda: dist.all_reduce(large))
+    return {"link_bytes_s": link_bytes_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
+
+
+def _exchange(mine: Tensor, mesh: DeviceMesh) -> None:
+    """Sums over the ranks one after another, wrapped and unwrapped as layers that are cut do it, and their backward."""
+    for _ in range(NUM_MESSAGES):
+        mine = DTensor.from_local(mine * 0.5, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local()
+    mine.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _pin(cores: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from techniques import registry
 from techniques.engine import trainer as trainers
 from techniques.engine.data import PreparedData
+from techniques.engine.gradients import local
 from techniques.engine.live_bytes import LiveBytes, watch_layers
 from techniques.engine.models import layer_names
 from techniques.engine.models.architectures import instantiate
@@ -54,9 +55,13 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsed:
-    """What one rank's step was: peaks in bytes by phase (see `live_bytes.watch_layers`), and its work."""
+    """What one rank's step was: peaks in bytes by phase (see `live_bytes.watch_layers`), and its work.
+
+    saved_bytes: that the rank writes into a checkpoint, None where ranks must tell each other what that is.
+    """
 
     peaks: Mapping[str, int]
+    saved_bytes: int | None
     num_flops: int
     num_bytes: int
     num_operators: int
@@ -92,12 +97,23 @@ def rehearse(scene: Scene) -> Rehearsed:
             live.enter("step")
             live.reset()
             trainer.step()
+        peaks = dict(live.peaks)
+        saved_bytes = _saved_bytes(trainer)
     return Rehearsed(
-        peaks=dict(live.peaks),
+        peaks=peaks,
+        saved_bytes=saved_bytes,
         num_flops=live.num_flops,
         num_bytes=live.num_bytes,
         num_operators=live.num_operators,
     )
+
+
+def _saved_bytes(trainer: trainers.Trainer) -> int | None:
+    try:
+        written = trainer.written()
+    except RuntimeError:  # peers that say nothing have no values to tell
+        return None
+    return sum(part.numel() * part.element_size() for part in map(local, written.values()))
 
 
 class _Rehearsing(LiveBytes):  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ from techniques.engine.rehearsal import Rehearsed, Scene, rehearse
 from techniques.job import EvaluationSpec, ScheduleSpec
 from techniques.values import digest, from_json, to_json
 
-VERSION = 2  # raised when a rehearsal would tell something else
+VERSION = 3  # raised when a rehearsal would tell something else
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
 PATIENCE_S = 180.0
@@ -66,10 +66,15 @@ def _with_layers(fewer: Rehearsed | Fault, more: Rehearsed | Fault, num_layers: 
     peaks = [dict(_at_the_ends(r.peaks, num)) for r, num in zip((fewer, more), FEW_LAYERS, strict=True)]
     return Rehearsed(
         peaks={phase: low + times * (peaks[1].get(phase, low) - low) for phase, low in peaks[0].items()},
+        saved_bytes=_linear(fewer.saved_bytes, more.saved_bytes, times),
         num_flops=fewer.num_flops + times * (more.num_flops - fewer.num_flops),
         num_bytes=fewer.num_bytes + times * (more.num_bytes - fewer.num_bytes),
         num_operators=fewer.num_operators + times * (more.num_operators - fewer.num_operators),
     )
+
+
+def _linear(fewer: int | None, more: int | None, times: int) -> int | None:
+    return None if fewer is None or more is None else fewer + times * (more - fewer)
 
 
 def _at_the_ends(peaks: Mapping[str, int], num_layers: int) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from techniques.engine.layer_times import LayerTimes
-from techniques.engine.memory import Workload, data_parallel, kept_bytes_a_row, num_outlined_rows, rehearse_alone
+from techniques.engine.memory import (
+    Workload,
+    data_parallel,
+    kept_bytes_a_row,
+    num_outlined_rows,
+    rehearse_alone,
+    sharding,
+)
 from techniques.engine.rates import Rates
 from techniques.engine.rehearsals import Fault
 from techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
@@ -19,7 +26,14 @@ RECOMPUTED = {"none": 0.0, "selective": 0.03, "full": 1 / 3}
 FEWER_BYTES = {"none": 0.0, "selective": 0.2, "full": 1 / 3}
 OPTIMIZER_PASSES = 7  # over each weight: reads of weight, gradient and both moments, and three writes
 MEMORY_PREMIUM = 1.1  # of techniques that save another's memory, whose exchanges are longer or finer than counted
-EXCHANGES_A_LAYER = {"tp": 8, "cp": 6}  # of activations, forward and backward
+# Of activations, forward and backward: between layers that are cut, with their parts of a sequence or without; and
+# by how attention exchanges tokens.
+CUT_EXCHANGES, SEQUENCE_EXCHANGES = 8, 12
+TOKEN_EXCHANGES = {"ulysses": 8, "all_gather": 4}
+# Of a pipeline with p stages in a row: how many of its p - 1 waits are left by each schedule, and how many operators
+# more it begins, having more stages or going backward twice.
+WAITS = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero_bubble": 0.4}
+MORE_OPERATORS = {"interleaved": 1.1, "zero_bubble": 1.4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,49 +87,59 @@ def predicted_step_s(
     num_micro_batches = max(rows / max(int(config.get("micro_batch", rows)), 1), 1.0)
     share, again = slices / num_ranks, 1 + RECOMPUTED.get(recompute, 0.0)
     speed = rates.with_devices(shape.num_devices // num_ranks)
-    pipeline, operators = axes.get("pp", 1), model.num_operators * num_micro_batches * again
+    pipeline, schedule = axes.get("pp", 1), config.get("schedule", "1f1b")
+    operators = model.num_operators * num_micro_batches * MORE_OPERATORS.get(schedule, 1.0)
     computing_s = rows * share * again * model.num_flops / speed.flops_s
     computing_s += rows * share * (1 + FEWER_BYTES.get(recompute, 0.0)) * model.num_bytes / speed.bytes_s
-    computing_s += operators / pipeline / speed.operators_s
-    computing_s *= 1 + (pipeline - 1) / num_micro_batches
+    begun_s = speed.watched_operators_s if recompute == "selective" else speed.operators_s / again
+    computing_s += operators / pipeline / begun_s
+    computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)
-    updating_s = OPTIMIZER_PASSES * facts.parameter_bytes / _sharding(axes) / speed.bytes_s
-    sent_bytes, num_messages = _sent(axes, config, workload, rows=rows, again=1 + (recompute == "full") / 2)
-    sending_s = sent_bytes / rates.link_bytes_s + num_messages * rates.message_s
+    updating_s = OPTIMIZER_PASSES * facts.parameter_bytes / sharding(axes) / speed.bytes_s
+    sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
+    sending_s = sent.num_bytes / rates.link_bytes_s
+    sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
     premium = MEMORY_PREMIUM if technique.saves_memory_of else 1.0
     return premium * (computing_s + updating_s + sending_s)
 
 
-def _sharding(axes: dict[str, int]) -> int:
-    return axes.get("dp_shard", 1) * axes.get("tp", 1) * axes.get("pp", 1)
+@dataclass(kw_only=True)
+class _Sent:
+    """Of one rank in a step; num_wrapped: messages between distributed tensors."""
+
+    num_bytes: float = 0.0
+    num_messages: float = 0.0
+    num_wrapped: float = 0.0
 
 
-def _sent(
-    axes: dict[str, int], config: Config, workload: Workload, *, rows: float, again: float
-) -> tuple[float, float]:
-    """Bytes and messages that a rank sends in a step: rings of n move (n - 1) / n of a tensor, all-reduces twice."""
-    facts, layers = workload.facts, max(workload.facts.num_layers, 1)
+def _sent(axes: dict[str, int], config: Config, workload: Workload, *, rows: float, num_micro_batches: float) -> _Sent:
+    """Rings of n move (n - 1) / n of a tensor, all-reduces twice."""
+    facts, sent, k = workload.facts, _Sent(), num_micro_batches
+    layers = max(facts.num_layers, 1) / axes.get("pp", 1)
     mine = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
-    sent, messages = 0.0, 0.0
-    for axis in ("dp_replicate", "cp"):
-        if (size := axes.get(axis, 1)) > 1:
-            sent += 2 * (size - 1) / size * mine / axes.get("dp_shard", 1)
-            messages += layers / 4
-    if (size := axes.get("dp_shard", 1)) > 1:
-        gathers = 3 if config.get("reshard", True) else 2
-        sent += gathers * (size - 1) / size * mine
-        messages += gathers * layers / axes.get("pp", 1)
+    shards = axes.get("dp_shard", 1) if not config.get("sharded") else axes.get("cp", 1)
+    for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):
+        if size > 1:
+            sent.num_bytes += 2 * (size - 1) / size * mine / axes.get("dp_shard", 1)
+            sent.num_messages += layers / 4
+    if shards > 1:  # gathered for each forward, and again for each backward where not kept; reduced once
+        gathers = (2 if config.get("reshard", True) else 1) * k
+        sent.num_bytes += (gathers + 1) * (shards - 1) / shards * mine
+        sent.num_wrapped += (gathers + 1) * layers
     if facts.decoder is None:
-        return sent, messages
+        return sent
     hidden = rows * facts.decoder.seq_len * facts.decoder.hidden_size * WEIGHT_BYTES
-    micro_batches = rows / max(int(config.get("micro_batch", rows)), 1)
-    for axis, exchanges in EXCHANGES_A_LAYER.items():
-        if (size := axes.get(axis, 1)) > 1:
-            per_layer = exchanges * again * layers / axes.get("pp", 1)
-            sent += per_layer * (size - 1) / size * hidden / (size if axis == "cp" else 1)
-            messages += per_layer * micro_batches
+    again = 1.5 if config.get("recompute") == "full" else 1.0
+    if (size := axes.get("tp", 1)) > 1:
+        exchanges = again * layers * (SEQUENCE_EXCHANGES if config.get("sequence_parallel") else CUT_EXCHANGES)
+        sent.num_bytes += exchanges * (size - 1) / size * hidden
+        sent.num_wrapped += exchanges * k
+    if (size := axes.get("cp", 1)) > 1:
+        exchanges = again * layers * TOKEN_EXCHANGES.get(config.get("exchange", ""), max(TOKEN_EXCHANGES.values()))
+        sent.num_bytes += exchanges * (size - 1) / size * hidden / size
+        sent.num_messages += exchanges * k
     if axes.get("pp", 1) > 1:
-        sent += 2 * hidden
-        messages += 2 * micro_batches
-    return sent, messages
+        sent.num_bytes += 2 * hidden
+        sent.num_messages += 2 * k
+    return sent

@@ -175,10 +175,13 @@ class Trainer:
 
         copies: where it is copied to at once; without it the state must not change before it is written.
         """
+        return piece_writer(self.written(), copies=copies)
+
+    def written(self) -> dict[str, Tensor]:
+        """The tensors, by canonical name, whose parts here this rank writes into a checkpoint."""
         model = self._technique.unwrap(self.model)
         named = {**named_state(model), **self._technique.optimizer_state(self.model, self.optimizer)}
-        mine = {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
-        return piece_writer(mine, copies=copies)
+        return {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """What a checkpoint says of its job."""

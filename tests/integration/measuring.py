@@ -6,6 +6,7 @@ from techniques.engine.memory import Workload, forecast_memory
 from techniques.engine.models import ModelFacts
 from techniques.engine.order import GangOrder
 from techniques.engine.ranks import join
+from techniques.engine.state import HostCopies
 from techniques.engine.trainer import Trainer
 from techniques.job import Job
 from techniques.technique import GangShape
@@ -13,7 +14,7 @@ from techniques.values import from_json, to_json
 
 
 def measure(channel, argument):
-    """Sends the most bytes of tensors that were alive in the third step."""
+    """Sends the most bytes of tensors that were alive in the third step, and those of a copy for a checkpoint."""
     rank, order = argument.pop("rank"), from_json(GangOrder, argument)
     technique = registry.load(order.technique)
     shape = GangShape(kind="cpu", num_devices=len(order.slots), memory_bytes=1 << 33)
@@ -24,7 +25,10 @@ def measure(channel, argument):
             live.enter("step")
             live.reset()
             trainer.step()
-    channel.send({"event": "measured", "peak_bytes": live.peak})
+    copies = HostCopies(is_pinned=False)
+    trainer.pieces(copies=copies)
+    copied_bytes = sum(buffer.nbytes for buffer in copies._buffers.values())
+    channel.send({"event": "measured", "peak_bytes": live.peak, "copied_bytes": copied_bytes})
     ranks.agree(True)
     return 0
 

@@ -90,19 +90,25 @@ def predicted_and_measured(bench, tmp_path, model, layout):
         answer(bench, "measure", {**to_json(order), "rank": rank}, event="measured")
         for rank in range(1 if layout.technique == "single" else layout.num_devices)
     ]
-    return said["forecasts"][0], max(heard(*rank)["peak_bytes"] for rank in ranks)
+    measured = [heard(*rank) for rank in ranks]
+    return said["forecasts"][0], *(max(m[key] for m in measured) for key in ("peak_bytes", "copied_bytes"))
+
+
+def assert_foretold(technique, forecast, peak_bytes, copied_bytes):
+    assert forecast["source"] == "rehearsed", forecast["message"]
+    assert forecast["device_bytes"] == pytest.approx(peak_bytes, rel=WITHIN)
+    if technique == "zero2":  # deals out its buckets among ranks that ask each other first: at most all
+        assert copied_bytes <= forecast["host_bytes"] <= 1.5 * copied_bytes
+    else:
+        assert forecast["host_bytes"] == pytest.approx(copied_bytes, rel=WITHIN)
 
 
 @pytest.mark.parametrize("case", QUICK, ids=_name)
 def test_the_peak_is_foretold(bench, tmp_path, case):
-    forecast, measured = predicted_and_measured(bench, tmp_path, *case)
-    assert forecast["source"] == "rehearsed", forecast["message"]
-    assert forecast["device_bytes"] == pytest.approx(measured, rel=WITHIN)
+    assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", REST, ids=_name)
 def test_the_peak_is_foretold_under_every_technique(bench, tmp_path, case):
-    forecast, measured = predicted_and_measured(bench, tmp_path, *case)
-    assert forecast["source"] == "rehearsed", forecast["message"]
-    assert forecast["device_bytes"] == pytest.approx(measured, rel=WITHIN)
+    assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))

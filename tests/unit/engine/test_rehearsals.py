@@ -68,7 +68,7 @@ def test_a_phase_is_linear_in_the_number_of_layers():
         forward = {f"forward {i}": 100 + 10 * i for i in range(num_layers)}
         backward = {f"backward {i}": 130 + 7 * num_layers + 3 * i for i in range(num_layers)}
         peaks = {"step": 50, **forward, **backward, "update": 20 * num_layers}
-        return Rehearsed(peaks=peaks, num_flops=5 * num_layers, num_bytes=7, num_operators=num_layers)
+        return Rehearsed(peaks=peaks, saved_bytes=0, num_flops=5 * num_layers, num_bytes=7, num_operators=num_layers)
 
     few, many = [rehearsed(n) for n in FEW_LAYERS], rehearsed(40)
     found = _with_layers(*few, 40)
