@@ -30,8 +30,9 @@ from flows.views import current_view
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, Listener, Planned
+from tasks.execution.historian import Historian
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
-from tasks.execution.task import ProgressArtifact
+from tasks.execution.task import GanttArtifact, ProgressArtifact
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
 from tasks.pool.nodes import Nodes
@@ -80,10 +81,15 @@ class ProfileJobs(Protocol):
         """What was measured."""
 
 
-def shown_in_prefect(journal: Journal, submission: Submission) -> Sequence[Listener]:
-    """Listeners that show a batch's progress and decisions in the flow run's pages."""
+def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
+    """Listeners that show a batch's progress, its part of the pool's plan and what is decided in Prefect's pages."""
     total_steps = sum(job.total_steps for job in submission.jobs)
-    return [ProgressArtifact(journal, total_steps=total_steps).listen, log_decision]
+    historian = Historian(run.database, name="the pool", is_pool=True)
+    return [
+        ProgressArtifact(run.journal, total_steps=total_steps).listen,
+        GanttArtifact(historian, batch=run.id).listen,
+        log_decision,
+    ]
 
 
 def train_on_pool(
@@ -94,7 +100,7 @@ def train_on_pool(
     checkpoint_every_s: float | None = None,
     profile: ProfileJobs = profile_on_pool,
     open_ledger: Callable[[str], Ledger] = Ledger,
-    shown: Callable[[Journal, Submission], Sequence[Listener]] = shown_in_prefect,
+    shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
 ) -> BatchResult:
     """Has a pool train the jobs of a batch, and returns what became of them.
 
@@ -230,7 +236,7 @@ def _reopen(run: PoolRun, submission: Submission) -> None:
 
 
 def _follow(
-    run: PoolRun, submission: Submission, shown: Callable[[Journal, Submission], Sequence[Listener]]
+    run: PoolRun, submission: Submission, shown: Callable[[PoolRun, Submission], Sequence[Listener]]
 ) -> BatchResult:
     """Shows and records what becomes of a batch until it has ended."""
     view, journal = current_view.get(), run.journal
@@ -246,7 +252,7 @@ def _follow(
     recorder.follow()
     since_s = float(journal.get("since_s"))
     keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
-    listeners: list[Listener] = [keep_plan, view.listen, *shown(journal, submission)]
+    listeners: list[Listener] = [keep_plan, view.listen, *shown(run, submission)]
     with _cancelled_by_signals(run) as is_left:
         for entry in told.follow(run.id, 0, until=lambda: is_left.is_set() or run.has_ended()):
             for listener in listeners:

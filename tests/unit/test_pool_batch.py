@@ -69,7 +69,7 @@ class Bench:
             self.address,
             profile=self.profile,
             open_ledger=lambda _: self.ledger,
-            shown=lambda journal, submission: [],
+            shown=lambda run, submission: [],
             **options,
         )
 
