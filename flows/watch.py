@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from flows import settings
@@ -102,8 +102,7 @@ def watch_on(watched: Watched, *, as_json: bool) -> None:
         last = None
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for last in changes(watched, every_s=DRAW_EVERY_S):
-                room = Room.of_screen(console.height, num_nodes=len(last.nodes))
-                live.update(picture(last, width=console.width, room=room), refresh=True)
+                live.update(_picture(console, last, Room.of_screen(last, console.height)), refresh=True)
         if last is not None:
             _print(console, last)
 
@@ -128,4 +127,9 @@ def changes(watched: Watched, *, every_s: float, wait: Callable[[float], object]
 
 
 def _print(console: Console, chronicle: Chronicle) -> None:
-    console.print(picture(chronicle, width=console.width, room=Room()))
+    console.print(_picture(console, chronicle, Room()))
+
+
+def _picture(console: Console, chronicle: Chronicle, room: Room) -> RenderableType:
+    has_shades = console.color_system in ("256", "truecolor")
+    return picture(chronicle, width=console.width, room=room, has_shades=has_shades)

@@ -10,10 +10,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tasks.execution.chronicle import NOW_RUNNING, TO_COME, Chronicle, Span, headline
-from tasks.execution.chronicle_text import FAULT_MARK, KEY, Row, axis, job_texts, letters, margin_of, rows
+from tasks.execution.chronicle_text import FAULT_MARK, KEY, Row, axis, job_texts, letters, margin_of, num_rows, rows
 from tasks.planning.drawing import COLOURS, seconds_text
 from tasks.planning.gantt_text import Piece
 
+HEADINGS = 11  # lines that are neither a device nor a job, a node or a note
 INK, FAINT, DARK, RED = "#22303c", "#6b7680", "#3a444c", "#c1121f"
 STATUS_STYLES = {"running": "bold", "failed": RED, "done": "green", "paused": "yellow", "cancelled": "yellow"}
 
@@ -28,21 +29,23 @@ class Room:
     notes: int = 12
 
     @classmethod
-    def of_screen(cls, height: int, *, num_nodes: int) -> Room:
-        """What fits into a screen: half of it for the devices, the rest for what is said in words."""
-        left = max(8, height - 12)  # headings, the axis and the lines between
-        nodes = min(num_nodes, max(2, left // 6))
-        devices = max(4, left // 2)
-        notes = max(2, left // 6)
-        return cls(devices=devices, nodes=nodes, notes=notes, jobs=max(3, left - devices - notes - nodes))
+    def of_screen(cls, chronicle: Chronicle, height: int) -> Room:
+        """What fits into a screen: the devices have what the jobs leave, which have a third."""
+        left = height - HEADINGS - (3 if chronicle.nodes else 0)
+        notes = min(len(chronicle.notes), max(2, left // 6))
+        nodes = min(len(chronicle.nodes), max(2, left // 6))
+        left -= notes + nodes
+        needed = num_rows(chronicle)
+        devices = max(2, min(needed, left - min(len(chronicle.jobs), max(3, left // 3))))
+        return cls(devices=devices, nodes=nodes, notes=notes, jobs=max(1, left - devices))
 
 
-def picture(chronicle: Chronicle, *, width: int, room: Room) -> RenderableType:
-    """All that a person is shown, `width` columns wide."""
+def picture(chronicle: Chronicle, *, width: int, room: Room, has_shades: bool = True) -> RenderableType:
+    """All that a person is shown, `width` columns wide. has_shades: of colours, more than the sixteen old ones."""
     parts: list[RenderableType] = [
         Text().append(chronicle.name, "bold").append(f"  {' · '.join(headline(chronicle))}"),
         Text(),
-        *_gantt(chronicle, width, room.devices),
+        *_gantt(chronicle, width, room.devices, has_shades=has_shades),
         Text(),
         _jobs(chronicle, room.jobs),
     ]
@@ -53,11 +56,11 @@ def picture(chronicle: Chronicle, *, width: int, room: Room) -> RenderableType:
     return Group(*parts)
 
 
-def _gantt(chronicle: Chronicle, width: int, most: int) -> Iterator[RenderableType]:
+def _gantt(chronicle: Chronicle, width: int, most: int, *, has_shades: bool) -> Iterator[RenderableType]:
     margin = margin_of(chronicle)
     columns = max(20, width - margin - 3)
     names = letters(chronicle)
-    colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)}
+    colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)} if has_shades else {}
     found, left_out = rows(chronicle, columns, most=most)
     if not found:
         yield Text("nothing is planned yet", style=FAINT)
@@ -67,9 +70,7 @@ def _gantt(chronicle: Chronicle, width: int, most: int) -> Iterator[RenderableTy
     yield Text(f"{'':>{margin}} {axis(chronicle, columns)}", style=FAINT, no_wrap=True)
     yield Text(f"{'':>{margin}} {KEY}", style=FAINT, no_wrap=True)
     if left_out:
-        yield Text(
-            f"{'':>{margin}} and {left_out} more devices", style=FAINT
-        )
+        yield Text(f"{'':>{margin}} and {left_out} more devices", style=FAINT)
 
 
 def _row(row: Row, margin: int, colour: dict[str, str]) -> Text:
@@ -89,12 +90,15 @@ def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tupl
     """Ink and ground of a piece's cells."""
     if not isinstance(piece.of, Span):
         return FAINT, ""
-    own = colour.get(piece.of.job, COLOURS[-1])
     if is_first_plan:
         return FAINT, ""
+    is_running = piece.of.status == NOW_RUNNING
+    if not colour:
+        return "dim" if piece.of.status == TO_COME else "bold" if is_running else "default", ""
+    own = colour.get(piece.of.job, COLOURS[-1])
     if piece.of.status == TO_COME:
         return own, f" on {DARK}"
-    return (f"bold {INK}" if piece.of.status == NOW_RUNNING else INK), f" on {own}"
+    return f"bold {INK}" if is_running else INK, f" on {own}"
 
 
 def _jobs(chronicle: Chronicle, most: int) -> Table:

@@ -34,10 +34,19 @@ def margin_of(chronicle: Chronicle) -> int:
     return min(24, max([len("planned"), *(len(f"{node}:{number - 1}") for node, number in chronicle.rows)]))
 
 
+def num_rows(chronicle: Chronicle) -> int:
+    """How many rows there are, were there room for all."""
+    return sum(number for _, number in chronicle.rows) * (2 if _is_twice(chronicle) else 1)
+
+
+def _is_twice(chronicle: Chronicle) -> bool:
+    return bool(chronicle.first) and sum(number for _, number in chronicle.rows) <= MOST_DEVICES_TWICE
+
+
 def rows(chronicle: Chronicle, columns: int, *, most: int = 64) -> tuple[list[Row], int]:
     """At most `most` rows whose pieces fill `columns` cells each, and how many devices are left out."""
     letter = letters(chronicle)
-    is_twice = bool(chronicle.first) and sum(number for _, number in chronicle.rows) <= MOST_DEVICES_TWICE
+    is_twice = _is_twice(chronicle)
     real, first = _by_device(chronicle.real), _by_device(chronicle.first)
     devices = [(node, device) for node, number in chronicle.rows for device in range(number)]
     shown = devices[: max(1, most // (2 if is_twice else 1))]

@@ -117,7 +117,7 @@ def test_a_screen_holds_what_fits_and_says_what_does_not():
     chronicle = Chronicle(name="big", zero_s=0.0, now_s=1.0, rows=rows, jobs=lines)
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(picture(chronicle, width=100, room=Room.of_screen(40, num_nodes=0)))
+        console.print(picture(chronicle, width=100, room=Room.of_screen(chronicle, 40)))
     text = captured.get()
     assert len(text.splitlines()) <= 40
-    assert "and 114 more devices" in text and "and 990 more" in text
+    assert "and 108 more devices" in text and "and 991 more" in text
