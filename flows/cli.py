@@ -14,6 +14,7 @@ from flows import (
     commands_retraining,
     commands_running,
     commands_services,
+    commands_watching,
 )
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ for command in (
     commands_looking.techniques,
     commands_looking.status,
     commands_looking.logs,
+    commands_watching.watch,
     commands_converting.convert,
     commands_services.up,
     commands_services.down,
