@@ -1,7 +1,8 @@
 """Who leads a pool: of all executor processes one, and no two of them ever write as its leader.
 
 The row in the database counts its owners (the epoch) and the owner's beats. No clocks are compared: a candidate takes
-over when it has seen no beat for a while by its own clock. Whoever was taken for dead and lives after all, frozen or
+over when it has seen no beat for a while by its own clock, or at once where it sees that the leader's process, on the
+same machine, has ended. Whoever was taken for dead and lives after all, frozen or
 cut off for a minute, finds another epoch in the very transaction in which it wants to write, and writes nothing.
 """
 
@@ -17,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.pool.database import Database
 from tasks.pool.schema import EXECUTOR
+from tasks.pool.whereabouts import has_ended, own_whereabouts
 
 T = TypeVar("T")
 
@@ -32,16 +34,23 @@ class Deposed(SQLAlchemyError):
 
 
 class Leadership:
-    """One process's claim to lead. clock: monotonic seconds.
+    """One process's claim to lead. clock: monotonic seconds. where, has_ended: what this process says of itself, and
+    whether another one that said so has ended.
 
     `claim` until it says True; from then on `beat` every `BEAT_EVERY_S`, and write through `guarded` alone.
     """
 
     def __init__(
-        self, database: Database, *, clock: Callable[[], float] = time.monotonic, silent_s: float = SILENT_S
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        silent_s: float = SILENT_S,
+        where: str | None = None,
+        has_ended: Callable[[str], bool] = has_ended,
     ) -> None:
-        self._database, self._clock, self._silent_s = database, clock, silent_s
-        self._me = uuid.uuid4().hex
+        self._database, self._clock, self._silent_s, self._has_ended = database, clock, silent_s, has_ended
+        self._me = f"{uuid.uuid4().hex} {own_whereabouts() if where is None else where}"
         self._epoch = 0
         self._seen: tuple[int, int] | None = None  # the epoch and the beats of the one who leads
         self._since_s = self._looked_s = clock()
@@ -55,7 +64,7 @@ class Leadership:
         """Takes the lead where nobody has it, or where its owner has been silent for long; returns whether it did."""
         found = self._database.read(lambda connection: connection.execute(select(EXECUTOR).where(ROW)).one_or_none())
         now_s = self._clock()
-        is_free = found is None or found.owner == NOBODY
+        is_free = found is None or found.owner == NOBODY or self._has_ended(found.owner.partition(" ")[2])
         seen = None if found is None else (int(found.epoch), int(found.beats))
         # While the database was away nobody could beat: that silence was ours.
         if seen != self._seen or now_s - self._looked_s > BLIND_S:

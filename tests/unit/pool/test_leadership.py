@@ -1,11 +1,16 @@
 """One executor leads a pool, and who has been deposed writes nothing. Clocks are the test's."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tasks.execution.journal import Journal
 from tasks.pool.database import Database, file_url
 from tasks.pool.leadership import SILENT_S, Deposed, Leadership
 from tasks.pool.leases import PoolLeases
+from tasks.pool.whereabouts import has_ended, own_whereabouts
 
 
 class Clock:
@@ -86,6 +91,33 @@ def test_who_resigns_is_followed_at_once(database):
     assert second.epoch == 2
     first.resign()  # late words of a former leader change nothing
     assert second.beat()
+
+
+def test_a_leader_on_the_same_machine_that_has_ended_is_followed_at_once(database):
+    ended = set()
+    first, second = (
+        Leadership(database, clock=Clock(), where=where, has_ended=ended.__contains__) for where in ("here/1", "here/2")
+    )
+    first.claim()
+    assert not second.claim()
+    ended.add("here/1")
+    assert second.claim()
+
+
+def test_a_process_that_has_ended_is_told_from_others():
+    child = subprocess.Popen(["sleep", "60"])
+    machine, pid, born = own_whereabouts().rsplit("/", 2)
+    stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    its = f"{machine}/{child.pid}/{stat[19]}"
+    assert pid == str(os.getpid())
+    assert not has_ended(own_whereabouts()) and not has_ended(its)
+    assert has_ended(f"{machine}/{pid}/{int(born) - 1}"), "another process has its id by now"
+    assert not has_ended(f"another-machine/{child.pid}/1") and not has_ended("")
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still to be buried
+    assert has_ended(its)
+    child.wait()
+    assert has_ended(its)
 
 
 def test_a_deposed_leader_writes_nothing(database):
