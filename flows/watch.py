@@ -36,8 +36,7 @@ class Watched:
 
     def read(self) -> Chronicle:
         """It now."""
-        chronicle = self.historian.read()
-        return chronicle if self.batch is None else chronicle.only(self.batch)
+        return self.historian.read(self.batch)
 
     def is_over(self, chronicle: Chronicle) -> bool:
         """Whether nothing more will come: a pool as such waits for further batches."""

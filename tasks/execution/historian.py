@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import func, select
-
+from tasks.execution.archive import Archive, Head
 from tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, Chronicle, JobLine, NodeLine, Note, Span
 from tasks.execution.dispatch import DeviceId
 from tasks.execution.forecast import Standing, as_span, planned_end_s, to_come
-from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, JobRecord, Journal, SegmentRecord
+from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, JobRecord, SegmentRecord
 from tasks.planning import Plan, Problem
 from tasks.planning.drawing import seconds_text
 from tasks.pool.database import Database
 from tasks.pool.nodes import Nodes
-from tasks.pool.schema import BATCHES, JOBS, NODES, PLANS, SAID, SEGMENTS
-from tasks.pool.submissions import SUBMITTED
 
-MOST_PLANS = 50  # that are read to find what was planned first for jobs that came later
+MOST_PLANS = 20  # that are read at a time to find what was planned first for jobs that came later
 MOST_STANDING = 5  # of the newest plans that are read for what is still to come
 MOST_NOTES = 200
 MOST_WORDS = 2000  # of running gangs that are read back when one begins to look
 INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True)
-class Head:
-    """A plan in the database: when and why it was made."""
-
-    id: int
-    made_s: float
-    why: str
 
 
 @dataclass
@@ -61,24 +49,20 @@ class Historian:
     def __init__(
         self, database: Database, *, name: str, is_pool: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
-        self._database, self._name, self._is_pool, self._clock = database, name, is_pool, clock
-        self._journal = Journal(database, batch=None if is_pool else "")
-        self._plans: dict[int, tuple[Plan, Problem]] = {}
+        self._archive = Archive(database, is_pool=is_pool, clock=clock)
+        self._name = name
+        self._plans: dict[int, tuple[Plan, Problem]] = {}  # that jobs follow
+        self._first: dict[str, tuple[float, list[Span]]] = {}  # by job, when it was planned, and what from then on
+        self._looked: set[int] = set()  # the plans that were read for that
+        self._began = 0
+        self._makespans_s: dict[int, float] = {}
+        self._nodes: dict[str, int] = {}
         self._paces: dict[int, _Pace] = {}
         self._heard = 0
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[str, ...]:
         """Changes whenever something has happened that a chronicle shows."""
-        queries = [
-            select(func.max(PLANS.c.id)),
-            select(func.count(SEGMENTS.c.id), func.count(SEGMENTS.c.ended_s)),
-            select(JOBS.c.status, func.count(), func.sum(JOBS.c.step)).group_by(JOBS.c.status).order_by(JOBS.c.status),
-            select(BATCHES.c.id, BATCHES.c.status).order_by(BATCHES.c.id),
-            select(func.max(SAID.c.id)),
-            select(NODES.c.name, NODES.c.incarnation, NODES.c.status, NODES.c.health).order_by(NODES.c.name),
-        ]
-        rows = self._database.read(lambda connection: [connection.execute(query).all() for query in queries])
-        return tuple(str(row) for row in rows)
+        return self._archive.signature()
 
     def hear(self, number: int, event: Mapping[str, Any]) -> None:
         """What the gang of that segment said, where it is not in the database."""
@@ -86,20 +70,26 @@ class Historian:
 
     def num_left(self, batch: str | None = None) -> int:
         """How many jobs have not ended, of all or of one batch of a pool."""
-        query = select(func.count()).where(JOBS.c.status.not_in(ENDED))
-        if batch is not None:
-            query = query.where(JOBS.c.batch == batch)
-        number: int = self._database.read(lambda connection: connection.execute(query).scalar_one())
-        return number
+        return self._archive.num_left(batch)
 
-    def read(self) -> Chronicle:
-        """All that is known now."""
-        records = self._journal.jobs()
-        heads = self._heads()
-        zero_s = self._zero_s(heads)
-        now_s = self._clock() - zero_s
-        segments = [record for record in self._journal.segments() if (record.ended_s or zero_s) >= zero_s]
-        standing, first = self._standing(heads, records, zero_s), self._first(heads, records, zero_s)
+    def read(self, batch: str | None = None) -> Chronicle:
+        """All that is known now, or what is of one batch of a pool."""
+        whole = self._read(batch)
+        return whole if batch is None else whole.only(batch)
+
+    def _read(self, batch: str | None) -> Chronicle:
+        archive = self._archive
+        since_s, batches = archive.window(batch) if archive.is_pool else (0.0, ("",))
+        heads = archive.heads(since_s=since_s)
+        if not archive.is_pool:  # from where it was resumed last
+            heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
+        zero_s = since_s or (heads[0].made_s if heads else archive.clock())
+        now_s = archive.clock() - zero_s
+        records, segments = archive.jobs(batches), archive.segments(batches, since_s=zero_s)
+        ran = {record.job for record in segments}
+        planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED) or name in ran}
+        first = self._planned_first(heads, planned, zero_s)
+        standing = self._standing(heads, records, zero_s)
         self._listen({record.id for record in segments if record.ended_s is None})
         past = [_span(record, zero_s) for record in segments if record.ended_s is not None]
         running = [
@@ -107,10 +97,10 @@ class Historian:
             for record in segments
             if record.ended_s is None
         ]
-        status = None if self._is_pool else self._journal.get("status")
+        status = None if archive.is_pool else archive.fact("status")
         is_over = _all_ended(records) or (status in (INTERRUPTED, DONE, FAILED) and not running)
         coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
-        nodes = Nodes(self._database).all() if self._is_pool else ()
+        nodes = Nodes(archive.database).all() if archive.is_pool else ()
         chronicle = Chronicle(
             name=self._name,
             zero_s=zero_s,
@@ -119,7 +109,7 @@ class Historian:
             past=tuple(past),
             running=tuple(running),
             coming=tuple(coming),
-            jobs=tuple(self._lines(records, past, running, coming, segments)),
+            jobs=tuple(self._lines(records, (past, running, coming), segments, archive.totals(batches))),
             notes=tuple(self._notes(heads, past, zero_s)),
             nodes=tuple(
                 NodeLine(
@@ -129,78 +119,58 @@ class Historian:
             ),
             is_over=is_over,
         )
-        return _with_rows(chronicle, [self._plans[number][1] for number in sorted(self._plans)])
+        return _with_rows(chronicle, self._nodes)
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def _heads(self) -> Sequence[Head]:
-        """Number, time and reason of each plan, since the batch was resumed last where it was."""
-        query = select(PLANS.c.id, PLANS.c.made_s, PLANS.c.why).where(PLANS.c.batch == "").order_by(PLANS.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        heads = [Head(row.id, row.made_s, row.why) for row in rows]
-        if self._is_pool:
-            begin_s = self._pool_zero_s()
-            return [head for head in heads if head.made_s >= begin_s] or heads[-1:]
-        resumed = max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0)
-        return heads[resumed:]
-
-    def _zero_s(self, heads: Sequence[Head]) -> float:
-        if self._is_pool:
-            return self._pool_zero_s()
-        return heads[0].made_s if heads else self._clock()
-
-    def _pool_zero_s(self) -> float:
-        """When the oldest batch that has not ended was submitted, or where all have ended, the newest one."""
-        query = select(BATCHES.c.submitted_s, BATCHES.c.status)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        standing = [row.submitted_s for row in rows if row.status == SUBMITTED]
-        return min(standing) if standing else max((row.submitted_s for row in rows), default=self._clock())
-
-    def _first(self, heads: Sequence[Head], records: Mapping[str, JobRecord], zero_s: float) -> list[Span]:
-        """What was planned first for each job."""
-        missing, first = set(records), list[Span]()
-        for head in heads[:MOST_PLANS]:
+    def _planned_first(self, heads: Sequence[Head], jobs: set[str], zero_s: float) -> list[Span]:
+        """What was planned first for each of the jobs: that is kept, not the plans."""
+        if heads and not self._archive.is_pool and heads[0].id != self._began:
+            self._first, self._looked, self._began = {}, set(), heads[0].id
+        for head in [head for head in heads if head.id not in self._looked][:MOST_PLANS]:
+            missing = jobs - set(self._first)
             if not missing:
                 break
-            found = self._plan(head, zero_s)
-            new = {segment.job for segment in found.plan.segments} & missing
-            spans = [as_span(s, found.problem, from_s=found.made_s, status=AT_FIRST) for s in found.plan.segments]
-            first += [span for span in spans if span.job in new]
-            missing -= new
-        return first
+            plan, problem = self._load(head.id)
+            self._looked.add(head.id)
+            for job in missing & {segment.job for segment in plan.segments}:
+                found = [as_span(s, problem, from_s=0.0, status=AT_FIRST) for s in plan.segments_of(job)]
+                self._first[job] = head.made_s, found
+        return [
+            replace(span, start_s=made_s - zero_s + span.start_s, end_s=made_s - zero_s + span.end_s)
+            for job, (made_s, spans) in self._first.items()
+            if job in jobs
+            for span in spans
+        ]
 
     def _standing(self, heads: Sequence[Head], records: Mapping[str, JobRecord], zero_s: float) -> dict[str, Standing]:
         """The plan that each job follows: the newest that knows it, as a new one may leave out what runs."""
         missing = {name for name, record in records.items() if record.status not in (*ENDED, PAUSED)}
         standing: dict[str, Standing] = {}
+        kept = {}
         for head in reversed(heads[-MOST_STANDING:]):
             if not missing:
                 break
-            found = self._plan(head, zero_s)
-            standing |= dict.fromkeys({segment.job for segment in found.plan.segments} & missing, found)
+            plan, problem = kept[head.id] = self._plans.get(head.id) or self._load(head.id)
+            found = Standing(plan=plan, problem=problem, made_s=head.made_s - zero_s)
+            standing |= dict.fromkeys({segment.job for segment in plan.segments} & missing, found)
             missing -= set(standing)
+        self._plans = kept
         return standing
 
-    def _plan(self, head: Head, zero_s: float) -> Standing:
-        if head.id not in self._plans:
-            query = select(PLANS.c.content).where(PLANS.c.id == head.id)
-            content = self._database.read(lambda connection: connection.execute(query).scalar_one())
-            self._plans[head.id] = Plan.from_json(content["plan"]), Problem.from_json(content["problem"])
-        plan, problem = self._plans[head.id]
-        return Standing(plan=plan, problem=problem, made_s=head.made_s - zero_s)
+    def _load(self, number: int) -> tuple[Plan, Problem]:
+        plan, problem = self._archive.plan(number)
+        self._makespans_s[number] = plan.makespan_s
+        self._nodes |= {node.id: max(node.num_devices, self._nodes.get(node.id, 0)) for node in problem.nodes}
+        return plan, problem
 
     # -- what runs ---------------------------------------------------------------------------------------------------
 
     def _listen(self, running: set[int]) -> None:
         """Takes in what running gangs have said to the pool since one looked last."""
-        newest = self._database.read(lambda connection: connection.execute(select(func.max(SAID.c.id))).scalar()) or 0
-        after = max(self._heard, newest - MOST_WORDS)
-        if running and newest > after:
-            query = select(SAID.c.segment, SAID.c.content).where(SAID.c.id > after, SAID.c.segment.in_(running))
-            rows = self._database.read(lambda connection: connection.execute(query.order_by(SAID.c.id)).all())
-            for row in rows:
-                self.hear(row.segment, row.content)
-        self._heard = newest
+        self._heard, words = self._archive.words(running, after=self._heard, most=MOST_WORDS)
+        for number, event in words:
+            self.hear(number, event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
 
     def _running(
@@ -218,20 +188,19 @@ class Historian:
         if ends_s <= now_s and done > 0:  # longer than was planned: it goes on as fast as it was
             left = record.what["last_step"] - record.what["first_step"] - done
             ends_s = now_s + left * (now_s - span.start_s) / done
-        return Span(**{**vars(span), "end_s": max(now_s, ends_s), "status": NOW_RUNNING})
+        return replace(span, end_s=max(now_s, ends_s), status=NOW_RUNNING)
 
     # -- in words ----------------------------------------------------------------------------------------------------
 
     def _lines(
         self,
         records: Mapping[str, JobRecord],
-        past: Sequence[Span],
-        running: Sequence[Span],
-        coming: Sequence[Span],
+        spans: tuple[Sequence[Span], Sequence[Span], Sequence[Span]],
         segments: Sequence[SegmentRecord],
+        totals: Mapping[str, int | None],
     ) -> list[JobLine]:
+        past, running, coming = spans
         steps = {r.job: max(r.what["first_step"], self._paces[r.id].step) for r in segments if r.id in self._paces}
-        totals = self._totals()
         mine: dict[str, list[Span]] = {}
         for span in (*past, *running, *coming):
             mine.setdefault(span.job, []).append(span)
@@ -254,22 +223,11 @@ class Historian:
             )
         return lines
 
-    def _totals(self) -> dict[str, int | None]:
-        """Steps of each job in all, where they are written down."""
-        if not self._is_pool:
-            batch = self._journal.get("batch", {})
-            return {job["name"]: job.get("num_steps") for job in batch.get("jobs", ())}
-        query = select(BATCHES.c.id, BATCHES.c.content)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        return {
-            f"{r.id}/{job['name']}": job["num_steps"] for r in rows for job in r.content["jobs"] if job["num_steps"]
-        }
-
     def _notes(self, heads: Sequence[Head], past: Sequence[Span], zero_s: float) -> list[Note]:
         notes = []
         for head in heads[-MOST_NOTES:]:
-            known = self._plans.get(head.id)
-            end = f": {seconds_text(known[0].makespan_s)} from then on" if known else ""
+            makespan_s = self._makespans_s.get(head.id)
+            end = "" if makespan_s is None else f": {seconds_text(makespan_s)} from then on"
             notes.append(Note(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
         for span in past:
             if span.status != DONE:
@@ -302,11 +260,11 @@ def _all_ended(records: Mapping[str, JobRecord]) -> bool:
     return bool(records) and all(record.status in (DONE, FAILED, CANCELLED) for record in records.values())
 
 
-def _with_rows(chronicle: Chronicle, problems: Iterable[Problem]) -> Chronicle:
+def _with_rows(chronicle: Chronicle, nodes: Mapping[str, int]) -> Chronicle:
     """The same with a row for every device that there is or was."""
-    rows = {node.id: node.num_devices for problem in problems for node in problem.nodes}
+    rows = dict(nodes)
     rows |= {node.name: max(node.num_devices, rows.get(node.name, 0)) for node in chronicle.nodes}
     for span in (*chronicle.first, *chronicle.real):
         for node, device in span.devices:
             rows[node] = max(rows.get(node, 0), device + 1)
-    return Chronicle(**{**vars(chronicle), "rows": tuple(rows.items())})
+    return replace(chronicle, rows=tuple(rows.items()))

@@ -113,8 +113,7 @@ class GanttArtifact:
             get_run_logger().warning("the Gantt chart could not be updated: %s", error)
 
     def _markdown(self) -> str:
-        chronicle = self._historian.read()
-        return markdown(chronicle if self._batch is None else chronicle.only(self._batch))
+        return markdown(self._historian.read(self._batch))
 
 
 def markdown(chronicle: Chronicle) -> str:

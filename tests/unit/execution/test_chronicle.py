@@ -178,12 +178,13 @@ def test_a_pool_begins_with_its_oldest_standing_batch_and_each_batch_with_itself
     assert [line.name for line in whole.jobs] == ["old/a", "new/a"]
     assert spans(whole.first) == [("old/a", 1, 11, "planned first"), ("new/a", 2, 22, "planned first")]
     assert [line.num_steps for line in whole.jobs] == [10, 10]
-    one = whole.only("new")
+    one = story.historian(is_pool=True).read("new")
     assert spans(one.first) == [("a", 0, 20, "planned first")]
     assert spans(one.running) == [("a", 1, 21, "running")]
     everything.write_job("old/a", status="done")
     submissions.end("old")
-    assert story.historian(is_pool=True).read().only("old").is_over
+    assert [line.name for line in story.historian(is_pool=True).read().jobs] == ["new/a"]
+    assert story.historian(is_pool=True).read("old").is_over
     story.database.close()
 
 
