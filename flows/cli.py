@@ -8,7 +8,9 @@ import typer
 
 from flows import (
     commands_converting,
+    commands_executor,
     commands_looking,
+    commands_nodes,
     commands_planning,
     commands_pool,
     commands_retraining,
@@ -43,6 +45,8 @@ for command in (
     commands_converting.convert,
     commands_services.up,
     commands_services.down,
+    commands_executor.executor,
+    commands_nodes.worker,
 ):
     app.command()(command)
 

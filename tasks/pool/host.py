@@ -30,7 +30,7 @@ from techniques.values import to_json
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.1
 DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 KILLED_S = 15.0  # for killed gangs to be gone; a gang gives up after 10 s
 FAREWELL_S = 3.0  # for the last words, and for the database to take the node out of its list
@@ -92,9 +92,10 @@ class GangHost:
     ) -> None:
         self.name = name
         self.ended = threading.Event()
+        self.was_replaced = False
         self._address, self._devices, self._server = address, tuple(devices), server
         self._gauges: Gauges = gauges or NoGauges()
-        self._on_orders = on_orders
+        self.on_orders = on_orders
         self._gangs = Gangs(server, start_gang=start_gang)
         self._mail, self._nodes = Mail(database), Nodes(database)
         self._hasty = Database(database.url, patience_s=0.0)  # for what must not wait until the database is back
@@ -154,6 +155,7 @@ class GangHost:
                 return None
             self._gangs.admit(segment, share)
         future: Future[Outcome] = Future()
+        future.set_running_or_notify_cancel()  # whoever waits for it may give up; it comes all the same
         run = threading.Thread(target=self._run, args=(segment, share, future), name=f"segment-{segment}", daemon=True)
         run.start()
         return future
@@ -224,6 +226,7 @@ class GangHost:
             return False
         if other is not None:
             logger.error("another worker serves node %s by now: this one ends", self.name)
+            self.was_replaced = True
             self.ended.set()
         return False
 
@@ -269,6 +272,6 @@ class GangHost:
                 orders = self._mail.orders(incarnation=self._incarnation)
                 self._waiting = tuple(o for o in orders if o.status == GIVEN and o.segment not in self._ever_taken)
                 if self._waiting and not self._is_leaving:
-                    self._on_orders()
+                    self.on_orders()
                 for segment, word in self._gauges.words().items():
                     self._outbox.say(segment, word)

@@ -57,7 +57,7 @@ class StubGang:
         self.script.put(Outcome(status=CRASHED, message="killed"))
 
     def wait(self, on_event):
-        while not isinstance(said := self.script.get(timeout=20), Outcome):
+        while not isinstance(said := self.script.get(timeout=120), Outcome):
             on_event(said)
         return said
 

@@ -1,0 +1,193 @@
+"""Flow runs of `segment/segment`, run inside this process: a gang needs no Python of its own to be watched over.
+
+Prefect's states follow what the gangs do, never the other way round, but for a run that is cancelled in the UI: its
+gang stops at a checkpoint. While Prefect is away gangs go on, and the states are told later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from uuid import UUID
+
+import anyio
+import anyio.to_thread
+import httpx
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events import emit_event
+from prefect.exceptions import Abort, ObjectNotFound, PrefectException
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
+from prefect.utilities.engine import propose_state
+
+from tasks.execution.orders import CANCELLED, LOST
+from tasks.pool.host import GangHost
+from techniques.engine.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
+
+logger = logging.getLogger(__name__)
+
+CANCELLATIONS_EVERY_S = 3.0
+HEARTBEAT_EVERY_S = 30.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # for Prefect to take a state
+MOST_TAKEN_AT_ONCE = 64
+
+
+class Excused:
+    """Swallows what Prefect's absence raises, and tells of the first of a row. what: cannot be done meanwhile."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._is_away = what, False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        is_away = isinstance(error, (httpx.HTTPError, PrefectException))
+        if is_away and not self._is_away:
+            logger.warning("%s while Prefect is away, trying again: %s", self._what, error)
+        self._is_away = is_away
+        return is_away
+
+
+class SegmentRuns:
+    """The segment runs of one node. client: of the worker, while it serves."""
+
+    def __init__(self, host: GangHost, client: Callable[[], PrefectClient]) -> None:
+        self._host, self._client = host, client
+        self._runs: dict[UUID, FlowRun] = {}
+        self._cancelled: set[UUID] = set()
+        self._threads = anyio.CapacityLimiter(MOST_TAKEN_AT_ONCE)
+        self._idle = asyncio.Condition()
+
+    def knows(self, flow_run: UUID) -> bool:
+        """Whether a run is under way here."""
+        return flow_run in self._runs
+
+    @property
+    def under_way(self) -> set[int]:
+        """The segments of these runs."""
+        return {_segment(flow_run) for flow_run in self._runs.values()}
+
+    async def run(self, flow_run: FlowRun, *, is_claimed: bool = False) -> None:
+        """Claims a run, runs its share, and tells Prefect how it ended; leaves it alone where it is not to be run.
+
+        is_claimed: the run is "pending" already, by an earlier claim whose answer was lost on its way.
+        Raises httpx.HTTPError where it cannot be claimed now.
+        """
+        if flow_run.id in self._runs:
+            return
+        self._runs[flow_run.id] = flow_run
+        try:
+            if is_claimed or await self._claim(flow_run):
+                await self._run(flow_run)
+        finally:
+            del self._runs[flow_run.id]
+            async with self._idle:
+                self._idle.notify_all()
+
+    async def watch_cancellations(self) -> None:
+        """Has the gangs of runs that are cancelled stop; for ever."""
+        excused = Excused("it is not known which runs were cancelled")
+        while True:
+            await anyio.sleep(CANCELLATIONS_EVERY_S)
+            with excused:
+                if watched := [id for id in self._runs if id not in self._cancelled]:
+                    await self._look_for_cancelled(watched)
+
+    async def beat(self) -> None:
+        """Tells Prefect, for ever, that the runs live: an automation takes runs that fall silent for crashed."""
+        while True:
+            for flow_run in list(self._runs.values()):
+                _beat(flow_run)
+            await anyio.sleep(HEARTBEAT_EVERY_S)
+
+    async def join(self, *, within_s: float) -> None:
+        """Waits until Prefect knows how all runs have ended, that long at most."""
+        with anyio.move_on_after(within_s):
+            async with self._idle:
+                await self._idle.wait_for(lambda: not self._runs)
+
+    async def _claim(self, flow_run: FlowRun) -> bool:
+        try:
+            state = await propose_state(self._client(), Pending(), flow_run_id=flow_run.id)
+        except (Abort, ObjectNotFound):
+            return False  # it was cancelled or deleted meanwhile
+        return bool(state.is_pending())
+
+    async def _run(self, flow_run: FlowRun) -> None:
+        segment = _segment(flow_run)
+        future = await anyio.to_thread.run_sync(self._host.take, segment, abandon_on_cancel=True, limiter=self._threads)
+        if future is None:
+            message = f"segment {segment} was withdrawn, or was not for this worker"
+            await self._insist(flow_run, Cancelled(message=message))
+            return
+        logger.info("segment %d begins", segment)
+        _beat(flow_run)
+        await self._insist(flow_run, Running())
+        outcome = await asyncio.wrap_future(future)
+        logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
+        await self._insist(flow_run, final_state(outcome))
+        self._cancelled.discard(flow_run.id)
+
+    async def _insist(self, flow_run: FlowRun, state: State) -> None:
+        """Tells Prefect a state, again and again while it is away."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                await propose_state(self._client(), state, flow_run_id=flow_run.id)
+                return
+            except (Abort, ObjectNotFound) as refusal:
+                logger.info("%s does not become %s: %s", flow_run.name, state.name, refusal)
+                return
+            except httpx.HTTPError as error:
+                if wait_s == FIRST_WAIT_S:
+                    logger.warning("%s cannot be told yet to be %s: %s", flow_run.name, state.name, error)
+            await anyio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _look_for_cancelled(self, watched: list[UUID]) -> None:
+        cancelled = await self._client().read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                id=FlowRunFilterId(any_=watched),
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED])),
+            )
+        )
+        for flow_run in cancelled:
+            logger.info("%s is cancelled: its gang stops at a checkpoint", flow_run.name)
+            self._cancelled.add(flow_run.id)
+            self._host.cancel(_segment(flow_run))
+
+
+def final_state(outcome: Outcome) -> State:
+    """What Prefect shows of an outcome; whatever follows from it is the executor's to decide."""
+    states: dict[str, State] = {
+        DONE: Completed(),
+        PREEMPTED: Completed(name="Preempted"),
+        CANCELLED: Cancelled(),
+        OUT_OF_MEMORY: Failed(name="OutOfMemory"),
+        INVALID: Failed(),
+        CRASHED: Crashed(),
+        LOST: Crashed(),
+    }
+    return states[outcome.status].model_copy(update={"message": outcome.message or None})
+
+
+def _segment(flow_run: FlowRun) -> int:
+    return int(flow_run.parameters["segment"])
+
+
+def _beat(flow_run: FlowRun) -> None:
+    """The event that Prefect's own engine emits for a run that lives."""
+    resource = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}", "prefect.resource.name": flow_run.name}
+    related = [{"prefect.resource.id": f"prefect.flow.{flow_run.flow_id}", "prefect.resource.role": "flow"}]
+    emit_event("prefect.flow-run.heartbeat", resource=resource, related=related)
