@@ -54,9 +54,10 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     address = files.address()
     members = Members(Database(address.database, patience_s=30))
     try:
+        restarts = {state.name: state.num_restarts for state in files.states()}
         supervisor = _supervise(files)
         try:
-            is_there = _follow(files, supervisor, console, members)
+            is_there = _follow(files, supervisor, members, restarts)
         except KeyboardInterrupt:
             is_there = False
         if is_there:
@@ -122,20 +123,22 @@ def _supervise(files: ServiceFiles) -> ProcessId:
             start_new_session=True,
         )
     process.returncode = 0  # it is to outlive us: nobody waits for it
-    return ProcessId.of(process.pid) or ProcessId(process.pid, "")
+    supervisor = ProcessId.of(process.pid) or ProcessId(process.pid, "")
+    files.write_supervisor(supervisor)
+    return supervisor
 
 
-def _follow(files: ServiceFiles, supervisor: ProcessId, console: Console, members: Members) -> bool:
-    """Prints a line for each service that is up; True once all are."""
-    began_s = time.monotonic()
+def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restarts: dict[str, int]) -> bool:
+    """Prints a line for each service that is up; True once all are. restarts: what each had behind it before."""
+    console, began_s = error_console(), time.monotonic()
     names = [service.name for service in files.services()]
     here: dict[str, Callable[[], str | None]] = {EXECUTOR: members.leader, WORKER: members.node}
     done: set[str] = set()
     while time.monotonic() - began_s < DEADLINE_S:
-        for state in files.states():
+        for state in files.states(by=supervisor):
             if state.name in done:
                 continue
-            if state.num_restarts:
+            if state.num_restarts > restarts.get(state.name, 0):
                 _print_log(files, state, console)
                 return False
             said = here[state.name]() if state.status == UP and state.name in here else ""

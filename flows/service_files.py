@@ -92,15 +92,22 @@ class ServiceFiles:
     def write_states(self, states: Sequence[ServiceState]) -> None:
         """Says how the services stand; this process is the one that keeps them running."""
         me = ProcessId.of(os.getpid())
-        write_secret(self.folder / "state.json", json.dumps({"supervisor": to_json(me), "services": to_json(states)}))
+        write_secret(self.folder / "state.json", json.dumps({"by": to_json(me), "services": to_json(states)}))
 
-    def states(self) -> tuple[ServiceState, ...]:
-        """How the services stand, in the order in which they start."""
-        return tuple(from_json(ServiceState, each) for each in self._said("state.json").get("services", ()))
+    def states(self, *, by: ProcessId | None = None) -> tuple[ServiceState, ...]:
+        """How the services stand, in the order in which they start; nothing yet, where not `by` a given supervisor."""
+        said = self._said("state.json")
+        if by is not None and said.get("by") != to_json(by):
+            return ()
+        return tuple(from_json(ServiceState, each) for each in said.get("services", ()))
+
+    def write_supervisor(self, process: ProcessId) -> None:
+        """Says which process keeps the services running, from the moment on in which it was started."""
+        write_secret(self.folder / "supervisor.json", json.dumps(to_json(process)))
 
     def supervisor(self) -> ProcessId | None:
         """The process that keeps the services running; None where it has ended."""
-        said = self._said("state.json").get("supervisor")
+        said = self._said("supervisor.json")
         process = from_json(ProcessId, said) if said else None
         return process if process is not None and process.lives() else None
 

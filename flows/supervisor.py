@@ -144,11 +144,13 @@ class Supervisor:
     def _adopt(self, state: ServiceState) -> None:
         """Takes over what a supervisor that died has left running."""
         child, process = self._children.get(state.name), state.process
-        if child is None or process is None:
+        descriptor = process.open() if process is not None else None
+        if child is None:
             return
-        if (descriptor := process.open()) is not None:
+        if process is not None and descriptor is not None:
             self._watch(child, process, descriptor)
-        elif child.service.once and state.status == DONE:
+            child.num_restarts = state.num_restarts
+        elif state.status == DONE:
             child.status = DONE
 
     def _look_at(self, child: Child) -> None:
@@ -215,6 +217,8 @@ def main(folder: Path) -> int:
         if not alone:
             sys.stderr.write(f"another supervisor keeps the services of {folder} running\n")
             return 1
+        if (me := ProcessId.of(os.getpid())) is not None:
+            files.write_supervisor(me)
         supervisor = Supervisor(files.services(), files)
 
         def stop(_: int, __: FrameType | None) -> None:

@@ -1,6 +1,7 @@
 """Services start in order, start again when they end, and end in the opposite order; here they are small programs."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 from flows.process_ids import ProcessId
-from flows.service_files import DONE, ENDED, UP, WAITING, Service, ServiceFiles
+from flows.service_files import DONE, ENDED, UP, WAITING, Service, ServiceFiles, ServiceState
 from flows.settings import PoolAddress
 from flows.supervisor import Supervisor, delay_s
 
@@ -159,12 +160,21 @@ def test_what_does_not_answer_in_time_is_ended(run):
 
 
 def test_a_supervisor_takes_over_what_another_has_left(run, files):
-    first = run(service("worker"))
+    first = run(service("once", "pass", once=True), service("worker", after=("once",)), clock=Clock())
     left = first.wait("worker", lambda state: state.status == UP)
     second = Supervisor(files.services(), files)  # as if the first had been killed
     second.step()
-    (state,) = files.states()
-    assert (state.pid, state.status, state.num_restarts) == (left.pid, UP, 0)
+    once, worker = files.states()
+    assert (once.status, once.num_restarts) == (DONE, 0)
+    assert (worker.pid, worker.status, worker.num_restarts) == (left.pid, UP, 0)
+
+
+def test_states_of_another_supervisor_are_told_apart(files):
+    files.write_services([], address=ADDRESS)
+    files.write_states([ServiceState(name="x", status=UP, pid=None, born="", num_restarts=0, message="")])
+    me = ProcessId.of(os.getpid())
+    assert len(files.states()) == len(files.states(by=me)) == 1
+    assert files.states(by=ProcessId(me.pid, "another")) == ()
 
 
 def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
