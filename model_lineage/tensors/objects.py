@@ -1,0 +1,129 @@
+"""Files that are named by what they hold: written once, never changed, and checked whenever they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from model_lineage.tensors.planes import Packed, needs_parent, pack, unpack
+
+DEEPEST = 4  # differences of differences: each costs another read
+_DIGEST_BYTES = 32
+_HEAD_BYTES = 4 + 1 + _DIGEST_BYTES
+_MAGIC = b"RMT1"
+_NOBODY = bytes(_DIGEST_BYTES)
+
+
+class ObjectFault(ValueError):
+    """An object is missing, or is not what its name says."""
+
+
+def digest_of(content: memoryview | bytes) -> str:
+    """The name of some content: its SHA-256, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+class Objects:
+    """The objects under `root`. Safe between processes: a file appears complete or not at all."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, content: memoryview, *, item_bytes: int, parent: str | None = None) -> str:
+        """Keeps content (items of `item_bytes` each), as a difference to the object `parent` where that is smaller.
+
+        Returns its digest. What is kept already is not written again. Raises ObjectFault where the parent is damaged.
+        """
+        digest = digest_of(content)
+        if digest in self:
+            return digest
+        depth = 0 if parent is None else self.depth(parent) + 1
+        is_deep = depth > DEEPEST
+        packed = pack(content, item_bytes=item_bytes, parent=None if parent is None or is_deep else self.get(parent))
+        self._write(digest, packed, parent=parent, depth=depth)
+        return digest
+
+    def get(self, digest: str) -> memoryview:
+        """The content of that digest. Raises ObjectFault where it is missing or damaged."""
+        head, data = self._read(digest)
+        parent = None
+        if needs_parent(data):
+            try:
+                parent = self.get(head[5:].hex())
+            except ObjectFault as error:
+                raise ObjectFault(f"object {digest} cannot be read without another one: {error}") from error
+        try:
+            content = unpack(data, parent=parent)
+        except ValueError as error:
+            raise ObjectFault(f"object {digest} is damaged: {error}") from error
+        if digest_of(content) != digest:
+            raise ObjectFault(f"object {digest} is damaged: its content has another digest")
+        return content
+
+    def parent(self, digest: str) -> str | None:
+        """The object that this one is a difference to, if it is one."""
+        head, data = self._read(digest)
+        return head[5:].hex() if needs_parent(data) else None
+
+    def depth(self, digest: str) -> int:
+        """How many objects must be read before this one."""
+        return self._read(digest)[0][4]
+
+    def size(self, digest: str) -> int:
+        """Bytes on disk."""
+        return self._path(digest).stat().st_size
+
+    def remove(self, digest: str) -> None:
+        """Drops an object."""
+        self._path(digest).unlink(missing_ok=True)
+
+    def __contains__(self, digest: str) -> bool:
+        return self._path(digest).exists()
+
+    def __iter__(self) -> Iterator[str]:
+        for path in sorted(self.root.glob("??/*")):
+            if not path.name.startswith("."):
+                yield path.parent.name + path.name
+
+    def _path(self, digest: str) -> Path:
+        return self.root / digest[:2] / digest[2:]
+
+    def _read(self, digest: str) -> tuple[bytes, memoryview]:
+        try:
+            with self._path(digest).open("rb") as file:
+                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except FileNotFoundError:
+            raise ObjectFault(f"object {digest} is not in {self.root}") from None
+        except ValueError:  # nothing to map
+            raise ObjectFault(f"object {digest} is damaged: it is empty") from None
+        head = bytes(mapped[:_HEAD_BYTES])
+        if len(mapped) <= _HEAD_BYTES or head[:4] != _MAGIC:
+            raise ObjectFault(f"object {digest} is damaged: it does not begin as objects do")
+        return head, mapped[_HEAD_BYTES:]
+
+    def _write(self, digest: str, packed: Packed, *, parent: str | None, depth: int) -> None:
+        head = _MAGIC + bytes([depth if packed.needs_parent else 0])
+        head += bytes.fromhex(parent) if packed.needs_parent and parent is not None else _NOBODY
+        write_once(self._path(digest), head, packed.data)
+
+
+def write_once(path: Path, *parts: bytes) -> None:
+    """A file with these bytes, synced before it has its name; one of that name that is there already is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
+        raise

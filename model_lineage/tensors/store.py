@@ -1,0 +1,241 @@
+"""Models in a folder, each a list of files whose tensors are objects: equal tensors are kept once.
+
+A model's id is the digest of its list, so that equal models are one. Nothing is ever changed: writers need no lock
+against each other. Only `gc` takes things away, and waits for the writers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from model_lineage.tensors.layout import Layout, TensorPart, map_file, read_layout
+from model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
+
+NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy let others run meanwhile
+WEIGHTS = ".safetensors"
+
+
+class StoreFault(ValueError):
+    """A model cannot be added, or cannot be read from the store; says which file or object, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor of a model: digest of its bytes, by which it is kept."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file of a model: `head` is the digest of a safetensors header, or of the whole of any other file."""
+
+    path: str
+    head: str
+    tensors: tuple[StoredTensor, ...] = ()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """What it is made of, in its order."""
+        return (self.head, *(tensor.digest for tensor in self.tensors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model in the store."""
+
+    id: str
+    files: tuple[StoredFile, ...]
+
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Its tensors by name."""
+        return {tensor.name: tensor for file in self.files for tensor in file.tensors}
+
+    @property
+    def digests(self) -> set[str]:
+        """The objects that it needs, without what those are differences to."""
+        return {digest for file in self.files for digest in file.digests}
+
+
+class TensorStore:
+    """The models under a folder; several processes may use it at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects = Objects(folder / "objects")
+
+    def add(self, model_dir: Path, *, parent: str | None = None) -> StoredModel:
+        """Keeps the model in a folder; tensors that a parent has too are kept as differences where that is smaller.
+
+        parent: id of a model in the store. Raises StoreFault where a file is damaged or the parent is not there.
+        """
+        related = {} if parent is None else self.model(parent).tensors
+        paths = sorted(path for path in model_dir.rglob("*") if path.is_file())
+        if not paths:
+            raise StoreFault(f"{model_dir} holds no files. To fix: give the folder of a model")
+        with self._locked(fcntl.LOCK_SH), ThreadPoolExecutor(NUM_THREADS) as pool:
+            files = tuple(self._add_file(path, path.relative_to(model_dir), related, pool) for path in paths)
+            content = json.dumps([asdict(file) for file in files], sort_keys=True).encode()
+            model = StoredModel(id=digest_of(content)[:32], files=files)
+            if not self._path(model.id).exists():
+                write_once(self._path(model.id), content)
+        return model
+
+    def restore(self, id: str, folder: Path) -> None:
+        """Writes the files of a model into a folder, bit for bit as they were; each appears complete or not at all.
+
+        Raises StoreFault where something is missing or damaged; nothing is written then under its name.
+        """
+        model = self.model(id)
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".restoring-") as aside, ThreadPoolExecutor(NUM_THREADS) as pool:
+            for number, file in enumerate(model.files):
+                with (Path(aside) / str(number)).open("wb") as out:
+                    for content in pool.map(self._content, file.digests):
+                        out.write(content)
+                    out.flush()
+                    os.fsync(out.fileno())
+            for number, file in enumerate(model.files):
+                target = folder / file.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (Path(aside) / str(number)).replace(target)
+
+    def model(self, id: str) -> StoredModel:
+        """A model that was added. Raises StoreFault where there is none of that id."""
+        try:
+            entries = json.loads(self._path(id).read_bytes())
+        except FileNotFoundError:
+            raise StoreFault(f"there is no model {id!r} in {self.folder}; it has {len(self.ids())}") from None
+        except json.JSONDecodeError as error:
+            raise StoreFault(f"the list of model {id} is damaged: {error}") from error
+        return StoredModel(id=id, files=tuple(_file(entry) for entry in entries))
+
+    def ids(self) -> list[str]:
+        """The models that are there."""
+        return sorted(path.stem for path in (self.folder / "models").glob("*.json"))
+
+    def tensor(self, stored: StoredTensor) -> memoryview:
+        """The bytes of a tensor. Raises StoreFault where they are missing or damaged."""
+        return self._content(stored.digest)
+
+    def size_bytes(self, ids: Collection[str] | None = None) -> int:
+        """Bytes on disk of what some models need together, all of them by default."""
+        models = [self.model(id) for id in (self.ids() if ids is None else ids)]
+        needed = self._with_parents({digest for model in models for digest in model.digests})
+        return sum(self.objects.size(digest) for digest in needed) + sum(
+            self._path(model.id).stat().st_size for model in models
+        )
+
+    def gc(self, *, keep: Collection[str]) -> int:
+        """Drops all models but those, and every object that none of them needs; returns the bytes that are free now."""
+        with self._locked(fcntl.LOCK_EX):
+            freed = 0
+            for id in set(self.ids()) - set(keep):
+                freed += self._path(id).stat().st_size
+                self._path(id).unlink()
+            needed = self._with_parents({digest for id in self.ids() for digest in self.model(id).digests})
+            for digest in [digest for digest in self.objects if digest not in needed]:
+                freed += self.objects.size(digest)
+                self.objects.remove(digest)
+        return freed
+
+    def fsck(self) -> list[str]:
+        """Reads everything; returns what is wrong, in words, and which models that touches."""
+        damaged: dict[str, str] = {}
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            for digest, fault in pool.map(self._fault, list(self.objects)):
+                if fault:
+                    damaged[digest] = fault
+        faults = [f"{fault}" for fault in damaged.values()]
+        for id in self.ids():
+            try:
+                needs = self.model(id).digests
+            except StoreFault as error:
+                faults.append(str(error))
+                continue
+            missing = sorted(digest for digest in needs if digest not in self.objects)
+            hurt = sorted(needs & set(damaged))
+            if missing or hurt:
+                which = ", ".join([*(f"{d[:12]} is missing" for d in missing), *(f"{d[:12]} is damaged" for d in hurt)])
+                faults.append(f"model {id} cannot be restored: {which}")
+        return faults
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _add_file(
+        self, path: Path, name: Path, related: dict[str, StoredTensor], pool: ThreadPoolExecutor
+    ) -> StoredFile:
+        if path.suffix != WEIGHTS:
+            return StoredFile(path=name.as_posix(), head=self.objects.put(map_file(path), item_bytes=1))
+        try:
+            layout = read_layout(path)
+        except ValueError as error:
+            raise StoreFault(str(error)) from error
+        tensors = tuple(pool.map(lambda tensor: self._add_tensor(layout, tensor, related), layout.tensors))
+        head = self.objects.put(layout.header, item_bytes=1)
+        return StoredFile(path=name.as_posix(), head=head, tensors=tensors)
+
+    def _add_tensor(self, layout: Layout, tensor: TensorPart, related: dict[str, StoredTensor]) -> StoredTensor:
+        like = related.get(tensor.name)
+        is_like = like is not None and (like.dtype, like.shape) == (tensor.dtype, tensor.shape)
+        try:
+            digest = self.objects.put(
+                layout.bytes_of(tensor),
+                item_bytes=tensor.item_bytes,
+                parent=like.digest if is_like and like is not None else None,
+            )
+        except ObjectFault as error:
+            raise StoreFault(f"{tensor.name} cannot be kept as a difference to its parent's: {error}") from error
+        return StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
+
+    def _content(self, digest: str) -> memoryview:
+        try:
+            return self.objects.get(digest)
+        except ObjectFault as error:
+            raise StoreFault(
+                f"{error}. To fix: restore {self.folder} from a back-up, or add the model again"
+            ) from error
+
+    def _fault(self, digest: str) -> tuple[str, str]:
+        try:
+            self.objects.get(digest)
+        except ObjectFault as error:
+            return digest, str(error)
+        return digest, ""
+
+    def _with_parents(self, digests: Collection[str]) -> set[str]:
+        needed: set[str] = set()
+        todo: Sequence[str] = list(digests)
+        while todo:
+            needed.update(todo)
+            parents = {self.objects.parent(digest) for digest in todo if digest in self.objects}
+            todo = [parent for parent in parents if parent is not None and parent not in needed]
+        return needed
+
+    def _path(self, id: str) -> Path:
+        return self.folder / "models" / f"{id}.json"
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, how)
+            yield
+
+
+def _file(entry: dict[str, Any]) -> StoredFile:
+    tensors = tuple(StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in entry["tensors"])
+    return StoredFile(path=entry["path"], head=entry["head"], tensors=tensors)

@@ -1,0 +1,197 @@
+"""The tensor store: every bit comes back, equal tensors are kept once, damage is found, and nobody is in the way."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from model_lineage.tensors import StoreFault, TensorStore
+from model_lineage.tensors.planes import pack, unpack
+
+RANDOM = np.random.default_rng(0)
+
+
+def weights(num=3, size=5000):
+    return {f"layer.{i}.weight": RANDOM.normal(0, 0.02, size).astype(np.float32).reshape(-1, 10) for i in range(num)}
+
+
+def adapted(parent, scale=1e-4):
+    return {name: (w + RANDOM.normal(0, scale, w.shape)).astype(w.dtype) for name, w in parent.items()}
+
+
+def model(folder, tensors, config="{}"):
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(config)
+    return folder
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TensorStore(tmp_path / "store")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    content=st.binary(max_size=300),
+    repeat=st.integers(1, 40),
+    item_bytes=st.sampled_from([1, 2, 4, 8]),
+    flips=st.lists(st.integers(0, 10**6), max_size=5),
+    has_parent=st.booleans(),
+)
+def test_whatever_is_packed_comes_back(content, repeat, item_bytes, flips, has_parent):
+    content = content * repeat
+    parent = bytearray(content)
+    for flip in flips:
+        if parent:
+            parent[flip % len(parent)] ^= 1 << flip % 8
+    related = memoryview(bytes(parent)) if has_parent else None
+    packed = pack(memoryview(content), item_bytes=item_bytes, parent=related)
+    assert bytes(unpack(memoryview(packed.data), parent=related)) == content
+
+
+def test_a_model_comes_back_bit_for_bit_whatever_it_holds(store, tmp_path):
+    tensors = {
+        "empty": np.zeros((0, 3), np.float32),
+        "one": np.array(1.5, np.float64),
+        "odd": RANDOM.integers(0, 255, 7).astype(np.uint8),
+        "nan": np.array([np.nan, -0.0, np.inf], np.float32),
+        "half": RANDOM.normal(size=(3, 5)).astype(np.float16),
+        **weights(),
+    }
+    folder = model(tmp_path / "m", tensors)
+    (folder / "empty.txt").write_text("")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "tokenizer.json").write_text("x" * 3000)
+    added = store.add(folder)
+    store.restore(added.id, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(folder)
+    assert store.add(folder).id == added.id, "an equal model is the same one"
+    assert store.fsck() == []
+
+
+def test_an_adapted_model_is_kept_as_a_difference_and_frozen_layers_cost_nothing(store, tmp_path):
+    base = weights(4, 50_000)
+    frozen = {**base, "layer.3.weight": adapted(base)["layer.3.weight"]}
+    first = store.add(model(tmp_path / "base", base))
+    second = store.add(model(tmp_path / "tuned", adapted(base)), parent=first.id)
+    third = store.add(model(tmp_path / "head", frozen), parent=first.id)
+    plain = sum(w.nbytes for w in base.values())
+    alone, tuned = store.size_bytes([first.id]), store.size_bytes([first.id, second.id])
+    assert tuned - alone < plain / 1.5
+    head = store.size_bytes([first.id, third.id]) - alone
+    assert head < plain / 4 / 1.5 + 5000
+    for folder, added in (("base", first), ("tuned", second), ("head", third)):
+        store.restore(added.id, tmp_path / "out" / folder)
+        assert contents(tmp_path / "out" / folder) == contents(tmp_path / folder)
+
+
+def test_a_long_line_of_adaptations_stays_readable(store, tmp_path):
+    tensors, parent = weights(1), None
+    for generation in range(12):
+        folder = model(tmp_path / str(generation), tensors)
+        parent = store.add(folder, parent=parent).id
+        tensors = adapted(tensors)
+    assert max(store.objects.depth(digest) for digest in store.objects) <= 4
+    store.restore(parent, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "11")
+
+
+def test_tensors_of_another_shape_or_kind_are_kept_alone(store, tmp_path):
+    base = store.add(model(tmp_path / "base", {"w": np.ones((4, 5), np.float32)}))
+    other = {"w": np.ones((5, 4), np.float32), "x": np.ones(3, np.float16)}
+    child = store.add(model(tmp_path / "child", other), parent=base.id)
+    store.restore(child.id, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "child")
+
+
+def test_gc_keeps_what_is_needed_and_what_that_differs_from(store, tmp_path):
+    base = weights()
+    first = store.add(model(tmp_path / "base", base))
+    second = store.add(model(tmp_path / "tuned", adapted(base)), parent=first.id)
+    third = store.add(model(tmp_path / "other", weights()))
+    before = store.size_bytes()
+    freed = store.gc(keep=[second.id])
+    assert freed > 0
+    assert store.ids() == [second.id]
+    assert store.size_bytes() < before
+    store.restore(second.id, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "tuned")
+    with pytest.raises(StoreFault, match="there is no model"):
+        store.restore(third.id, tmp_path / "gone")
+    assert store.fsck() == []
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "gone", "empty"])
+def test_damage_is_found_named_and_never_restored(store, tmp_path, harm):
+    base = store.add(model(tmp_path / "base", weights()))
+    digest = base.tensors["layer.1.weight"].digest
+    path = store.folder / "objects" / digest[:2] / digest[2:]
+    content = bytearray(path.read_bytes())
+    if harm == "gone":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes({"flipped": bytes(content), "cut": bytes(content[:-9]), "empty": b""}[harm])
+    with pytest.raises(StoreFault, match=digest):
+        store.restore(base.id, tmp_path / "out")
+    assert contents(tmp_path / "out") == {}
+    faults = store.fsck()
+    assert any(base.id in fault and digest[:12] in fault for fault in faults)
+
+
+def test_a_damaged_file_is_not_taken_in(store, tmp_path):
+    folder = model(tmp_path / "m", weights())
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(StoreFault, match=r"model.safetensors is damaged"):
+        store.add(folder)
+    path.write_bytes(b"\x00" * 20)
+    with pytest.raises(StoreFault, match=r"model.safetensors is no safetensors file"):
+        store.add(folder)
+    assert store.ids() == []
+
+
+def test_many_writers_at_once_keep_each_thing_once(store, tmp_path):
+    base = weights()
+    folders = [model(tmp_path / f"m{i}", base if i % 2 else adapted(base)) for i in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        ids = [added.id for added in pool.map(store.add, folders)]
+    assert len(set(ids)) == 4
+    for id, folder in zip(ids, folders, strict=True):
+        store.restore(id, tmp_path / "out" / folder.name)
+        assert contents(tmp_path / "out" / folder.name) == contents(folder)
+    assert store.fsck() == []
+
+
+def test_a_writer_that_dies_leaves_nothing_half_done(store, tmp_path):
+    folder = model(tmp_path / "m", weights())
+    pid = os.fork()
+    if pid == 0:
+        kept = []
+        put = store.objects.put
+
+        def dies(*args, **kwargs):
+            kept.append(put(*args, **kwargs))
+            if len(kept) == 3:
+                os._exit(7)
+            return kept[-1]
+
+        store.objects.put = dies
+        store.add(folder)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert store.ids() == []
+    added = store.add(folder)
+    store.restore(added.id, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(folder)
+    assert store.gc(keep=[]) > 0
+    assert list(store.objects) == []
