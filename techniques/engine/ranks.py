@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from techniques.engine.meeting import meet
 from techniques.engine.order import GangOrder, Slot, rendezvous
 
 
@@ -63,16 +64,22 @@ def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.
 
 
 def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
-    """Meets the other ranks through a file in the gang's folder and lays the mesh over them."""
-    device = take_device(order.slots, rank, num_ranks=num_ranks)
+    """Meets the other ranks and lays the mesh over them.
+
+    They meet through a file in the gang's folder; at an address where they are on several machines.
+    """
+    device = take_device(order.slots, rank - order.first_rank, num_ranks=num_ranks)
     if num_ranks == 1:
         return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+    timeout = timedelta(seconds=order.collective_timeout_s)
+    store = meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout) if order.meeting else None
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{rendezvous(order)}",
+        init_method=None if store else f"file://{rendezvous(order)}",
+        store=store,
         rank=rank,
         world_size=num_ranks,
-        timeout=timedelta(seconds=order.collective_timeout_s),
+        timeout=timeout,
     )
     mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
     return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)

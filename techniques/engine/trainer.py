@@ -160,7 +160,7 @@ class Trainer:
             num_ranks=self.ranks.num_ranks,
             agree=self.ranks.agree,
             keep=self._order.keep_checkpoints,
-            attempt=digest([self._order.folder, self._order.ordered_at_s]),
+            attempt=self._order.attempt,
         )
 
     def save(self, root: Root) -> float:

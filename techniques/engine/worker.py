@@ -68,7 +68,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
         reporter.send("result", result=act(order, reporter))
         _leave(0)
     slot = order.slots[0]
-    shape = GangShape(kind=slot.kind, num_devices=len(order.slots), memory_bytes=slot.memory_bytes)
+    shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
     num_ranks = technique.num_ranks(shape)
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
     reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
