@@ -27,8 +27,8 @@ def assert_nothing_twice(pool, batch):
             for ready in [content for content in mine if content["event"] == "ready"]:
                 assert ready["step"] >= kept, f"{name}: {ready['step']} is before the checkpoint of {kept}"
             saved = [content["step"] for content in mine if content["event"] == "checkpoint"]
-            ends = [c["result"].get("step", 0) for c in mine if c["event"] == "outcome" and c["status"] != "crashed"]
-            kept = max([kept, *saved, *(result.get("step", 0) for result in ends)])
+            ended = [content["result"].get("step", 0) for content in mine if content["event"] == "outcome"]
+            kept = max([kept, *saved, *ended])
 
 
 def assert_devices_held_once(pool):

@@ -99,7 +99,8 @@ class Pool:
     def start_worker(self, name, *options):
         """Starts the worker of a node, as systemd would."""
         node = self.nodes[name]
-        command = [sys.executable, "-m", "flows.cli", "worker", "--name", name, "--address", node.address, *options]
+        command = [sys.executable, "-m", "flows.cli", "worker", "--name", name, "--devices", "cpu:1"]
+        command += ["--address", node.address, *options]
         self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")
         return self.workers[name]
 
@@ -138,8 +139,9 @@ class Pool:
 
     def close(self):
         """Ends all processes, each by its own pid."""
-        for name in self.workers:
+        for name, worker in self.workers.items():
             self.nodes[name].lose()
+            worker.wait()
         if self.executor is not None:
             end(self.executor)
         self.database.close()

@@ -45,7 +45,7 @@ def test_a_node_that_is_lost_with_all_its_processes(pool, bench, tmp_path, recov
     pool.nodes[name].unplug()
     pool.nodes[name].lose()
     until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S)
-    recovered(f"a node lost: found, where it may be silent for {LOST_S} s", time.monotonic() - before_s)
+    recovered(f"a node lost: found, where it may be silent for {LOST_S:g} s", time.monotonic() - before_s)
     found_s = time.monotonic()
     again = pool.trains("widowed", after_s=before_s, not_by=pid, node=OTHER[name])
     recovered("a node lost: its job trains elsewhere, after that", again["s"] - found_s)
