@@ -29,6 +29,7 @@ from tasks.execution.measured import Measured, watching
 from tasks.execution.replanner import POLICY, Replanner
 from tasks.execution.roster import Enlisted
 from tasks.execution.task import GanttArtifact, ProgressArtifact, submit_with
+from tasks.execution.words import Words
 from tasks.planning import Plan, Problem, ProblemError
 from tasks.planning.checked import checked_plan
 from tasks.planning.task import plan_task
@@ -151,6 +152,7 @@ def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, s
             shop.recorder.listen,
             ProgressArtifact(shop.journal, total_steps=total_steps).listen,
             GanttArtifact(Historian(shop.journal.database, name=batch.name)).listen,
+            Words(shop.journal.database).listen,
             log_decision,
         ],
     )

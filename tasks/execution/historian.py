@@ -133,9 +133,11 @@ class Historian:
                 break
             plan, problem = self._load(head.id)
             self._looked.add(head.id)
-            for job in missing & {segment.job for segment in plan.segments}:
-                found = [as_span(s, problem, from_s=0.0, status=AT_FIRST) for s in plan.segments_of(job)]
-                self._first[job] = head.made_s, found
+            new: dict[str, list[Span]] = {}
+            for segment in plan.segments:
+                if segment.job in missing:
+                    new.setdefault(segment.job, []).append(as_span(segment, problem, from_s=0.0, status=AT_FIRST))
+            self._first |= {job: (head.made_s, found) for job, found in new.items()}
         return [
             replace(span, start_s=made_s - zero_s + span.start_s, end_s=made_s - zero_s + span.end_s)
             for job, (made_s, spans) in self._first.items()

@@ -12,6 +12,7 @@ from tasks.execution.chronicle_text import FAULT_MARK, RUNNING_FILL, TO_COME_FIL
 from tasks.execution.events import GangSaid, JobEnded
 from tasks.execution.journal import Journal
 from tasks.execution.task import GanttArtifact
+from tasks.execution.words import Words
 from tasks.pool.mail import Mail
 from tasks.pool.schema import BATCHES, JOBS
 from tasks.pool.submissions import Submission, Submissions
@@ -272,3 +273,17 @@ def _picture(text):
     head, _, data = text.partition("(data:image/svg+xml;base64,")
     assert head == "![Gantt chart]"
     return b64decode(data.partition(")")[0]).decode()
+
+
+def test_gangs_on_this_machine_can_be_watched_from_another_process(story):
+    halfway(story)
+    number = story.journal.segments("b")[0].id
+    now_s = iter([0.0, 0.0, 1.0, 2.5, 2.5])
+    words = Words(story.database, clock=lambda: next(now_s))
+    for first_step in (0, 2, 4):  # the second comes too soon after the first
+        event = {"event": "steps", "first_step": first_step, "seconds": [2.0, 2.0], "losses": [1.0, 1.0]}
+        words.listen(GangSaid(number=number, job="b", event=event))
+    words.listen(GangSaid(number=number, job="b", event={"event": "checkpoint", "step": 6}))
+    chronicle = story.historian().read()
+    assert spans(chronicle.running) == [("b", 1, 26, "running")]  # 4 more steps of 2 s
+    assert len(Mail(story.database).words(after=0)) == 2
