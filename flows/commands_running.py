@@ -15,6 +15,8 @@ from flows.output import AsJson, error_console, print_json
 if TYPE_CHECKING:
     from tasks.batch import Batch
 
+HEARTBEAT_S = 30
+
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
 
@@ -54,8 +56,9 @@ def train(
     from flows.views import shown
 
     console = error_console()
-    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second.
-    with shown(console), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
+    heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
+    with shown(console), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}):
         result = train_batch(
             batch.to_json(), name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed
         )

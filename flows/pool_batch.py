@@ -5,6 +5,7 @@ The jobs are the pool's from then on: this process may end, and be started again
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -109,6 +110,8 @@ def train_on_pool(
     """
     home = settings.home()
     view = current_view.get()
+    for name, value in settings.MLFLOW_PATIENCE.items():
+        os.environ.setdefault(name, value)
     with ExitStack() as stack:
         database = Database(address.database)
         stack.callback(database.close)

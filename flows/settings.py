@@ -17,6 +17,10 @@ JSON_RESULTS = {
 }
 
 
+# Whoever records waits for a server that is away, and can be told to stop; inside MLflow it would wait for minutes.
+MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolAddress:
     """Where the pool is that this machine belongs to.
@@ -116,6 +120,7 @@ def embed(folder: Path) -> None:
         # Prefect's server starts in the working folder too, and must not import what happens to lie there.
         "PYTHONSAFEPATH": "1",
         **QUIET_ENVIRONMENT,
+        **MLFLOW_PATIENCE,
         "DO_NOT_TRACK": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         **(address.environment() if address else {}),

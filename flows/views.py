@@ -23,7 +23,7 @@ from tasks.execution.events import (
     SegmentStarted,
     Waiting,
 )
-from tasks.execution.journal import DONE
+from tasks.execution.journal import CANCELLED, DONE
 
 
 class View:
@@ -158,6 +158,8 @@ def describe(event: ExecutionEvent) -> str:
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"[yellow]{segment.job}: {escape(outcome.message)}; {decision}[/]"
         case JobEnded(job=job, status=status, details=details, message=message):
+            if status == CANCELLED:
+                return f"[yellow]{job} is cancelled:[/] {escape(message)}"
             if status != DONE:
                 return f"[red]{job} has failed:[/] {escape(message)}"
             return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"

@@ -158,6 +158,7 @@ class Models(Registry):
                 tags={MODEL_ID: model.model_id, KIND: model.tags[KIND], PARENTS: model.tags[PARENTS]},
                 description=self._card(model, parents, text),
                 model_id=model.model_id,
+                await_creation_for=None,  # it is there at once; MLflow would print that it waits
             )
         versions_tag = json.dumps([{"name": name, "version": str(version.version)}])
         client.set_logged_model_tags(model.model_id, {VERSIONS: versions_tag, _NOTE: version.description})
