@@ -132,6 +132,8 @@ def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, s
         policy=replace(POLICY, objective=batch.terms.objective),
     )
     place = replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()})
+    progress = ProgressArtifact(shop.journal, total_steps=total_steps)
+    gantt = GanttArtifact(Historian(shop.journal.database, name=batch.name))
     executor = Executor(
         name=batch.name,
         cluster=shop.bench.cluster,
@@ -150,13 +152,15 @@ def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, s
         listeners=[
             view.listen,
             shop.recorder.listen,
-            ProgressArtifact(shop.journal, total_steps=total_steps).listen,
-            GanttArtifact(Historian(shop.journal.database, name=batch.name)).listen,
+            progress.listen,
+            gantt.listen,
             Words(shop.journal.database).listen,
             log_decision,
         ],
     )
     with ExitStack() as stack:
+        stack.callback(progress.close)
+        stack.callback(gantt.close)
         # Whatever ends the batch, its gangs end and their devices are free for the next one of this process.
         stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
         stack.callback(shop.runner.join)

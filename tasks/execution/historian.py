@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,7 @@ MOST_STANDING = 5  # of the newest plans that are read for what is still to come
 MOST_NOTES = 200
 MOST_WORDS = 2000  # of running gangs that are read back when one begins to look
 INTERRUPTED = "interrupted"
+PACE_EVENTS = ("ready", "steps")  # that tell how far a gang is
 
 
 @dataclass
@@ -59,14 +61,16 @@ class Historian:
         self._nodes: dict[str, int] = {}
         self._paces: dict[int, _Pace] = {}
         self._heard = 0
+        self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
 
     def signature(self) -> tuple[str, ...]:
         """Changes whenever something has happened that a chronicle shows."""
         return self._archive.signature()
 
     def hear(self, number: int, event: Mapping[str, Any]) -> None:
-        """What the gang of that segment said, where it is not in the database."""
-        self._paces.setdefault(number, _Pace()).hear(event)
+        """What the gang of that segment said, where it is not in the database; from any thread."""
+        if event["event"] in PACE_EVENTS:
+            self._inbox.append((number, event))
 
     def num_left(self, batch: str | None = None) -> int:
         """How many jobs have not ended, of all or of one batch of a pool."""
@@ -171,8 +175,10 @@ class Historian:
     def _listen(self, running: set[int]) -> None:
         """Takes in what running gangs have said to the pool since one looked last."""
         self._heard, words = self._archive.words(running, after=self._heard, most=MOST_WORDS)
+        while self._inbox:
+            words.append(self._inbox.popleft())
         for number, event in words:
-            self.hear(number, event)
+            self._paces.setdefault(number, _Pace()).hear(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
 
     def _running(

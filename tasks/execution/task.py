@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
+from tasks.execution.behind import Behind
 from tasks.execution.chronicle import Chronicle, headline
 from tasks.execution.chronicle_svg import render_svg
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
@@ -26,6 +28,7 @@ from tasks.execution.journal import Journal
 from tasks.execution.local import LocalRunner
 from tasks.execution.measured import Measured
 from tasks.execution.orders import SegmentCall, Submit
+from tasks.pool.database import DatabaseClosed
 from techniques.engine.gang import Outcome
 
 DRAW_EVERY_S = 10.0
@@ -62,11 +65,18 @@ class ProgressArtifact:
             UUID,
             create_progress_artifact(progress=self._percent(), key="progress", description="Steps trained of all"),
         )
+        self._behind = Behind(self._update, name="progress artifact")
 
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener: moves the bar where a segment or a job ends."""
-        if not isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
-            return
+        if isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
+            self._behind.ask()
+
+    def close(self) -> None:
+        """Moves the bar for the last time."""
+        self._behind.close()
+
+    def _update(self) -> None:
         try:
             update_progress_artifact(self._artifact, progress=self._percent())
         except (httpx.HTTPError, PrefectException) as error:  # a picture that lags is no reason to end a training
@@ -80,6 +90,7 @@ class GanttArtifact:
     """What was planned, what happens and what comes, by device, as a picture in Prefect's UI that follows the batch.
 
     batch: of a pool, the one that is shown. create, update: of a markdown artifact; Prefect's unless given.
+    in_background: how it is drawn without anybody waiting for that.
     """
 
     def __init__(
@@ -89,12 +100,14 @@ class GanttArtifact:
         batch: str | None = None,
         create: Callable[[str], UUID] | None = None,
         update: Callable[[UUID, str], None] | None = None,
+        in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="gantt artifact"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._historian, self._batch, self._clock = historian, batch, clock
         self._update = update or _update_markdown
         self._artifact = (create or _create_markdown)(self._markdown())
         self._drawn_s = clock()
+        self._behind = in_background(self._draw)
 
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener: draws anew now and then, and once all jobs have ended."""
@@ -102,14 +115,18 @@ class GanttArtifact:
             self._historian.hear(event.number, event.event)
         is_due = self._clock() - self._drawn_s >= DRAW_EVERY_S
         if is_due or (isinstance(event, (JobEnded, SegmentEnded)) and self._historian.num_left(self._batch) == 0):
-            self.draw()
+            self._drawn_s = self._clock()
+            self._behind.ask()
 
-    def draw(self) -> None:
-        """Draws what is known now."""
-        self._drawn_s = self._clock()
+    def close(self) -> None:
+        """Draws how it ended."""
+        self._behind.ask()
+        self._behind.close()
+
+    def _draw(self) -> None:
         try:
             self._update(self._artifact, self._markdown())
-        except (httpx.HTTPError, PrefectException) as error:  # as above
+        except (httpx.HTTPError, PrefectException, DatabaseClosed) as error:  # as above
             get_run_logger().warning("the Gantt chart could not be updated: %s", error)
 
     def _markdown(self) -> str:

@@ -1,5 +1,7 @@
 """What is read from a journal about past, present and plan, and how it is drawn."""
 
+import contextvars
+import threading
 from base64 import b64decode
 from uuid import UUID
 from xml.etree import ElementTree
@@ -7,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from sqlalchemy import insert, select
 
+from tasks.execution.behind import Behind
 from tasks.execution.chronicle_svg import MOST_TITLED, render_svg
 from tasks.execution.chronicle_text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
 from tasks.execution.events import GangSaid, JobEnded
@@ -232,6 +235,16 @@ def test_text_fills_its_columns_and_says_what_is_what_without_colours(story):
     assert rows(chronicle, 60, most=2)[1] == 1
 
 
+class AtOnce:
+    """A background without a thread."""
+
+    def __init__(self, act):
+        self.ask = act
+
+    def close(self):
+        pass
+
+
 class Artifacts:
     """Prefect's artifacts, without a server."""
 
@@ -251,7 +264,11 @@ def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
     halfway(story)
     artifacts, clock = Artifacts(), iter([0.0, 4.0, 11.0, 11.0, 12.0, 13.0, 13.0])
     gantt = GanttArtifact(
-        story.historian(), create=artifacts.create, update=artifacts.update, clock=lambda: next(clock)
+        story.historian(),
+        create=artifacts.create,
+        update=artifacts.update,
+        in_background=AtOnce,
+        clock=lambda: next(clock),
     )
     number = story.journal.segments("b")[0].id
     for _ in range(2):
@@ -267,6 +284,30 @@ def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
         story.journal.write_job(name, status="done")
     gantt.listen(ended)
     assert len(artifacts.texts) == 3
+    gantt.close()
+    assert len(artifacts.texts) == 4
+
+
+def test_what_is_done_behind_is_done_once_more_after_it_was_asked_for():
+    acts, is_at_it, may_go_on = [], threading.Event(), threading.Event()
+
+    def act():
+        acts.append(where.get())
+        is_at_it.set()
+        may_go_on.wait(10)
+
+    where = contextvars.ContextVar("where")
+    where.set("the flow's context")
+    behind = Behind(act, name="test")
+    behind.ask()
+    assert is_at_it.wait(10)
+    for _ in range(3):
+        behind.ask()  # nobody waits for the act that is on its way
+    behind.close(patience_s=0.0)
+    assert len(acts) == 1
+    may_go_on.set()
+    behind.close()
+    assert acts == ["the flow's context"] * 2
 
 
 def _picture(text):
