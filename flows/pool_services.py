@@ -26,7 +26,7 @@ from techniques.values import to_json
 
 LOOK_EVERY_S = 0.2
 LONGEST_LINE = 12  # of a log that is shown
-DEADLINE_S = 600.0  # for all of it to be up; each server has a shorter one of its own
+DEADLINE_S = 900.0  # for all of it to be up; each server has a shorter one of its own
 
 
 def files_of(home: Path) -> ServiceFiles:

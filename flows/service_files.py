@@ -35,7 +35,7 @@ class Service:
     ready_url: str | None = None
     once: bool = False
     group: bool = True
-    patience_s: float = 180.0
+    patience_s: float = 400.0
     grace_s: float = 20.0
 
 

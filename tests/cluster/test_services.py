@@ -21,9 +21,11 @@ from flows.settings import PoolAddress
 from tests.cluster.postgresql import free_port
 from tests.cluster.waiting import until
 
-UP_PATIENCE_S = 280
+UP_PATIENCE_S = 550
 PASSWORD = "correct horse battery"
 NAMES = ["prefect", "mlflow", "deployments", "executor", "worker"]
+pytestmark = pytest.mark.timeout(600)  # making databases takes long on a busy machine
+
 # A pool is found by its home alone: nothing of another pool may be inherited.
 FOREIGN = ("RINGMASTER_", "PREFECT_", "MLFLOW_TRACKING_")
 
