@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 LOOK_AGAIN_S = 5.0  # at the run of an order that nobody has taken yet
-MOST_AT_ONCE = 8  # calls to the task engine
+MOST_AT_ONCE = 2  # calls to the task engine: on SQLite more than that lock each other out, for seconds
 
 
 class RunIsOver(Exception):
