@@ -89,7 +89,8 @@ class Historian:
             heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
         now_s = archive.clock() - zero_s
-        records, segments = archive.jobs(batches), archive.segments(batches, since_s=zero_s)
+        records = archive.jobs(batches)
+        segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
         ran = {record.job for record in segments}
         planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED) or name in ran}
         first = self._planned_first(heads, planned, zero_s)
@@ -256,6 +257,12 @@ def _span(record: SegmentRecord, zero_s: float) -> Span:
         number=record.id,
         message=outcome.get("message", ""),
     )
+
+
+def _without_orphans(segments: Sequence[SegmentRecord], *, since_s: float) -> list[SegmentRecord]:
+    """The segments but for those that nobody ended: of before the time that is told, or followed by another one."""
+    newest = {record.job: record.id for record in segments}
+    return [r for r in segments if r.ended_s is not None or (r.started_s >= since_s and newest[r.job] == r.id)]
 
 
 def _device(lease: str) -> DeviceId:

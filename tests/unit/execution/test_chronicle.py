@@ -134,16 +134,33 @@ def test_a_segment_that_takes_longer_goes_on_as_fast_as_it_was(story):
 def test_a_batch_that_was_resumed_is_told_from_then_on(story):
     story.plan(planned("a", 0, 10, 0))
     story.ran("a", 0, 5, 0, status="preempted")
+    story.ran("a", 5, None, 0)  # nobody was left to end it
     story.journal.write_job("a", status="waiting", step=5)
     story.journal.put("status", "interrupted")
-    story.now_s = 6.0
-    assert story.historian().read().is_over
     story.plan(planned("a", 0, 5, 1), at_s=5000, why="resumed")
     story.journal.put("status", "running")
     story.now_s = 5001.0
     chronicle = story.historian().read()
     assert (chronicle.past, chronicle.is_over) == ((), False)
     assert spans(chronicle.coming) == [("a", 1, 6, "to come")]
+
+
+def test_a_batch_that_was_interrupted_is_over_until_it_is_resumed(story):
+    story.plan(planned("a", 0, 10, 0))
+    story.ran("a", 0, 5, 0, status="preempted")
+    story.journal.write_job("a", status="waiting", step=5)
+    story.journal.put("status", "interrupted")
+    chronicle = story.historian().read()
+    assert (chronicle.is_over, chronicle.coming) == (True, ())
+
+
+def test_a_segment_that_nobody_ended_gives_way_to_the_next_one(story):
+    story.plan(planned("a", 0, 10, 0))
+    story.ran("a", 0, None, 0)
+    story.ran("a", 2, None, 0)
+    story.journal.write_job("a", status="running")
+    story.now_s = 3.0
+    assert spans(story.historian().read().running) == [("a", 2, 12, "running")]
 
 
 def test_signatures_change_with_what_happens_alone(story):
