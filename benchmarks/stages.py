@@ -1,10 +1,11 @@
 """What it gains to balance a pipeline's stages by measured times of layers, against balancing them by parameters.
 
-    python -m benchmarks.stages [--rounds 7]
+    python -m benchmarks.stages [--rounds 15]
 
-Both cuts of each model are tried on two CPU slots in turn, under `1f1b` with the same micro-batches; what is compared
-are seconds a step within a round. Writes benchmarks/results/stages.json and the part of docs/benchmarks.md between the
-markers `<!-- stages -->`.
+Both cuts of each model live in the same two ranks, on two CPU slots, and take turns: some steps under `1f1b` each, of
+the same micro-batches. What is compared within a round are seconds a step, and the CPU seconds of the rank that
+computes most, which others on the machine disturb less. Writes benchmarks/results/stages.json and the part of
+docs/benchmarks.md between the markers `<!-- stages -->`.
 """
 
 from __future__ import annotations
@@ -15,22 +16,31 @@ import os
 import platform
 import re
 import statistics
-from dataclasses import replace
+import time
 from datetime import date
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.cluster import detect
 from tasks.profiling.stage import survey_jobs
-from tasks.profiling.trials import Site, Trial, run_wave
-from techniques import DataSpec, Job, ModelSpec, Profile
+from tasks.profiling.trials import Site, slots_of
+from techniques import DataSpec, Job, ModelSpec, registry
+from techniques.engine.children import in_children
+from techniques.engine.data import PreparedData
+from techniques.engine.models.build import skeleton
+from techniques.engine.order import TRIAL, GangOrder
 from techniques.engine.processes import ForkServer
+from techniques.engine.ranks import join
+from techniques.engine.stages import parts_of
+from techniques.engine.trainer import Trainer
 from techniques.surveys import Candidate, Survey
+from techniques.values import from_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "stages.json", ROOT / "docs" / "benchmarks.md"
-MICRO_BATCH, NUM_MICRO_BATCHES = 2, 8
+MICRO_BATCH, NUM_MICRO_BATCHES, STEPS_A_ROUND = 2, 8, 2
 LLAMA = {
     "hidden_size": 128,
     "intermediate_size": 344,
@@ -48,19 +58,19 @@ MODELS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     num_rounds = parser.parse_args().rounds
     rows = measure(num_rounds)
     write(rows, num_rounds=num_rounds)
 
 
 def measure(num_rounds: int) -> list[dict[str, Any]]:
-    """A row for each model: its cuts, and seconds a step under them by round."""
+    """A row for each model: its cuts, and what each round of both took."""
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple(f"transformers:{model.architecture}" for model in MODELS.values())
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
         site = Site(server=server, devices=cluster.devices, cache_dir=Path(folder))
-        for name, model in MODELS.items():
+        for number, (name, model) in enumerate(MODELS.items()):
             job = Job(
                 name="job",
                 model=model,
@@ -72,14 +82,16 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
             )
             surveys, faults = survey_jobs([job], site=site, cluster=cluster, notice=lambda _: None)
             assert not faults, faults
-            by_time = _candidate(surveys[job.name])
-            by_parameters = replace(by_time, config={k: v for k, v in by_time.config.items() if k != "stage_layers"})
-            seconds = [
-                (_step_s(site, job, surveys[job.name], by_parameters), _step_s(site, job, surveys[job.name], by_time))
-                for _ in range(num_rounds)
-            ]
-            rows.append({"model": name, "by_time": by_time.config["stage_layers"], "seconds": seconds})
-            print(json.dumps(rows[-1]))
+            survey = surveys["job"]
+            data = from_json(PreparedData, survey.data)
+            by_time = dict(_candidate(survey).config)
+            parts = parts_of(skeleton(model, data), 2)
+            by_parameters = {**by_time, "stage_layers": [len(part.layers) for part in parts]}
+            (gang := Path(folder) / str(number)).mkdir()
+            orders = [_order(job, survey, config, gang, site) for config in (by_parameters, by_time)]
+            ranks = in_children([partial(_run, rank, orders, num_rounds) for rank in (0, 1)])
+            rows.append({"model": name, "cuts": [o.config["stage_layers"] for o in orders], "rounds": _rounds(ranks)})
+            print(_line(rows[-1]), flush=True)
     return rows
 
 
@@ -88,11 +100,48 @@ def _candidate(survey: Survey) -> Candidate:
     return next(c for c in survey.candidates if wanted.items() <= c.config.items())
 
 
-def _step_s(site: Site, job: Job, survey: Survey, candidate: Candidate) -> float:
-    trial = Trial(fingerprint="it", job=job, data=survey.data, candidate=candidate)
-    result = run_wave(site, [trial])["it"]
-    assert isinstance(result, Profile), result
-    return result.step_s
+def _order(job: Job, survey: Survey, config: dict[str, Any], folder: Path, site: Site) -> GangOrder:
+    return GangOrder(
+        purpose=TRIAL,
+        job=job,
+        technique=registry.BUILTIN["pipeline"],
+        config=config,
+        slots=slots_of(site.devices),
+        folder=str(folder),
+        cache_dir=str(site.cache_dir),
+        data=survey.data,
+    )
+
+
+def _run(rank: int, orders: list[GangOrder], num_rounds: int) -> dict[str, Any]:
+    """One rank: [round][cut] of (seconds, CPU seconds) a step."""
+    ranks = join(orders[0], rank, num_ranks=2, axes={"pp": 2})
+    trainers = [Trainer(order, registry.load(order.technique), ranks, beat=lambda: None) for order in orders]
+    for trainer in trainers:
+        trainer.step()
+    rounds = []
+    for number in range(num_rounds):
+        took = [(0.0, 0.0)] * len(trainers)
+        for which in (0, 1) if number % 2 else (1, 0):
+            ranks.agree(True)
+            started_s, used_s = time.perf_counter(), time.process_time()
+            for _ in range(STEPS_A_ROUND):
+                trainers[which].step()
+            used_s = time.process_time() - used_s
+            took[which] = ((time.perf_counter() - started_s) / STEPS_A_ROUND, used_s / STEPS_A_ROUND)
+        rounds.append(took)
+    return {"rounds": rounds}
+
+
+def _rounds(ranks: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
+    """By round: seconds, and those of the busiest rank's CPU, under each of the cuts."""
+    return [
+        {
+            "seconds": [max(s for s, _ in of_ranks) for of_ranks in zip(*both, strict=True)],
+            "busiest_cpu_s": [max(c for _, c in of_ranks) for of_ranks in zip(*both, strict=True)],
+        }
+        for both in zip(*(rank["rounds"] for rank in ranks), strict=True)
+    ]
 
 
 def write(rows: list[dict[str, Any]], *, num_rounds: int) -> None:
@@ -103,10 +152,11 @@ def write(rows: list[dict[str, Any]], *, num_rounds: int) -> None:
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     lines = [_line(row) for row in rows]
     text = f"""{result["date"]}, {machine}; 8 layers on two slots of one core, `1f1b`,
-{NUM_MICRO_BATCHES} micro-batches of {MICRO_BATCH} x 128 tokens; medians of {num_rounds} rounds, of ratios the range.
+{NUM_MICRO_BATCHES} micro-batches of {MICRO_BATCH} x 128 tokens; {num_rounds} rounds of {STEPS_A_ROUND} steps each.
+Medians, and of ratios the middle half. The last column compares the CPU seconds of the rank that computes most.
 
-| model | layers a stage, by time | by parameters, ms a step | by time, ms a step | times as fast |
-|---|---|---|---|---|
+| model | layers, by parameters | by time | ms a step | by time | times as fast | times as little CPU |
+|---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 """
     page = PAGE.read_text()
@@ -114,11 +164,18 @@ def write(rows: list[dict[str, Any]], *, num_rounds: int) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    ratios = [before_s / after_s for before_s, after_s in row["seconds"]]
-    before_s, after_s = (statistics.median(column) for column in zip(*row["seconds"], strict=True))
-    cut = " + ".join(map(str, row["by_time"]))
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"| {row['model']} | {cut} | {before_s * 1e3:.0f} | {after_s * 1e3:.0f} | {spread} |"
+    cuts = [" + ".join(map(str, cut)) for cut in row["cuts"]]
+    before_s, after_s = (statistics.median(r["seconds"][which] for r in row["rounds"]) for which in (0, 1))
+    seconds, cpu = (_ratios(row, key) for key in ("seconds", "busiest_cpu_s"))
+    return (
+        f"| {row['model']} | {cuts[0]} | {cuts[1]} | {before_s * 1e3:.0f} | {after_s * 1e3:.0f} | {seconds} | {cpu} |"
+    )
+
+
+def _ratios(row: dict[str, Any], key: str) -> str:
+    ratios = [r[key][0] / r[key][1] for r in row["rounds"]]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":
