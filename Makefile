@@ -64,10 +64,12 @@ format: $(READY)  ## Format the code, and mend what ruff can mend
 bench: $(READY)  ## Measure whole runs against what a person would do by hand
 	$(BIN)/python benchmarks/run.py
 
-bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, saves, and zero2's overlap (as root)
+bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, saves, overlap (as root), stages, the search
 	$(BIN)/python benchmarks/trainers.py
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python -m benchmarks.stages
+	$(BIN)/python -m benchmarks.search
 
 bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters on one GPU (PYTHON_GPU=python3 where torch is)
 	$(PYTHON_GPU) benchmarks/gpu.py
