@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from flows import settings
 from flows.faults import InputError
 from flows.output import error_console
+from flows.settings import OWN_NODE
 
 LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 
@@ -43,6 +45,7 @@ def worker(
     if faults:
         raise InputError(faults)
     settings.embed(settings.home())
+    os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
     from flows.node import NodeOptions, serve_node
 
     console = error_console()

@@ -59,7 +59,7 @@ def own_node() -> Iterator[PoolNode | None]:
 
 def is_here(node: NodeRecord) -> bool:
     """Whether this process runs on that node: as its worker has said, or by the machine's name."""
-    return node.status == SERVING and node.name == os.environ.get("RINGMASTER_NODE", platform.node())
+    return node.status == SERVING and node.name == os.environ.get(settings.OWN_NODE, platform.node())
 
 
 def healthy(node: NodeRecord) -> Node:

@@ -17,6 +17,9 @@ JSON_RESULTS = {
 }
 
 
+OWN_NODE = "RINGMASTER_NODE"
+"""Names the node whose worker started a process; without it, a machine's own name is its node's."""
+
 # Whoever records waits for a server that is away, and can be told to stop; inside MLflow it would wait for minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
