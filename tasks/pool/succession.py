@@ -6,11 +6,11 @@ between what it must do again (decide on an outcome) and what it must tell; noth
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from tasks.cluster import Device, Node
 from tasks.execution.dispatch import DeviceId, PlannedSegment
@@ -83,10 +83,7 @@ def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
 
 def num_told(database: Database, batch: str) -> dict[int, int]:
     """By segment, how many of its gang's words a batch was told of."""
-    number = TOLD.c.content["number"].as_integer()
-    query = select(number, func.count()).where(TOLD.c.batch == batch, TOLD.c.kind == GangSaid.__name__)
-    rows = database.read(lambda connection: connection.execute(query.group_by(number)).all())
-    return {row[0]: row[1] for row in rows}
+    return dict(Counter(_numbers(database, batch, GangSaid)))
 
 
 def _unknown(kind: str, number: int) -> Device:
@@ -111,7 +108,7 @@ def _untold(
     undecided: Sequence[SegmentRecord],
 ) -> list[ExecutionEvent]:
     """What is in the journal and was not told; what is still to be decided is told then."""
-    started, ended = _numbers(database, batch.id, SegmentStarted), _numbers(database, batch.id, SegmentEnded)
+    started, ended = (set(_numbers(database, batch.id, kind)) for kind in (SegmentStarted, SegmentEnded))
     untold: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
@@ -141,9 +138,10 @@ def _untold(
     return untold
 
 
-def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> set[int]:
+def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
+    """The number of the segment in each event of that kind that was told."""
     query = select(TOLD.c.content["number"].as_integer()).where(TOLD.c.batch == batch, TOLD.c.kind == kind.__name__)
-    return set(database.read(lambda connection: connection.execute(query).scalars().all()))
+    return database.read(lambda connection: connection.execute(query).scalars().all())
 
 
 def _job_ends(database: Database, batch: str) -> dict[str, str]:
