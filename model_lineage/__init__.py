@@ -7,10 +7,11 @@ from model_lineage.connection import QUIET_ENVIRONMENT
 from model_lineage.faults import LedgerError
 from model_lineage.graph import Adaptation, Graph
 from model_lineage.ledger import Ledger
-from model_lineage.records import ADAPTATION_KINDS, DatasetInput, MetricPoint, ModelRecord
+from model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, MetricPoint, ModelRecord, Origin
 
 __all__ = [
     "ADAPTATION_KINDS",
+    "COMPONENT",
     "QUIET_ENVIRONMENT",
     "Adaptation",
     "DatasetInput",
@@ -19,4 +20,5 @@ __all__ = [
     "LedgerError",
     "MetricPoint",
     "ModelRecord",
+    "Origin",
 ]

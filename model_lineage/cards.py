@@ -1,10 +1,11 @@
 """What a model's page says: markdown whose every name is a link, so that a person walks the lineage by clicking."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from model_lineage import links
 from model_lineage.records import ModelRecord
 
+DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # characters; the column of a model version's description
 _CHILDREN = "\n\n**Adapted further into**\n\n"
 _MORE = "\n- and 1000000 more"
@@ -25,15 +26,42 @@ def card(
     if batch is not None:
         name, batch_id = batch
         lines.append(f"- in batch {links.link(name, links.run_path(experiment_id, batch_id))}")
+    lines += _origin_lines(model)
     for dataset in model.datasets:
         rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
-        lines.append(f"- data for {dataset.context}: {dataset.name} (`{dataset.digest[:12]}`{rows})")
+        where = links.link(dataset.name, links.artifact_path(experiment_id, run_id, DATA_TABLE))
+        lines.append(f"- data for {dataset.context}: {where} (`{dataset.digest[:12]}`{rows})")
     files = links.logged_model_path(experiment_id, model.model_id)
     lines.append(f"- files and metrics: {links.link(model.model_id, files)}")
+    lines.append(f"\n{links.picture('Its family', run_id, family_path(model))}")
     origin = "\n".join(lines)
     room = max(0, DESCRIPTION_LIMIT - len(origin) - len("\n\n"))
     head = text if len(text) <= room else text[: max(0, room - 4)] + " ..."
     return (f"{head}\n\n{origin}" if head else origin)[:DESCRIPTION_LIMIT]
+
+
+def family_path(model: ModelRecord) -> str:
+    """Where the drawing of a model's family is, among the artifacts of its run."""
+    return f"lineage/{model.model_id}.svg"
+
+
+def _origin_lines(model: ModelRecord) -> Iterator[str]:
+    """How it was trained: plan, profiles, step, seed and code, as far as they are known."""
+    origin, experiment_id = model.origin, str(model.experiment_id)
+    if origin.plan is not None and origin.batch_run_id is not None:
+        where = links.artifact_path(experiment_id, origin.batch_run_id, origin.plan)
+        trained = "" if origin.technique is None else f", trained by {origin.technique}"
+        yield f"- after {links.link('this plan', where)}{trained}"
+    if origin.profiles is not None:
+        where = links.artifact_path(experiment_id, str(model.run_id), origin.profiles)
+        yield f"- {links.link('what was measured of its techniques', where)}"
+    if origin.num_steps is not None:
+        seed = "" if origin.seed is None else f", seed {origin.seed}"
+        yield f"- {origin.num_steps} steps{seed}"
+    if origin.code_version is not None:
+        yield f"- code: `{origin.code_version}`"
+    if origin.source is not None:
+        yield f"- imported from `{origin.source}`"
 
 
 def with_children(description: str, children: Sequence[str]) -> str:

@@ -7,25 +7,38 @@ on from there.
 import json
 import math
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from model_lineage import cards, links
+from model_lineage.families import Families
 from model_lineage.faults import LedgerError
 from model_lineage.graph import Adaptation, Graph
-from model_lineage.records import ADAPTATION_KINDS, DatasetInput, ModelRecord
-from model_lineage.registry import DATASETS, KIND, MODEL_ID, NAME, PARENTS, VERSIONS, Registry, record_of
+from model_lineage.hub_cards import CARD, hub_card
+from model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
+from model_lineage.registry import (
+    CHILD,
+    DATASETS,
+    KIND,
+    MODEL_ID,
+    NAME,
+    ORIGIN,
+    PARENTS,
+    VERSIONS,
+    origin_text,
+    record_of,
+)
 from model_lineage.runs import flat_params, param_text
 
-_CHILD = "ringmaster.child."  # and the child's id: a tag of the parent
 _NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # characters of a data set's digest in MLflow
 _PAGE = 1000
 
 
-class Models(Registry):
+class Models(Families):
     """The models of a ledger."""
 
     def record_model(
@@ -40,12 +53,16 @@ class Models(Registry):
         params: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
         description: str = "",
+        origin: Origin = Origin(),
     ) -> ModelRecord:
         """Record the model in `folder`, made by run `run_id`, as the next version of `name`.
 
         kind: one of ADAPTATION_KINDS. parents: models:/NAME@ALIAS, models:/NAME/VERSION or model ids.
         metrics: also logged on the run, where MLflow takes a model's metrics from; finite ones only.
+        origin: what else is known of how it was made.
         A run has one model of a name: recording it again returns the record that there is.
+
+        Raises LedgerError, before anything is recorded, where the kind, the folder or a parent is not there.
         """
         if kind not in ADAPTATION_KINDS:
             raise LedgerError(f"{kind!r} is no kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}")
@@ -53,22 +70,30 @@ class Models(Registry):
             raise LedgerError(f"{folder} holds no model: give the folder that save_pretrained wrote")
         parent_records = [self.resolve_model(parent) for parent in parents]
         model = self._made_by(run_id, name)
+        if model is not None and model.model_id in [parent.model_id for parent in parent_records]:
+            raise LedgerError(f"{name} cannot be its own parent. To fix: name the model that it was made from")
         if model is None:
             tags = {
                 KIND: kind,
                 NAME: name,
                 PARENTS: json.dumps([parent.model_id for parent in parent_records]),
                 DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
+                ORIGIN: origin_text(origin),
             }
             model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
         if model.status != "READY":
             self.client.log_model_artifacts(model.model_id, str(folder))
+            if not (folder / CARD).exists():
+                self._write_hub_card(model, parent_records, metrics or {})
             self.client.finalize_logged_model(model.model_id, "READY")
         self._log_edges(run_id, model.model_id, parent_records, datasets)
         self._log_model_metrics(run_id, model.model_id, metrics or {})
         record = self._register(model, parent_records, description)
+        if datasets:
+            self.write_table(run_id, cards.DATA_TABLE, [vars(dataset) for dataset in datasets])
         for parent in parent_records:
             self._link_child(parent, record)
+        self.draw_families([record, *parent_records])
         return record
 
     def models(self) -> list[ModelRecord]:
@@ -79,7 +104,7 @@ class Models(Registry):
         token = None
         while True:
             page = self.client.search_logged_models(
-                [experiment_id], f"tags.`{KIND}` != ''", max_results=_PAGE, order_by=order, page_token=token
+                [experiment_id], f"tags.`{KIND}` != '{COMPONENT}'", max_results=_PAGE, order_by=order, page_token=token
             )
             records += [record_of(model) for model in page]
             token = page.token
@@ -177,6 +202,14 @@ class Models(Registry):
         batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
         return cards.card(record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch)
 
+    def _write_hub_card(self, model: Any, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:
+        """A card among the model's files, so that whoever is given them knows where they come from."""
+        bases = [parent.origin.source or parent.registered_name for parent in parents]
+        text = hub_card(record_of(model), base_models=bases, metrics=metrics, params=model.params)
+        with tempfile.TemporaryDirectory() as aside:
+            (Path(aside) / CARD).write_text(text, encoding="utf-8")
+            self.client.log_model_artifacts(model.model_id, aside)
+
     def _link_child(self, parent: ModelRecord, child: ModelRecord) -> None:
         """Let the parent's page show its child.
 
@@ -184,7 +217,7 @@ class Models(Registry):
         written again for as long as the tags have changed since they were read.
         """
         entry = {"kind": child.kind, "name": child.registered_name, "version": child.version}
-        self.client.set_logged_model_tags(parent.model_id, {f"{_CHILD}{child.model_id}": json.dumps(entry)})
+        self.client.set_logged_model_tags(parent.model_id, {f"{CHILD}{child.model_id}": json.dumps(entry)})
         if parent.version is None:
             return
         shown: dict[str, str] = {}
@@ -197,7 +230,7 @@ class Models(Registry):
 
 
 def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    return {key: text for key, text in tags.items() if key.startswith(_CHILD)}
+    return {key: text for key, text in tags.items() if key.startswith(CHILD)}
 
 
 def _child_lines(tags: Mapping[str, str]) -> list[str]:

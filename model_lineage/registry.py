@@ -1,5 +1,6 @@
 """Finding recorded models: by alias, version or id; their files; and the aliases themselves."""
 
+import dataclasses
 import json
 import re
 import tempfile
@@ -8,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from model_lineage.faults import LedgerError
-from model_lineage.records import DatasetInput, ModelRecord
+from model_lineage.records import DatasetInput, ModelRecord, Origin
 from model_lineage.runs import Runs
 
 # Tags of a LoggedModel, from which its record is read; KIND, PARENTS and MODEL_ID stand on its version too.
 KIND, PARENTS, DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"
 NAME, MODEL_ID = "ringmaster.name", "ringmaster.model_id"
+ORIGIN, TENSORS = "ringmaster.origin", "ringmaster.tensors"
+COMPONENT_OF = "ringmaster.component."  # and the component's id: a tag of each model that has it
+CHILD = "ringmaster.child."  # and the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"
 
 
@@ -130,4 +134,18 @@ def record_of(model: Any, *, name: str | None = None, version: int | None = None
         datasets=tuple(DatasetInput(**entry) for entry in json.loads(tags.get(DATASETS, "[]"))),
         run_id=model.source_run_id,
         experiment_id=str(model.experiment_id),
+        components=tuple(sorted(key.removeprefix(COMPONENT_OF) for key in tags if key.startswith(COMPONENT_OF))),
+        origin=_origin(json.loads(tags.get(ORIGIN, "{}"))),
+        tensors_id=tags.get(TENSORS),
     )
+
+
+def origin_text(origin: Origin) -> str:
+    """An origin as its tag has it: what is known of it."""
+    return json.dumps({key: value for key, value in vars(origin).items() if value is not None})
+
+
+def _origin(entry: Mapping[str, Any]) -> Origin:
+    """What a tag says; a later version's further words are passed over."""
+    known = {field.name for field in dataclasses.fields(Origin)}
+    return Origin(**{key: value for key, value in entry.items() if key in known})

@@ -13,15 +13,19 @@ from typing import Any
 from model_lineage import links
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
-from model_lineage.records import DatasetInput, MetricPoint, ModelRecord
+from model_lineage.records import DatasetInput, MetricPoint, ModelRecord, Origin
 from tasks.batch import Batch
+from tasks.code_version import code_version
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from tasks.execution.journal import CANCELLED, DONE, JobRecord, Journal
+from tasks.execution.workplace import Workplace
 from tasks.planning import gantt
 from tasks.system_metrics import Energy, telemetry_points
 from techniques import Job, Profile
 from techniques.surveys import Survey
 from techniques.values import to_json
+
+PROFILES = "profiles.json"  # among the artifacts of a job's run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,7 @@ class Scribe:
         self._known = Recorded(jobs={}, surveys={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
+        self._code_version = code_version(batch.folder)
         self.num_plans = num_plans
         self.faults: list[str] = []
 
@@ -130,7 +135,7 @@ class Scribe:
             run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
             rows = [_profile_row(profile) for profile in self._known.profiles.get(name, ())]
             if rows:
-                self.ledger.write_table(run_id, "profiles.json", rows)
+                self.ledger.write_table(run_id, PROFILES, rows)
             self._journal.put(f"run:{name}", run_id)
         return run_id
 
@@ -202,6 +207,24 @@ class Scribe:
                 "num_steps": event.details["step"],
             },
             metrics=event.details["metrics"],
+            origin=self._origin(event, job),
+        )
+
+    def _origin(self, event: JobEnded, job: Job) -> Origin:
+        segments = self._journal.segments(job.name)
+        what = segments[-1].what if segments else None
+        root = self._journal.get("checkpoint_root")
+        place = Workplace(folder=Path(event.details["model_dir"]).parents[1], cache_dir=Path(), checkpoint_root=root)
+        return Origin(
+            job=job.name,
+            batch_run_id=self.run_of(),
+            plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
+            profiles=PROFILES if self._known.profiles.get(job.name) else None,
+            technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
+            checkpoints=place.checkpoint_dir(job),
+            num_steps=event.details["step"],
+            code_version=self._code_version,
+            seed=job.seed,
         )
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:

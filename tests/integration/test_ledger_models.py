@@ -62,7 +62,7 @@ def test_a_model_is_recorded_with_all_that_it_came_from(ledger, folder, job):
     assert model.params == {"optimizer.lr": "0.001"}
     assert [(metric.key, metric.value) for metric in model.metrics] == [("loss", 1.5)]
     files = [file.path for file in ledger.client.list_logged_model_artifacts(record.model_id)]
-    assert files == ["config.json", "model.safetensors"]
+    assert files == ["README.md", "config.json", "model.safetensors"]
 
     run = ledger.client.get_run(job)
     assert [output.model_id for output in run.outputs.model_outputs] == [record.model_id]
@@ -83,7 +83,8 @@ def test_a_page_links_to_parents_run_batch_and_children(ledger, folder, job):
     assert f"- lora from [page-base version 1]({links.model_version_path('page-base', 1)})" in text
     assert f"- made by run [tune]({links.run_path(experiment_id, other_job)})" in text
     assert f"- in batch [b2]({links.run_path(experiment_id, batch_id)})" in text
-    assert "- data for training: stdlib (`d1`, 90 rows)" in text
+    data = links.artifact_path(experiment_id, other_job, "data.json")
+    assert f"- data for training: [stdlib]({data}) (`d1`, 90 rows)" in text
 
     forward = f"- lora: [page-child version 1]({links.model_version_path('page-child', 1)})"
     assert description(ledger, base).count(forward) == 1
@@ -225,6 +226,7 @@ def test_a_download_is_complete_and_made_once(ledger, folder, job, tmp_path):
     record = ledger.record_model("down", run_id=job, folder=folder, kind="pretrained")
     copy = ledger.download_model(record.uri, tmp_path / "models")
     assert copy == tmp_path / "models" / record.model_id
+    (copy / "README.md").unlink()
     assert {file.name: file.read_bytes() for file in copy.iterdir()} == {
         file.name: file.read_bytes() for file in folder.iterdir()
     }

@@ -26,15 +26,18 @@ def test_a_card_tells_every_origin_as_a_link():
         f"- merged from [draft]({links.logged_model_path('7', 'm-2')})",
         f"- made by run [tune]({links.run_path('7', 'r-3')})",
         f"- in batch [tonight]({links.run_path('7', 'r-0')})",
-        "- data for training: stdlib (`0123456789ab`, 5 rows)",
+        f"- data for training: [stdlib]({links.artifact_path('7', 'r-3', 'data.json')}) (`0123456789ab`, 5 rows)",
         f"- files and metrics: [m-3]({links.logged_model_path('7', 'm-3')})",
+        "",
+        "![Its family](get-artifact?path=lineage/m-3.svg&run_uuid=r-3)",
     ]
 
 
 def test_a_long_text_leaves_room_for_the_links():
     text = cards.card(CHILD, text="x" * 9000, parents=[BASE], run_name="tune", batch=None)
     assert len(text) == cards.DESCRIPTION_LIMIT
-    assert text.endswith(f"[m-3]({links.logged_model_path('7', 'm-3')})")
+    assert f"[m-3]({links.logged_model_path('7', 'm-3')})" in text
+    assert text.endswith(links.picture("Its family", "r-3", "lineage/m-3.svg"))
     assert "xxx ...\n\n- merged from [base version 4]" in text
 
 

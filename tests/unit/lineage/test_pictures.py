@@ -1,0 +1,64 @@
+"""The drawing of a family: everybody is there, children stand below their parents, and nothing breaks the SVG."""
+
+import re
+from random import Random
+from xml.etree import ElementTree
+
+import pytest
+
+from model_lineage.pictures import Relative, family_svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def relative(name, kind="fine-tuned", detail=""):
+    return Relative(id=name, title=name, kind=kind, detail=detail)
+
+
+def boxes(svg):
+    """Of each box: title -> (x, y, stroke width)."""
+    found = {}
+    for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
+        box, title = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
+        found[title.text] = (int(box.get("x")), int(box.get("y")), int(box.get("stroke-width")))
+    return found
+
+
+def test_children_stand_below_and_who_it_is_about_has_the_thick_frame():
+    names = ["base", "a", "b", "merged"]
+    edges = [("base", "a"), ("base", "b"), ("a", "merged"), ("b", "merged"), ("gone", "a")]
+    found = boxes(family_svg([relative(name) for name in names], edges, focus="a"))
+    assert sorted(found) == sorted(names)
+    assert found["base"][1] < found["a"][1] == found["b"][1] < found["merged"][1]
+    assert [name for name, (_, _, stroke) in found.items() if stroke > 1] == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_two_boxes_overlap(seed):
+    draw = Random(seed)
+    names = [f"m{i}" for i in range(20)]
+    edges = [(draw.choice(names[:i]), name) for i, name in enumerate(names) if i]
+    svg = family_svg([relative(name) for name in names], edges, focus="m3")
+    found = boxes(svg)
+    width = int(re.search(r'width="(\d+)"', svg)[1])
+    for x, y, _ in found.values():
+        assert 0 <= x <= width - 168
+        assert len([1 for other in found.values() if other[1] == y and abs(other[0] - x) < 168]) == 1
+    assert all(found[parent][1] < found[child][1] for parent, child in edges)
+
+
+def test_neighbours_stand_together():
+    edges = [("a", "a1"), ("b", "b1"), ("a", "a2"), ("b", "b2")]
+    found = boxes(family_svg([relative(n) for n in ("a", "b", "a1", "b1", "a2", "b2")], edges, focus="a"))
+    in_row = sorted((x, name) for name, (x, y, _) in found.items() if y > found["a"][1])
+    assert [name[0] for _, name in in_row] in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
+
+
+def test_any_name_is_safe_and_a_long_one_shows_both_ends():
+    (text,) = boxes(family_svg([relative("<b>&" + "x" * 50 + "-final")], [], focus=""))
+    assert text.startswith("<b>&") and text.endswith("-final") and len(text) == 24
+
+
+def test_damaged_records_with_a_cycle_are_drawn_too():
+    svg = family_svg([relative("a"), relative("b")], [("a", "b"), ("b", "a")], focus="a")
+    assert sorted(boxes(svg)) == ["a", "b"]
