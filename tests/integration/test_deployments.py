@@ -34,6 +34,9 @@ for name, deployment in json.load(sys.stdin).items():
     found[name] = {
         "flow": flow.name, "schema": schema, "errors": [str(error) for error in errors],
         "schedules": len(schedules), "serializer": str(flow.result_serializer), "persist": flow.persist_result,
+        "wrong priority": [
+            str(error) for error in validate({**given, "batch": "b", "priority": 0}, schema, raise_on_error=False)
+        ],
         "wrong seed": [str(error) for error in validate({**given, "seed": -1}, schema, raise_on_error=False)],
     }
 print(json.dumps(found))
@@ -51,8 +54,13 @@ def deployed(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-def test_the_three_flows_are_deployed_on_the_pool():
-    assert set(DEPLOYMENTS) == {"train-batch", "sweep", "retrain-daily"}
+WORK = {"train-batch", "sweep", "retrain-daily"}
+ASKED = {"submit-jobs", "cancel-jobs", "pause-jobs", "resume-jobs", "set-priority"}
+FOR_THE_POOL_ITSELF = {"segment", "profile-node"}
+
+
+def test_all_flows_are_deployed_on_the_pool():
+    assert set(DEPLOYMENTS) == WORK | ASKED | FOR_THE_POOL_ITSELF
     assert {d["work_pool"]["name"] for d in DEPLOYMENTS.values()} == {"ringmaster"}
 
 
@@ -71,15 +79,21 @@ def test_the_parameters_of_a_deployment_are_a_form_that_explains_itself(deployed
         for key, field in section["properties"].items():
             assert field.get("title"), key
             assert field.get("description") or "$ref" in field, key
-    assert deployed[name]["errors"] == []
+    errors = deployed[name]["errors"]
+    # What is asked about a batch, or starts a part of one, has no batch to begin with.
+    assert errors == [] if name in {*WORK, "submit-jobs"} else all("is a required property" in e for e in errors)
 
 
 def test_a_form_refuses_what_is_out_of_bounds(deployed):
     for name in ("sweep", "retrain-daily"):
         assert deployed[name]["wrong seed"], name
+    (told,) = deployed["set-priority"]["wrong priority"]
+    assert "0 is less than or equal to the minimum" in told
 
 
-def test_the_parts_of_a_sweeps_form_have_names_that_a_person_reads(deployed):
+def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
+    parts = deployed["submit-jobs"]["schema"]["definitions"]
+    assert {part["title"] for part in parts.values()} == {"A batch file", "Jobs written out"}
     parts = deployed["sweep"]["schema"]["definitions"]
     assert {part["title"] for part in parts.values()} == {"A job of a batch file", "A job written out", "Devices"}
     assert parts["DeviceChoice"]["properties"]["kind"]["enum"] == ["auto", "gpu", "cpu"]
