@@ -62,8 +62,8 @@ def _gantt(chronicle: Chronicle, width: int, most: int, *, has_shades: bool) -> 
     names = letters(chronicle)
     colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)} if has_shades else {}
     found, left_out = rows(chronicle, columns, most=most)
-    if not found:
-        yield Text("nothing is planned yet", style=FAINT)
+    if not (chronicle.first or chronicle.real):
+        yield Text("nothing is planned yet: jobs are measured first", style=FAINT)
         return
     for row in found:
         yield _row(row, margin, colour)

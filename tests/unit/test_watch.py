@@ -11,7 +11,7 @@ from flows import commands_watching, watch
 from flows.faults import InputError
 from flows.watch_view import Room, picture
 from tasks.cluster import Device
-from tasks.execution.chronicle import Chronicle, JobLine
+from tasks.execution.chronicle import Chronicle, JobLine, Span
 from tasks.execution.journal import Journal
 from tasks.pool.nodes import NodeRecord, Nodes
 from tasks.pool.submissions import Submission, Submissions
@@ -101,7 +101,7 @@ def test_a_pool_is_shown_with_the_health_of_its_nodes(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
     text = run("--once")
     assert text.startswith("the pool  2 waiting")
-    for word in ("nightly-1/a", "nightly-2/a", "device 1 has fallen off the bus"):
+    for word in ("nothing is planned yet", "nightly-1/a", "nightly-2/a", "device 1 has fallen off the bus"):
         assert word in text
     assert run("nightly", "--once").startswith("nightly-2  1 waiting")
     assert run("nightly-1", "--once").startswith("nightly-1  1 waiting")
@@ -114,7 +114,8 @@ def test_a_pool_is_shown_with_the_health_of_its_nodes(home, monkeypatch):
 def test_a_screen_holds_what_fits_and_says_what_does_not():
     lines = tuple(JobLine(name=f"job-{i}", status="waiting", step=0) for i in range(1000))
     rows = tuple((f"n{i}", 8) for i in range(16))
-    chronicle = Chronicle(name="big", zero_s=0.0, now_s=1.0, rows=rows, jobs=lines)
+    span = Span(job="job-0", technique="single", devices=(("n0", 0),), start_s=0.0, end_s=9.0, status="to come")
+    chronicle = Chronicle(name="big", zero_s=0.0, now_s=1.0, rows=rows, jobs=lines, coming=(span,))
     console = Console(width=100)
     with console.capture() as captured:
         console.print(picture(chronicle, width=100, room=Room.of_screen(chronicle, 40)))
