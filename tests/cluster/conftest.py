@@ -20,6 +20,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("cluster")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))  # the first test of a session waits for all servers
 
 
 @pytest.fixture(scope="session")

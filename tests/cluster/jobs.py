@@ -106,3 +106,26 @@ class Trace:
                 turns = sorted(span for (owner, _), span in spans.items() if owner == thing)
                 for (_, ended_s), (began_s, _) in pairwise(turns):
                     assert ended_s < began_s, f"{thing} had two owners for {ended_s - began_s:.2f} s"
+
+
+def batch_file(folder, name, jobs):
+    """Writes torch jobs as a batch file, to be measured and trained by `single` on one device."""
+    rows = [
+        {
+            "name": job.name,
+            "model": {"factory": job.model.factory, "kwargs": dict(job.model.kwargs)},
+            "data": {"factory": job.data.factory},
+            "loss": job.loss,
+            "optimizer": {"name": job.optimizer.name, "lr": job.optimizer.lr},
+            "global_batch_size": job.global_batch_size,
+            "num_steps": job.num_steps,
+            "evaluation": {"max_batches": job.evaluation.max_batches},
+            "seed": job.seed,
+            "techniques": ["single"],
+            "num_devices": [1],
+        }
+        for job in jobs
+    ]
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps({"name": name, "jobs": rows}))
+    return file

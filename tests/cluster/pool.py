@@ -170,6 +170,14 @@ class Pool:
         Submissions(self.database).submit(submission)
         return batch
 
+    def batches(self):
+        """Id, name and status of every batch."""
+        return Submissions(self.database).names()
+
+    def flow_runs(self, segment):
+        """The child runs of a segment in Prefect."""
+        return [order.flow_run for order in Mail(self.database).shares(segment)]
+
     def jobs(self, batch):
         """Where the jobs of a batch stand, by name."""
         return Journal(self.database, batch=batch).jobs()

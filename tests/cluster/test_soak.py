@@ -5,6 +5,8 @@ import random
 import signal
 import time
 
+import pytest
+
 from tests.cluster.checks import assert_well
 from tests.cluster.jobs import torch_job
 from tests.cluster.machines import end
@@ -106,6 +108,7 @@ class Chaos:
         until("time passes", lambda: time.monotonic() - since_s > span_s, seconds=span_s + 5)
 
 
+@pytest.mark.timeout(600 + 3 * SECONDS)
 def test_all_at_random(pool, pool_postgresql, bench, tmp_path, recovered):
     draw = random.Random(SEED)
     chaos = Chaos(pool, pool_postgresql, draw)
