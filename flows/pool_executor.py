@@ -76,7 +76,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         stack.callback(runner.close)
         steward = Steward(database, runner=runner, patience=Patience.of_environment(), seed=seed)
         replanner = Replanner(name=NAME, make_plan=steward.make_plan, on_terms=steward.on_terms)
-        steward.on_objective = replanner.pursue
+        steward.on_objective, steward.on_speed = replanner.pursue, replanner.hear
         executor = Executor(
             name=NAME,
             cluster=Cluster(nodes=()),

@@ -6,7 +6,7 @@ A lease outlives the process that took it: the executor that comes next finds it
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, insert, select
 
@@ -46,10 +46,3 @@ class PoolLeases:
         """The holder of each device that is leased now."""
         rows = self._database.read(lambda connection: connection.execute(select(LEASES)).all())
         return {row.device: row.holder for row in rows}
-
-    def keep_only(self, devices: Collection[str], *, holder: str) -> None:
-        """Ends the leases of `holder` on all other devices: nobody is there any more for whom it took them."""
-        mine = LEASES.c.holder == holder
-        self._database.write(
-            lambda connection: connection.execute(delete(LEASES).where(mine, LEASES.c.device.not_in(list(devices))))
-        )

@@ -23,6 +23,7 @@ from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEn
 from tasks.execution.executor import Executor
 from tasks.execution.journal import CANCELLED, ENDED, FAILED, PAUSED, Journal, SegmentRecord
 from tasks.execution.orders import LOST
+from tasks.execution.progress import RunningSegment
 from tasks.planning import Plan, Problem
 from tasks.planning.checked import checked_plan
 from tasks.planning.search import Objective
@@ -36,9 +37,10 @@ from tasks.pool.runner import PoolRunner
 from tasks.pool.schema import BATCHES, SEGMENTS
 from tasks.pool.standing import PRIORITIES, Standing, as_told, batch_of, combined_terms, entries_of
 from tasks.pool.submissions import SUBMITTED, Submissions
-from tasks.pool.succession import Estate, nodes_of, num_told, outcome_of, read_estate
+from tasks.pool.succession import Estate, nodes_of, num_told, outcome_of, read_estate, speeds_of
 from tasks.pool.told import Told
 from tasks.pool.watch import NodeWatch, cluster_of
+from techniques import Profile
 from techniques.engine.gang import Outcome
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,8 @@ class Steward:
     """Serves one executor from `take_over` on. What an executor needs of it: `listen`, `on_terms`, `make_plan`.
 
     database: as only the leader may write to it. clock: monotonic seconds; wall_clock: seconds since the epoch, from
-    which batches count their deadlines. on_objective: set by whoever must know what the standing plan minimises now.
+    which batches count their deadlines. on_objective, on_speed: set by whoever must know what the standing plan
+    minimises now, and what gangs have told of their speeds to a former executor.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Steward:
         self._database, self._runner, self._patience, self._clock = database, runner, patience, clock
         self._wall_clock, self._seed = wall_clock, seed
         self.on_objective: Callable[[Objective], None] = lambda objective: None
+        self.on_speed: Callable[[RunningSegment, Profile], None] = lambda running, profile: None
         self._submissions, self._told, self._mail = Submissions(database), Told(database), Mail(database)
         self._watch = NodeWatch(Nodes(database), clock=clock, lost_after_s=patience.lost_after_s)
         self._standing: dict[str, Standing] = {}
@@ -219,6 +223,7 @@ class Steward:
             self._told.tell(batch.id, event)
         entries = entries_of(batch, struck_out=estate.struck_out)
         self._executor.enlist(entries, why=f"batch {batch.name} has {len(entries)} jobs")
+        self._recall_speeds(estate)
         for record in estate.open:
             future = self._runner.adopt(record.id, on_event=partial(self._executor.said, record.id))
             self._executor.adopt(record.id, estate.qualified(record), future)
@@ -232,6 +237,14 @@ class Steward:
         if stand[CANCELLED]:
             self._executor.cancel(stand[CANCELLED], message="")
         self._may_have_ended.add(batch.id)
+
+    def _recall_speeds(self, estate: Estate) -> None:
+        """What the former executor had heard of speeds; that of segments which still run is heard anew."""
+        for job in dict.fromkeys(record.job for record in estate.past):
+            records = [estate.qualified(record) for record in estate.past if record.job == job]
+            profiles = self._executor.roster.profiles[records[0].job]
+            for running in speeds_of(self._mail, records, profiles):
+                self.on_speed(running, profiles[running.segment.option])
 
     def _end_batch(self, id: str) -> None:
         """Ends a batch whose jobs have all ended; the last of its gangs may take a moment longer."""

@@ -16,10 +16,13 @@ from tasks.cluster import Device, Node
 from tasks.execution.dispatch import DeviceId, PlannedSegment
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from tasks.execution.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from tasks.execution.progress import RunningSegment
 from tasks.pool.database import Database
+from tasks.pool.mail import Mail
 from tasks.pool.schema import TOLD
 from tasks.pool.standing import option_key
 from tasks.pool.submissions import Submission
+from techniques import Profile
 from techniques.engine.gang import OUT_OF_MEMORY, Outcome
 
 
@@ -28,13 +31,15 @@ class Estate:
     """What is left of a batch, with its own names.
 
     open: segments that have no outcome in the journal. undecided: segments whose outcome is there, but what follows
-    from it is not. struck_out: by job, the options that ran out of memory. untold: events that nobody was told of.
+    from it is not. past: other segments of jobs that have not ended. struck_out: by job, the options that ran out of
+    memory. untold: events that nobody was told of.
     """
 
     batch: Submission
     jobs: Mapping[str, JobRecord]
     open: Sequence[SegmentRecord]
     undecided: Sequence[SegmentRecord]
+    past: Sequence[SegmentRecord]
     struck_out: Mapping[str, frozenset[tuple[str, str, int]]]
     untold: Sequence[ExecutionEvent]
 
@@ -57,6 +62,7 @@ def read_estate(database: Database, batch: Submission) -> Estate:
         jobs=jobs,
         open=[segment for segment in segments if segment.outcome is None],
         undecided=undecided,
+        past=[s for s in segments if s.outcome is not None and s not in undecided and jobs[s.job].status not in ENDED],
         struck_out=_struck_out(segment for segment in segments if segment not in undecided),
         untold=_untold(database, batch, jobs, segments, undecided=undecided),
     )
@@ -66,6 +72,19 @@ def outcome_of(record: SegmentRecord) -> Outcome:
     """How a segment ended, by the journal."""
     said = dict(record.outcome or {})
     return Outcome(status=said.pop("status"), message=said.pop("message", ""), result=said)
+
+
+def speeds_of(mail: Mail, records: Sequence[SegmentRecord], profiles: Sequence[Profile]) -> list[RunningSegment]:
+    """What the gangs of a job's segments have told of its steps. profiles: the options that the job has now."""
+    keys = {option_key(profile) for profile in profiles}
+    found = {
+        record.id: RunningSegment(_planned(record, profiles), (), record.what["first_step"])
+        for record in records
+        if _key_of(record) in keys
+    }
+    for word in mail.words(after=0, segments=list(found)):
+        found[word.segment].hear(word.content)
+    return [running for running in found.values() if running.step_s is not None]
 
 
 def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
@@ -94,8 +113,7 @@ def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[tuple[
     found: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     for segment in segments:
         if segment.outcome is not None and segment.outcome["status"] == OUT_OF_MEMORY:
-            what = segment.what
-            found[segment.job].add((what["technique"], str(sorted(what["config"].items())), what["num_devices"]))
+            found[segment.job].add(_key_of(segment))
     return {job: frozenset(options) for job, options in found.items()}
 
 
@@ -112,7 +130,7 @@ def _untold(
     untold: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
-        planned = _planned(segment, batch)
+        planned = _planned(segment, batch.profiles.get(segment.job, ()))
         if segment.id not in started:
             what = segment.what
             untold.append(
@@ -151,14 +169,18 @@ def _job_ends(database: Database, batch: str) -> dict[str, str]:
     return {content["job"]: content["status"] for content in rows}
 
 
-def _planned(record: SegmentRecord, batch: Submission) -> PlannedSegment:
-    """The segment as it was planned, as far as the journal tells."""
+def _key_of(record: SegmentRecord) -> tuple[str, str, int]:
+    """The `option_key` of what a segment ran under."""
     what = record.what
-    wanted = what["technique"], str(sorted(what["config"].items())), what["num_devices"]
-    options = [k for k, profile in enumerate(batch.profiles.get(record.job, ())) if option_key(profile) == wanted]
+    return what["technique"], str(sorted(what["config"].items())), what["num_devices"]
+
+
+def _planned(record: SegmentRecord, profiles: Sequence[Profile]) -> PlannedSegment:
+    """The segment as it was planned, as far as the journal tells."""
+    what, keys = record.what, [option_key(profile) for profile in profiles]
     return PlannedSegment(
         job=record.job,
-        option=next(iter(options), 0),
+        option=keys.index(_key_of(record)) if _key_of(record) in keys else 0,
         last_step=what["last_step"],
         devices=tuple(_device(name) for name in what["devices"]),
         start_s=what["planned_s"][0],

@@ -117,7 +117,7 @@ class PoolBench:
             background=at_once,
         )
         self.objectives = []
-        self.steward.on_objective = self.objectives.append
+        self.steward.on_objective, self.steward.on_speed = self.objectives.append, replanner.hear
         self.executor = Executor(
             name="pool",
             cluster=Cluster(nodes=()),

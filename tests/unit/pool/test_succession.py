@@ -158,6 +158,21 @@ def test_speeds_that_were_told_before_are_known_to_the_next_executor(database):
     assert row.options[0].runtime_s == pytest.approx(160.0 + 0.1), "80 steps are left, each twice as long as predicted"
 
 
+def test_speeds_of_segments_that_have_ended_are_known_to_the_next_executor(database):
+    clock, worker = Clock(), Worker(database, num_devices=1)
+    pool = PoolBench(database, clock)
+    pool.submit(submission(jobs=("a",), num_steps=100))
+    worker.take_all()
+    worker.say(1, "steps", first_step=0, seconds=[2.0] * 10)
+    worker.end(1, "preempted", step=10)
+    Nodes(database).remove("n", incarnation=worker.incarnation)
+    pool.step()
+    Worker(database, incarnation="two", num_devices=1)
+    after = PoolBench(database, clock)
+    after.step()
+    assert after.plans[-1].job("b1/a").options[0].runtime_s == pytest.approx(180.0 + 0.1)
+
+
 @pytest.mark.parametrize(("kind", "status"), [(wishes.PAUSE, PAUSED), (wishes.CANCEL, CANCELLED)])
 def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_before(database, kind, status):
     clock, gangs = Clock(), Gangs(Worker(database))
