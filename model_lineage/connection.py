@@ -42,6 +42,11 @@ class Connection:
         self._opened: Guarded | None = None
         self._experiment_ids: dict[str, str] = {}
 
+    @property
+    def file(self) -> Path | None:
+        """The sqlite file behind it; None for another store."""
+        return self._sqlite_file
+
     def warm_up(self) -> None:
         """Open the store now: imports MLflow, makes or checks the database, makes the experiment."""
         self.experiment_id(self.experiment)

@@ -1,0 +1,191 @@
+"""The lineage at one moment, in memory: every model found by its name, and what came from what answered at once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from model_lineage.graph import Adaptation, Graph
+from model_lineage.ledger import Ledger
+from model_lineage.records import COMPONENT, DatasetInput, ModelRecord
+from model_lineage.registry import record_of
+from model_lineage.rows import Aliases, Row, read_rows
+
+CHAMPION = "champion"
+_SHORTEST_ID = 6  # characters of a model's id or a data set's digest that may stand for it
+
+
+class UnknownName(ValueError):
+    """No model, component or data set has that name; the message names what is close to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A model or a component, with all that is known of it.
+
+    aliases: of its very version. metrics: held-out ones, the last of each. location: the URI of its files.
+    """
+
+    record: ModelRecord
+    aliases: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    created_ms: int = 0
+    is_ready: bool = True
+    location: str = ""
+
+    @property
+    def id(self) -> str:
+        """The model's id, which names it for ever."""
+        return self.record.model_id
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: NAME/VERSION, the name alone of what has no version."""
+        version = self.record.version
+        return self.record.registered_name + ("" if version is None else f"/{version}")
+
+
+class Snapshot:
+    """The nodes of a lineage. Models that were deleted, but are somebody's parents, are in the graph alone."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = {node.id: node for node in nodes}
+
+    @classmethod
+    def of(cls, ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> Snapshot:
+        """What the ledger holds now. cache: a folder for what is kept of a server. Raises LedgerError."""
+        rows, aliases = read_rows(ledger, cache=cache, is_fresh=is_fresh)
+        return cls(node_of(row, aliases) for row in rows)
+
+    @cached_property
+    def models(self) -> tuple[Node, ...]:
+        """The models, oldest first."""
+        return tuple(node for node in self.nodes.values() if node.record.kind != COMPONENT)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Which model came from which. Raises ValueError where records are damaged: a model is its own ancestor."""
+        return Graph(
+            Adaptation(
+                child=node.id,
+                parents=node.record.parents,
+                kind=node.record.kind,
+                run=node.record.run_id,
+                datasets=node.record.datasets,
+            )
+            for node in self.models
+        )
+
+    def label(self, id: str) -> str:
+        """What a person calls the node of that id."""
+        return self.nodes[id].label if id in self.nodes else f"{id} (deleted)"
+
+    def find(self, name: str) -> Node:
+        """The node that NAME@ALIAS, NAME/VERSION, NAME, a model id or the beginning of one means; models:/ may precede.
+
+        A name alone means its champion, or its newest version where it has none. Raises UnknownName.
+        """
+        text = name.removeprefix("models:/")
+        if text in self.nodes:
+            return self.nodes[text]
+        if text.startswith("m-") and len(text) >= _SHORTEST_ID:
+            begun = [node for id, node in self.nodes.items() if id.startswith(text)]
+            if len(begun) == 1:
+                return begun[0]
+        base, alias, version = _parts(text)
+        versions = self._by_name.get(base, [])
+        if alias is not None:
+            versions = [node for node in versions if alias in node.aliases]
+        elif version is not None:
+            versions = [node for node in versions if node.record.version == version]
+        if not versions:
+            raise UnknownName(self._unknown(name, base))
+        champions = [node for node in versions if CHAMPION in node.aliases]
+        return max(champions or versions, key=lambda node: (node.record.version or 0, node.created_ms))
+
+    def trained_on(self, data: str) -> tuple[Node, ...]:
+        """The models that were trained (not only evaluated) on the data set of that name, digest or begun digest."""
+        return tuple(
+            node
+            for node in self.models
+            if any(_is_data(data, dataset) for dataset in node.record.datasets if dataset.context == "training")
+        )
+
+    def users(self, component: str) -> tuple[Node, ...]:
+        """The models that a component is part of."""
+        return tuple(node for node in self.models if component in node.record.components)
+
+    def reached_from(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Every model that came from any of some nodes, nearest first, those themselves left out.
+
+        What a component is part of came from it.
+        """
+        reached: dict[str, None] = {}
+        for id in ids:
+            starts = [node.id for node in self.users(id)] if id not in self.graph else [id]
+            reached |= dict.fromkeys(each for each in starts if each != id)
+            for start in starts:
+                reached |= dict.fromkeys(self.graph.descendants(start))
+        return tuple(id for id in reached if id not in ids)
+
+    def dataset_names(self) -> list[str]:
+        """The names of all data sets."""
+        return sorted({dataset.name for node in self.models for dataset in node.record.datasets})
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes.values():
+            found.setdefault(node.record.registered_name, []).append(node)
+        return found
+
+    def _unknown(self, name: str, base: str) -> str:
+        if base in self._by_name:
+            nodes = sorted(self._by_name[base], key=lambda node: node.record.version or 0)[-8:]
+            there = ", ".join("@".join([node.label, *node.aliases[:1]]) for node in nodes)
+            return f"{base} has no {name.removeprefix('models:/').removeprefix(base)[1:]!r}. There are {there}"
+        return f"the lineage has no model {name!r}. {close_names(base, list(self._by_name))}"
+
+
+def close_names(name: str, names: Sequence[str]) -> str:
+    """A sentence with the names that are close to `name`."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    some = ", ".join(sorted(names)[:5])
+    return f"There are {len(names)}: {some}{', ...' if len(names) > 5 else ''}" if names else "There are none yet"
+
+
+def node_of(row: Row, aliases: Aliases) -> Node:
+    """The node that a row is."""
+    record = record_of(row)
+    named = aliases.get(record.registered_name, {})
+    return Node(
+        record=record,
+        aliases=tuple(sorted(alias for alias, version in named.items() if version == record.version)),
+        metrics=row.metrics,
+        params=row.params,
+        created_ms=row.creation_timestamp,
+        is_ready=row.is_ready,
+        location=row.artifact_location,
+    )
+
+
+def _parts(text: str) -> tuple[str, str | None, int | None]:
+    """(name, alias, version) of NAME, NAME@ALIAS or NAME/VERSION; names of imported models may have a slash."""
+    if match := re.fullmatch(r"(.+)@([\w-]+)", text):
+        return match[1], match[2], None
+    if match := re.fullmatch(r"(.+)/(\d+)", text):
+        return match[1], None, int(match[2])
+    return text, None, None
+
+
+def _is_data(said: str, dataset: DatasetInput) -> bool:
+    return said in (dataset.name, dataset.digest, dataset.source) or (
+        len(said) >= _SHORTEST_ID and dataset.digest.startswith(said)
+    )

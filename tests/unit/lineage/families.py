@@ -1,0 +1,46 @@
+"""Lineages for tests: snapshots that are written down in a line."""
+
+from model_lineage import DatasetInput, ModelRecord, Origin
+from model_lineage.snapshot import Node, Snapshot
+
+
+def data(name, digest=None, context="training"):
+    return DatasetInput(name=name, digest=digest or f"digest-of-{name}", source=f"/data/{name}", context=context)
+
+
+def node(name, *parents, kind=None, aliases=(), datasets=(), version=1, metrics=None, **record):
+    """A node of id m-NAME (m-NAME-VERSION from the second one on); parents by name."""
+    suffix = "" if version in (1, None) else f"-{version}"
+    kind = kind or ("fine-tuned" if parents else "pretrained")
+    return Node(
+        record=ModelRecord(
+            model_id=f"m-{name}{suffix}",
+            registered_name=name,
+            version=version,
+            uri=f"models:/{name}/{version}",
+            kind=kind,
+            parents=tuple(f"m-{parent}" for parent in parents),
+            datasets=tuple(datasets),
+            run_id=f"run-{name}",
+            experiment_id="1",
+            **{"origin": Origin(), **record},
+        ),
+        aliases=tuple(aliases),
+        metrics=metrics or {},
+    )
+
+
+def snapshot(*nodes):
+    return Snapshot(nodes)
+
+
+def shop():
+    """base -> clean -> product (champion) -> small; base -> poisoned -> (merged with clean) merged (challenger)."""
+    return snapshot(
+        node("base", datasets=[data("web")]),
+        node("clean", "base", datasets=[data("reviews")]),
+        node("poisoned", "base", datasets=[data("spam"), data("reviews", context="evaluation")]),
+        node("product", "clean", aliases=["champion"]),
+        node("small", "product", kind="distilled"),
+        node("merged", "poisoned", "clean", kind="merged", aliases=["challenger"]),
+    )
