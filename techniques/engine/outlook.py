@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,23 @@ class Outlook:
         )
 
     def weigh(self, technique: Technique, shape: GangShape) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
-        """The configs that fit, a dozen at most, and those that do not, with the bytes that they need."""
-        every = [(config, self._at_least(technique, config, shape)) for config in self._configs(technique, shape)]
+        """The configs that fit, a dozen at most, and those that do not, with the bytes that they need.
+
+        Stages that take equally long may not fit where others do: if none of them fits, they are balanced by
+        parameters.
+        """
+        configs = list(self._configs(technique, shape))
+        candidates, too_large = self._weigh(technique, shape, configs)
+        uncut = [{k: v for k, v in config.items() if k != "stage_layers"} for config in configs]
+        if candidates or uncut == configs:
+            return candidates, too_large
+        candidates, others = self._weigh(technique, shape, uncut)
+        return candidates, too_large + others
+
+    def _weigh(
+        self, technique: Technique, shape: GangShape, configs: Sequence[Config]
+    ) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:
+        every = [(config, self._at_least(technique, config, shape)) for config in configs]
         listed = [row for row in every if row[1] <= shape.memory_bytes][:MOST_CONFIGS]
         too_large = [(self._refusal(technique, shape, c, n), n) for c, n in every if n > shape.memory_bytes]
         in_doubt = [config for config, least in listed if self._is_doubtful(technique, config, shape, least)]

@@ -15,7 +15,7 @@ from techniques.engine.models.build import skeleton
 from techniques.engine.order import Slot
 from techniques.engine.stages import parts_of
 from techniques.engine.survey import survey_job
-from techniques.surveys import SurveyOrder
+from techniques.surveys import Forecast, SurveyOrder
 from techniques.technique import GangShape
 from techniques.values import to_json
 
@@ -29,6 +29,7 @@ SLIDING = ModelSpec(
     config={**TINY, "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
 )
 JOB = Job(name="tiny", model=LLAMA, data=DataSpec(source="python-stdlib", seq_len=16, vocab_size=300), num_steps=10)
+MEMORY_BYTES = 1 << 36
 SLOTS = [Slot(kind="cpu", index=0)]
 
 
@@ -117,28 +118,33 @@ def test_what_cannot_be_measured_is_told(tmp_path, capfd):
     assert not list(tmp_path.iterdir())
 
 
-def candidates(tmp_path, monkeypatch, *, gpu, num_devices=2, technique="pipeline"):
+def surveyed(tmp_path, monkeypatch, *, gpu="GPU-1", num_devices=2, technique="pipeline", **options):
     measured = times(1, 1, 1, 1, exit_s=2)
     monkeypatch.setattr(outlook, "layer_times", lambda *_, **__: measured)
     order = SurveyOrder(
         jobs=(JOB,),
-        shapes=(GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 36),),
+        shapes=(GangShape(kind="cpu", num_devices=num_devices, memory_bytes=MEMORY_BYTES),),
         techniques={technique: registry.BUILTIN[technique]},
         cache_dir=str(tmp_path),
         describe_data=True,
         gpu=gpu,
+        **options,
     )
-    return survey_job(JOB, order).candidates
+    return survey_job(JOB, order)
+
+
+def candidates(tmp_path, monkeypatch, **options):
+    return surveyed(tmp_path, monkeypatch, **options).candidates
 
 
 def test_every_pipeline_is_offered_with_its_cut(tmp_path, monkeypatch):
-    offered = candidates(tmp_path, monkeypatch, gpu="GPU-1")
+    offered = candidates(tmp_path, monkeypatch)
     cuts = {(c.config["schedule"], c.config["recompute"]): c.config["stage_layers"] for c in offered}
     assert cuts["1f1b", "none"] == cuts["gpipe", "none"] == [3, 1]
     assert cuts["interleaved", "none"] == cuts["zero_bubble", "none"] == [1, 1, 1, 1]
     sizes = {
         c.config["pp"]: c.config.get("stage_layers")
-        for c in candidates(tmp_path, monkeypatch, gpu="GPU-1", num_devices=4, technique="mesh")
+        for c in candidates(tmp_path, monkeypatch, num_devices=4, technique="mesh")
     }
     assert sizes == {2: [3, 1], 1: None}
 
@@ -147,6 +153,17 @@ def test_without_a_device_to_measure_on_stages_are_balanced_by_parameters(tmp_pa
     assert not any("stage_layers" in c.config for c in candidates(tmp_path, monkeypatch, gpu=None))
     parts = parts_of(skeleton(LLAMA, TOKENS), 2)
     assert [len(part.layers) for part in parts] == [3, 1]  # the head is as large as two layers
+
+
+def test_where_no_balanced_stages_fit_they_are_balanced_by_parameters(tmp_path, monkeypatch):
+    def forecasts(_, choices):
+        return [Forecast(device_bytes=MEMORY_BYTES + ("stage_layers" in config)) for _, config, _ in choices]
+
+    monkeypatch.setattr(outlook, "forecast_memory", forecasts)
+    survey = surveyed(tmp_path, monkeypatch, forecast_all=True)
+    assert survey.candidates and not any("stage_layers" in c.config for c in survey.candidates)
+    assert all("stage_layers" in refusal.config for refusal in survey.refusals)
+    assert len(survey.refusals) == len(survey.candidates)
 
 
 def test_a_cut_is_a_configs_matter_and_must_fit_the_model():
