@@ -119,14 +119,15 @@ def train_on_pool(
         stack.enter_context(alone_in(folder))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
+        shown_until = 0
         if submission is None:
             submission = _hand_over(run, home=home, profile=profile, checkpoint_every_s=checkpoint_every_s)
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
             if resume or run.journal.get("status") is not None:  # its end was seen: to be run again is to go on
-                _reopen(run, submission)
+                shown_until = _reopen(run, submission)
             view.notice(f"{key} is followed again")
-        return _follow(run, submission, shown)
+        return _follow(run, submission, shown, after=shown_until)
 
 
 def _place(batch: Batch, database: Database, *, home: Path, resume: bool) -> tuple[str, Path]:
@@ -222,26 +223,31 @@ def with_orphans(profiled: Profiled) -> dict[str, str]:
         faults |= {name: f"its base {base} has failed" for name, base in orphans.items()}
 
 
-def _reopen(run: PoolRun, submission: Submission) -> None:
-    """Has the jobs of a batch go on that were cancelled or paused, or have failed: somebody has mended something."""
+def _reopen(run: PoolRun, submission: Submission) -> int:
+    """Has the jobs of a batch go on that were cancelled or paused, or have failed: somebody has mended something.
+
+    Returns the last event of what was before.
+    """
     records = run.journal.jobs()
     if not run.has_ended():
         if any(record.status == PAUSED for record in records.values()):
             run.ask(wishes.RESUME)
-        return
+        return 0
     # The executor has forgotten a batch that has ended: it takes what it finds here.
     again = [j.name for j in submission.jobs if records[j.name].status in (FAILED, CANCELLED, PAUSED)]
     for name in again:
         run.journal.write_job(name, status=WAITING, message="")
+    last = Told(run.database).newest(run.id)
     if again:
         run.journal.put("since_s", time.time())
         run.submissions.reopen(run.id)
+    return last
 
 
 def _follow(
-    run: PoolRun, submission: Submission, shown: Callable[[PoolRun, Submission], Sequence[Listener]]
+    run: PoolRun, submission: Submission, shown: Callable[[PoolRun, Submission], Sequence[Listener]], *, after: int
 ) -> BatchResult:
-    """Shows and records what becomes of a batch until it has ended."""
+    """Shows, after an event, and records what becomes of a batch until it has ended."""
     view, journal = current_view.get(), run.journal
     told = Told(run.database)
     profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
@@ -257,7 +263,7 @@ def _follow(
     keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
     listeners: list[Listener] = [keep_plan, view.listen, *shown(run, submission)]
     with _cancelled_by_signals(run) as is_left:
-        for entry in told.follow(run.id, 0, until=lambda: is_left.is_set() or run.has_ended()):
+        for entry in told.follow(run.id, after, until=lambda: is_left.is_set() or run.has_ended()):
             for listener in listeners:
                 listener(entry.event)
         if is_left.is_set():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 
 from tasks.execution import events
 from tasks.execution.events import ExecutionEvent, Planned
@@ -48,6 +48,11 @@ class Told:
         )
         rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
         return [Entry(id=row.id, event=_event(row.kind, row.content), told_s=row.told_s) for row in rows]
+
+    def newest(self, batch: str) -> int:
+        """The number of the last event of a batch, 0 where there is none."""
+        query = select(func.max(TOLD.c.id)).where(TOLD.c.batch == batch)
+        return self._database.read(lambda connection: connection.execute(query).scalar()) or 0
 
     def follow(self, batch: str, number: int, *, until: Callable[[], bool]) -> Iterator[Entry]:
         """The same without an end: goes on until `until` says so while there is nothing new."""
