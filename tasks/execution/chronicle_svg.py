@@ -8,7 +8,7 @@ from tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, TO_COME, Chronicle,
 from tasks.planning.drawing import Box, Frame, colours, label, legend, seconds_text, stripes
 
 MOST_SPANS = 6000  # that are drawn, the longest of each kind: more could not be told apart
-MOST_TITLED = 400  # beyond which boxes have no titles, and those that look alike become one path: a tenth of the size
+MOST_TITLED = 400  # beyond which boxes have no titles, and those that look alike become one path: a fifth of the size
 STRIP = 0.3  # of a row's height, for what was planned first
 FAILED, PLANNED = "#c1121f", "#9aa5ae"
 STYLE = (
