@@ -88,7 +88,6 @@ class Chronicle:
     """A batch or a pool at a moment. zero_s: seconds since the epoch from which all others count.
 
     rows: nodes with their numbers of devices, from the top down. is_over: all jobs have ended, or nobody goes on.
-    cut: in words, what is left out.
     """
 
     name: str
@@ -103,7 +102,6 @@ class Chronicle:
     notes: tuple[Note, ...] = ()
     nodes: tuple[NodeLine, ...] = ()
     is_over: bool = False
-    cut: str = ""
 
     @property
     def real(self) -> tuple[Span, ...]:
