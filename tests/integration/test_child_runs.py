@@ -1,0 +1,92 @@
+"""The child runs of segments, in a real Prefect server."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("prefect")
+
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelled, Crashed
+
+from flows.child_runs import ChildRuns
+from tasks.pool.database import Database, file_url
+from tasks.pool.launching import RunIsOver
+from tasks.pool.mail import GIVEN, OrderRecord, Share
+from tasks.pool.submissions import Submissions
+from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
+from tests.unit.pool.bench import submission
+from tests.unit.pool.workers import call
+
+pytestmark = pytest.mark.full
+
+
+@flow(name="parent")
+def parent():
+    pass
+
+
+@pytest.fixture
+def client(prefect_server):  # noqa: F811
+    with temporary_settings({PREFECT_API_URL: prefect_server.api}), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def submissions(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield Submissions(database)
+    database.close()
+
+
+@pytest.fixture
+def runs(client, submissions):
+    runs = ChildRuns(submissions)
+    yield runs
+    runs.close()
+
+
+def order(segment, *, batch="b1", node="alpha"):
+    share = Share(order=call(segment).order, num_ranks=1)
+    return OrderRecord(
+        segment=segment, node=node, batch=batch, share=share, incarnation="one", status=GIVEN, flow_run=None
+    )
+
+
+def test_a_run_is_made_once_on_the_queue_of_its_node(client, runs):
+    first = runs.launch(order(101))
+    assert runs.launch(order(101)) == first
+    made = client.read_flow_run(first)
+    assert made.parameters == {"segment": 101, "node": "alpha"}
+    assert (made.work_queue_name, made.parent_task_run_id) == ("node-alpha", None)
+    assert runs.launch(order(101, node="beta")) != first
+
+
+def test_a_run_stands_under_the_run_of_its_batch(client, runs, submissions):
+    above = client.create_flow_run(parent)
+    submissions.submit(replace(submission("b1"), flow_run=str(above.id)))
+    made = client.read_flow_run(runs.launch(order(102)))
+    task = client.read_task_run(made.parent_task_run_id)
+    assert task.flow_run_id == above.id
+    assert client.read_flow_run(runs.launch(order(102))).parent_task_run_id == task.id
+
+
+@pytest.mark.parametrize(("state", "status"), [(Cancelled(), "cancelled"), (Crashed(), "crashed")])
+def test_a_run_that_ended_before_it_began_says_what_that_means(client, runs, state, status):
+    one = order(103 if status == "cancelled" else 104)
+    client.set_flow_run_state(runs.launch(one), state, force=True)
+    with pytest.raises(RunIsOver) as over:
+        runs.launch(one)
+    assert over.value.outcome.status == status
+
+
+def test_a_server_that_is_away_is_no_connection_and_comes_back(client, runs, prefect_server):  # noqa: F811
+    before = runs.launch(order(105))
+    prefect_server.stop()
+    with pytest.raises(ConnectionError), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        runs.launch(order(106))
+    prefect_server.start()
+    assert runs.launch(order(105)) == before
+    assert runs.launch(order(106)) != before
