@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +25,7 @@ from flows.pool_members import Members
 from flows.process_ids import ProcessId
 from flows.service_files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
 from flows.services import EXECUTOR, WORKER, PoolOptions, compose, faults, write_user
+from flows.settings import PoolAddress
 from tasks.pool.database import Database
 from techniques.values import to_json
 
@@ -60,14 +65,34 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
             is_there = _follow(files, supervisor, members, restarts)
         except KeyboardInterrupt:
             is_there = False
-        if is_there:
+        if is_there and is_let_in(address):
             write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
-        else:
-            console.print("ending what was started", highlight=False)
-            stop(options.home)
+            return True
+        console.print("ending what was started", highlight=False)
+        stop(options.home)
     finally:
         members.close()
-    return is_there
+    return False
+
+
+def is_let_in(address: PoolAddress) -> bool:
+    """Whether MLflow takes the password: it keeps its users, and what they were made with may be another one."""
+    request = urllib.request.Request(f"{address.mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
+    if address.password:
+        credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {credentials}")
+    try:
+        with urllib.request.urlopen(request, timeout=60):
+            return True
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.UNAUTHORIZED:
+            return True  # it answers, and what else it says is not about the password
+    error_console().print(
+        f"[red]MLflow does not let {address.username} in with this password.[/] To fix: give the one that its users "
+        "were made with; docs/operations.md says how to change it",
+        highlight=False,
+    )
+    return False
 
 
 def stop(home: Path) -> bool:

@@ -100,6 +100,11 @@ def tracking_uri(folder: Path) -> str:
     return address.mlflow_uri if address else f"sqlite:///{folder / 'mlflow.db'}"
 
 
+def tensors(folder: Path) -> Path:
+    """Where the tensors of recorded models are kept: RINGMASTER_TENSORS, or in `folder`."""
+    return Path(os.environ.get("RINGMASTER_TENSORS") or folder / "tensors").absolute()
+
+
 def checkpoint_root() -> str | None:
     """Where checkpoints go: RINGMASTER_CHECKPOINTS, a folder or an fsspec URL; None for the folder of each run."""
     root = os.environ.get("RINGMASTER_CHECKPOINTS")
@@ -126,6 +131,7 @@ def embed(folder: Path) -> None:
         **MLFLOW_PATIENCE,
         "DO_NOT_TRACK": "true",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PREFECT_RESULTS_DEFAULT_SERIALIZER": JSON_RESULTS["PREFECT_RESULTS_DEFAULT_SERIALIZER"],
         **(address.environment() if address else {}),
     }
     for name, value in defaults.items():

@@ -1,0 +1,44 @@
+"""Whether MLflow's server lets the pool's clients in: here a small server that asks for a password."""
+
+import base64
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from flows.pool_services import is_let_in
+from flows.settings import PoolAddress
+
+EXPECTED = f"Basic {base64.b64encode(b'ringmaster:right').decode()}"
+
+
+class Guarded(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.headers.get("Authorization") == EXPECTED else 401)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def address():
+    server = HTTPServer(("127.0.0.1", 0), Guarded)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield lambda password: PoolAddress(
+        database="d", prefect_api="p", mlflow_uri=f"http://127.0.0.1:{server.server_port}", password=password
+    )
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_right_password_lets_one_in(address):
+    assert is_let_in(address("right"))
+
+
+@pytest.mark.parametrize("password", ["wrong", ""])
+def test_any_other_is_told_with_what_to_do(address, password, capsys):
+    assert not is_let_in(address(password))
+    assert "docs/operations.md" in capsys.readouterr().err
