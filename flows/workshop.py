@@ -18,6 +18,7 @@ from flows.own_node import own_node
 from flows.run_folder import alone_in, base_weights, checkpoint_root_of, folder_to_resume, fresh_folder
 from flows.views import current_view
 from model_lineage.ledger import Ledger
+from model_lineage.tensors import TensorStore
 from tasks.batch import Batch, load_batch, parse_batch
 from tasks.cluster import Cluster, detect
 from tasks.execution.journal import Journal
@@ -178,7 +179,13 @@ def open_workshop(
         yield Workshop(
             bench=bench,
             journal=journal,
-            recorder=Recorder(bench.ledger, journal, batch=batch, notice=current_view.get().notice),
+            recorder=Recorder(
+                bench.ledger,
+                journal,
+                batch=batch,
+                notice=current_view.get().notice,
+                tensors=TensorStore(settings.tensors(home)),
+            ),
             runner=LocalRunner(bench.server),
             workplace=Workplace(
                 folder=folder,

@@ -8,6 +8,7 @@ from model_lineage.records import ModelRecord
 DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # characters; the column of a model version's description
 _CHILDREN = "\n\n**Adapted further into**\n\n"
+_STORE = "\n\n**In the tensor store**\n\n"
 _MORE = "\n- and 1000000 more"
 
 
@@ -84,6 +85,16 @@ def with_children(description: str, children: Sequence[str]) -> str:
     if left_out := len(children) - len(lines):
         lines.append(f"- and {left_out} more")
     return text + _CHILDREN + "\n".join(lines)
+
+
+def with_store(description: str, lines: Sequence[str]) -> str:
+    """`description` with a section, above that of the children, of what the tensor store knows; what was there goes."""
+    above, children, below = description.partition(_CHILDREN)
+    text = above.partition(_STORE)[0]
+    section = _STORE + "\n".join(f"- {line}" for line in lines) if lines else ""
+    if len(text) + len(section) + len(children) + len(below) > DESCRIPTION_LIMIT:
+        return description
+    return text + section + children + below
 
 
 def model_link(model: ModelRecord) -> str:

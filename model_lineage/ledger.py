@@ -8,16 +8,17 @@
     ledger.finish_run(job)
 
 Its rooms: `connection` (the client, made lazily), `database` (the sqlite file), `faults` (retries and errors), `runs`,
-`profiles`, `registry` (finding models), `models` (recording them), `links` and `cards` (what their pages say).
+`profiles`, `registry` (finding models), `models` (recording them), `families` (drawing them), `keeping` (their tensors
+in the store), `links` and `cards` (what their pages say).
 """
 
 from model_lineage import links
-from model_lineage.models import Models
+from model_lineage.keeping import Keeping
 from model_lineage.profiles import Profiles
 from model_lineage.records import ModelRecord
 
 
-class Ledger(Profiles, Models):
+class Ledger(Profiles, Keeping):
     """A team's record of batches, jobs, profiles and models, in one MLflow store; several threads may use it.
 
     tracking_uri: "sqlite:////absolute/path/mlflow.db", "postgresql://...", or an MLflow server's "http(s)://...".

@@ -48,7 +48,7 @@ class Registry(Runs):
     def download_model(self, uri: str, dst: Path) -> Path:
         """Copy a model's files to the folder `dst`/MODEL_ID and return that; it appears complete or not at all.
 
-        Where it is there already, nothing is copied: a model never changes.
+        Where it is there already, nothing is copied: a model never changes. Raises LedgerError where the files are gone.
         """
         from mlflow.artifacts import download_artifacts
 
@@ -59,9 +59,14 @@ class Registry(Runs):
         dst.mkdir(parents=True, exist_ok=True)
         location = self.client.get_logged_model(record.model_id).artifact_location
         with tempfile.TemporaryDirectory(dir=dst, prefix=".download-") as temporary:
-            copy = self.client.call(
-                download_artifacts, artifact_uri=location, dst_path=temporary, tracking_uri=self.tracking_uri
-            )
+            try:
+                copy = self.client.call(
+                    download_artifacts, artifact_uri=location, dst_path=temporary, tracking_uri=self.tracking_uri
+                )
+            except LedgerError as error:
+                if error.may_pass:
+                    raise
+                raise LedgerError(_files_gone(record, location), code="RESOURCE_DOES_NOT_EXIST") from error
             try:
                 Path(copy).rename(target)
             except OSError:
@@ -138,6 +143,16 @@ def record_of(model: Any, *, name: str | None = None, version: int | None = None
         origin=_origin(json.loads(tags.get(ORIGIN, "{}"))),
         tensors_id=tags.get(TENSORS),
     )
+
+
+def _files_gone(record: ModelRecord, location: str) -> str:
+    version = "" if record.version is None else f" version {record.version}"
+    way = (
+        f"`ringmaster lineage restore {record.model_id} FOLDER` has them from the tensor store"
+        if record.tensors_id
+        else "bring them back from a back-up"
+    )
+    return f"the files of {record.registered_name}{version} are gone from {location}. To fix: {way}"
 
 
 def origin_text(origin: Origin) -> str:

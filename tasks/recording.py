@@ -17,6 +17,7 @@ from typing import Any
 
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
+from model_lineage.tensors import TensorStore
 from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, GangSaid
 from tasks.execution.journal import Journal
@@ -91,16 +92,31 @@ class Insistence:
 
 
 class Recorder:
-    """Writes one batch into the ledger; give its `listen` to the executor, and `close` it at the end."""
+    """Writes one batch into the ledger; give its `listen` to the executor, and `close` it at the end.
+
+    tensors: the store that finished models are kept in too.
+    """
 
     def __init__(
-        self, ledger: Ledger, journal: Journal, *, batch: Batch, notice: Notice = lambda _: None, num_plans: int = -1
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        batch: Batch,
+        notice: Notice = lambda _: None,
+        num_plans: int = -1,
+        tensors: TensorStore | None = None,
     ) -> None:
         self.ledger = ledger
         self._journal, self._notice = journal, notice
         # A batch that is resumed goes on counting.
         self._scribe = Scribe(
-            ledger, journal, batch=batch, num_plans=len(journal.plans()) if num_plans < 0 else num_plans
+            ledger,
+            journal,
+            batch=batch,
+            num_plans=len(journal.plans()) if num_plans < 0 else num_plans,
+            tensors=tensors,
+            notice=notice,
         )
         self._insist = Insistence(notice)
         self._num_dropped = 0
@@ -183,11 +199,21 @@ class PoolRecorder(Recorder):
 
     CURSOR = "recorded"  # the fact: {"told": the last event that is recorded, "plans": how many plans are}
 
-    def __init__(self, ledger: Ledger, journal: Journal, *, batch: Batch, told: Told, key: str, notice: Notice) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        batch: Batch,
+        told: Told,
+        key: str,
+        notice: Notice,
+        tensors: TensorStore | None = None,
+    ) -> None:
         self._at = journal.get(self.CURSOR, {"told": 0, "plans": 0})
         self._told, self._key = told, key
         self._is_over = threading.Event()
-        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=self._at["plans"])
+        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=self._at["plans"], tensors=tensors)
 
     def follow(self) -> None:
         """From now on, writes what is told, until `close`."""

@@ -5,7 +5,7 @@ Each method may be called again after it failed half-way: what it wrote already 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from model_lineage import links
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
 from model_lineage.records import DatasetInput, MetricPoint, ModelRecord, Origin
+from model_lineage.tensors import StoreFault, TensorStore
 from tasks.batch import Batch
 from tasks.code_version import code_version
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
@@ -41,10 +42,21 @@ class Scribe:
     """Writes one batch into the ledger. Run ids are kept in the journal, so that a resumed batch goes on in its runs.
 
     Raises LedgerError where MLflow cannot, or cannot just now, write what it is given. num_plans: written so far.
+    tensors: where models are kept too, each as a difference to its parent; where it cannot, `notice` is told.
     """
 
-    def __init__(self, ledger: Ledger, journal: Journal, *, batch: Batch, num_plans: int = 0) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        batch: Batch,
+        num_plans: int = 0,
+        tensors: TensorStore | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.ledger, self._journal, self._batch = ledger, journal, batch
+        self._tensors, self._notice = tensors, notice
         self._known = Recorded(jobs={}, surveys={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
@@ -182,6 +194,7 @@ class Scribe:
         self._journal.write_job(event.job, details={"model_uri": model.uri})
         self.ledger.set_note(run_id, self._job_note(event, model))
         self.ledger.finish_run(run_id)
+        self._keep(model, Path(event.details["model_dir"]))
 
     def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
         job, survey = self._known.jobs[event.job], self._known.surveys[event.job]
@@ -226,6 +239,17 @@ class Scribe:
             code_version=self._code_version,
             seed=job.seed,
         )
+
+    def _keep(self, model: ModelRecord, folder: Path) -> None:
+        """Keeps a recorded model in the tensor store. The model is recorded already: what fails here is no fault."""
+        if self._tensors is None:
+            return
+        try:
+            self.ledger.keep_tensors(model, folder, store=self._tensors)
+        except (StoreFault, OSError, LedgerError) as error:
+            if isinstance(error, LedgerError) and error.may_pass:
+                raise
+            self._notice(f"{model.registered_name} is not in the tensor store: {error}")
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)

@@ -1,0 +1,102 @@
+"""Parts that models share: a tower, an embedding, a frozen stem, found by their equal tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from model_lineage.tensors import StoredModel
+from model_lineage.tensors.layout import ITEM_BYTES
+from model_lineage.tensors.store import StoredTensor
+
+SMALLEST_SHARE = 0.01  # of a model's bytes: equal biases and norms are no component
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPart:
+    """A part that two models have alike, under the same name.
+
+    name: of the module, or of a run of numbered ones, such as "model.layers.0-3". digest: of its tensors, with their
+    names below it, so that equal parts have equal digests whatever models they are found in.
+    """
+
+    name: str
+    digest: str
+    num_tensors: int
+    num_bytes: int
+
+
+@dataclass
+class _Module:
+    """A module of two models: what is below it, and whether all of that is alike in both."""
+
+    below: dict[str, _Module] = field(default_factory=dict)
+    tensor: StoredTensor | None = None  # of a leaf that is alike
+    is_alike: bool = True
+
+
+def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
+    """The largest modules of two models whose tensors are all alike; none for models that are alike as a whole."""
+    root = _modules(first, second)
+    if root.is_alike:
+        return []
+    total = sum(_num_bytes(tensor) for tensor in first.tensors.values())
+    parts = [_part(name, modules) for name, modules in _largest(root, ())]
+    return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
+
+
+def _modules(first: StoredModel, second: StoredModel) -> _Module:
+    one, other = first.tensors, second.tensors
+    root = _Module()
+    for name in sorted(one.keys() | other.keys()):
+        is_alike = name in one and name in other and one[name] == other[name]
+        at = root
+        at.is_alike &= is_alike
+        for word in name.split("."):
+            at = at.below.setdefault(word, _Module())
+            at.is_alike &= is_alike
+        at.tensor = one.get(name) if is_alike else None
+    return root
+
+
+def _largest(module: _Module, path: tuple[str, ...]) -> Iterator[tuple[str, Sequence[tuple[str, _Module]]]]:
+    """(name, its modules) of what is alike below a module that is not: neighbours that are numbered are one."""
+    alike = [(word, below) for word, below in module.below.items() if below.is_alike]
+    numbered = sorted((int(word), below) for word, below in alike if word.isdecimal())
+    for _, grouped in groupby(enumerate(numbered), lambda entry: entry[1][0] - entry[0]):
+        run = [pair for _, pair in grouped]
+        first, last = run[0][0], run[-1][0]
+        word = str(first) if first == last else f"{first}-{last}"
+        yield ".".join((*path, word)), [(str(number), below) for number, below in run]
+    for word, below in alike:
+        if not word.isdecimal():
+            yield ".".join((*path, word)), [(word, below)]
+    for word, below in module.below.items():
+        if not below.is_alike:
+            yield from _largest(below, (*path, word))
+
+
+def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
+    tensors = [entry for word, module in modules for entry in _leaves(module, word)]
+    said = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
+    return SharedPart(
+        name=name,
+        digest=hashlib.sha256(json.dumps(said).encode()).hexdigest(),
+        num_tensors=len(tensors),
+        num_bytes=sum(_num_bytes(tensor) for _, tensor in tensors),
+    )
+
+
+def _leaves(module: _Module, path: str) -> Iterator[tuple[str, StoredTensor]]:
+    if module.tensor is not None:
+        yield path, module.tensor
+    for word, below in sorted(module.below.items()):
+        yield from _leaves(below, f"{path}.{word}")
+
+
+def _num_bytes(tensor: StoredTensor) -> int:
+    return math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 1)
