@@ -1,0 +1,73 @@
+"""Intervals that hold what they promise, and comparisons that see what is there."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tasks.evaluation.statistics import Rows, compare, estimate
+
+
+def rows(values, counts=None, **options):
+    values = np.asarray(values, float)
+    return Rows(values, np.ones(len(values)) if counts is None else np.asarray(counts, float), **options)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says():
+    draw = np.random.default_rng(1)
+    covered = 0
+    for seed in range(200):
+        found = estimate(rows(draw.exponential(2.0, 120)), num_draws=300, seed=seed)
+        assert found.low <= found.value <= found.high
+        covered += found.low <= 2.0 <= found.high
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+def test_rows_count_as_much_as_they_hold():
+    assert rows([2.0, 30.0], counts=[1, 9]).value == pytest.approx(3.2)
+    assert rows([2.0, 30.0], counts=[1, 9], of=np.exp).value == pytest.approx(math.exp(3.2))
+
+
+def test_a_small_difference_on_the_same_rows_is_seen_though_rows_differ_much():
+    draw = np.random.default_rng(2)
+    hard = draw.exponential(5.0, 400)  # how hard a row is, for both
+    champion, challenger = rows(hard + 0.3), rows(hard + draw.normal(0, 0.05, 400))
+    found = compare(challenger, champion, higher_is_better=False)
+    assert found.gain == pytest.approx(0.3, abs=0.02)
+    assert 0.28 < found.low < found.gain < found.high < 0.32
+    assert found.p_better < 0.001
+    assert found.p_worse > 0.99
+    back = compare(champion, challenger, higher_is_better=False)
+    assert back.gain == -found.gain
+    assert back.p_worse < 0.001
+
+
+def test_where_there_is_no_difference_a_gain_is_claimed_as_rarely_as_p_says():
+    draw = np.random.default_rng(3)
+    claims = 0
+    for seed in range(200):
+        a, b = rows(draw.normal(0, 1, 80)), rows(draw.normal(0, 1, 80))
+        claims += compare(a, b, higher_is_better=True, num_draws=300, seed=seed).p_better < 0.05
+    assert claims / 200 <= 0.1
+
+
+def test_a_slice_is_the_same_metric_of_fewer_rows():
+    every = rows([1.0, 2.0, 30.0], counts=[1, 1, 10])
+    assert every.where(np.array([True, False, True])).value == pytest.approx(31 / 11)
+
+
+def test_what_counts_nothing_is_no_number_and_claims_nothing():
+    empty = rows([])
+    assert math.isnan(estimate(empty).value)
+    assert math.isnan(estimate(rows([0.0], counts=[0])).low)
+    found = compare(empty, empty, higher_is_better=True)
+    assert (found.p_better, found.p_worse) == (1.0, 1.0)
+    broken = compare(rows([math.nan, 1.0]), rows([0.0, 0.0]), higher_is_better=True)
+    assert broken.p_better == 1.0
+
+
+def test_different_rows_are_refused():
+    with pytest.raises(ValueError, match="3 rows cannot be compared with 2"):
+        compare(rows([1, 2, 3]), rows([1, 2]), higher_is_better=True)
+    with pytest.raises(ValueError, match="not of the same rows"):
+        Rows(np.zeros(3), np.zeros(2))
