@@ -126,8 +126,9 @@ def _drawn(rows: Rows, counts: Values) -> Values:
 
 def _joined(parts: Iterable[Values]) -> Values:
     """All draws that say something."""
-    drawn = np.concatenate([np.zeros(0), *parts])
-    return drawn[np.isfinite(drawn)]
+    drawn: Values = np.concatenate([np.zeros(0), *parts])
+    finite: Values = drawn[np.isfinite(drawn)]
+    return finite
 
 
 def _quantiles(drawn: Values, level: float) -> tuple[float, float]:
