@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tasks.cluster import Cluster, Device, Node
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from tasks.execution.roster import Enlisted
 from tasks.execution.workplace import Workplace
-from tasks.planning import Certificate, Plan
+from tasks.planning import Certificate, Plan, ProblemError
 from tasks.planning.search import Objective
-from tasks.planning.terms import Terms
+from tasks.planning.terms import OBJECTIVES, Terms
 from tasks.pool.submissions import Submission
+from tasks.profiling.options import planning_problem
 from techniques import Profile
 
 PRIORITIES = "priorities"  # a batch's fact: by job, "" for the whole batch, what a person has set
@@ -85,6 +87,26 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[tu
         renamed = replace(job, name=submission.qualified(job.name), base=base)
         entries.append(Enlisted(job=renamed, profiles=left or profiles, place=place, batch=submission.id))
     return entries
+
+
+def fault_of(submission: Submission) -> str | None:
+    """Why a batch cannot be planned at all, not even alone, or None: it must not keep others from being planned."""
+    jobs = [job for job in submission.jobs if submission.profiles.get(job.name)]
+    if not jobs:
+        return None
+    most = max(profile.num_devices for job in jobs for profile in submission.profiles[job.name])
+    slot = Device(kind="cpu", index=0, name="", memory_bytes=0, cores=())
+    anywhere = Cluster(nodes=(Node(name="anywhere", devices=(slot,) * most),))
+    untyped = {
+        name: [replace(profile, device_type="") for profile in profiles]
+        for name, profiles in submission.profiles.items()
+    }
+    try:
+        terms = submission.asked
+        terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
+    except (ProblemError, TypeError, ValueError) as error:
+        return f"it cannot be planned: {error}"
+    return None if terms.objective in OBJECTIVES else f"it cannot be planned: {terms.objective!r} is no objective"
 
 
 def option_key(profile: Profile) -> tuple[str, str, int]:

@@ -35,8 +35,8 @@ from tasks.pool.nodes import LEAVING, Nodes
 from tasks.pool.patience import Patience
 from tasks.pool.runner import PoolRunner
 from tasks.pool.schema import BATCHES, SEGMENTS
-from tasks.pool.standing import PRIORITIES, Standing, as_told, batch_of, combined_terms, entries_of
-from tasks.pool.submissions import SUBMITTED, Submissions
+from tasks.pool.standing import PRIORITIES, Standing, as_told, batch_of, combined_terms, entries_of, fault_of
+from tasks.pool.submissions import SUBMITTED, Submission, Submissions
 from tasks.pool.succession import Estate, nodes_of, num_told, outcome_of, read_estate, speeds_of
 from tasks.pool.told import Told
 from tasks.pool.watch import NodeWatch, cluster_of
@@ -124,7 +124,7 @@ class Steward:
         self._watch.look()
         for record in self._watch.there.values():
             self._runner.meet(record)
-        estates = [read_estate(self._database, batch) for batch in self._submissions.standing()]
+        estates = [read_estate(self._database, batch) for batch in self._new_batches()]
         self._end_strays({estate.batch.id for estate in estates})
         unsettled = [record for estate in estates for record in (*estate.open, *estate.undecided)]
         self._ghosts = nodes_of(unsettled)
@@ -201,23 +201,49 @@ class Steward:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def _look_at_batches(self) -> None:
+        for batch in self._new_batches():
+            self._inherit(read_estate(self._database, batch))
+
+    def _new_batches(self) -> list[Submission]:
+        """The batches that stand and are not known yet; one that cannot be planned fails, and disturbs nobody."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == SUBMITTED).order_by(BATCHES.c.submitted_s)
-        ids = self._database.read(lambda connection: connection.execute(query).scalars().all())
-        for id in ids:
-            if id not in self._standing and (batch := self._submissions.find(id)) is not None:
-                self._inherit(read_estate(self._database, batch))
+        found = []
+        for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
+            if id in self._standing:
+                continue
+            try:
+                batch = self._submissions.find(id)
+            except ValueError as error:  # of another version, or by hand
+                self._refuse(id, f"it cannot be read: {error}")
+                continue
+            if batch is not None and (fault := fault_of(batch)) is None:
+                found.append(batch)
+            elif batch is not None:
+                self._refuse(id, fault or "")
+        return found
+
+    def _refuse(self, id: str, message: str) -> None:
+        """Fails all that is left of a batch."""
+        logger.error("batch %s: %s", id, message)
+        journal = Journal(self._database, batch=id)
+        for name, record in journal.jobs().items():
+            if record.status not in ENDED:
+                self._fail(id, name, message)
+        self._submissions.end(id)
+
+    def _fail(self, id: str, job: str, message: str) -> None:
+        Journal(self._database, batch=id).write_job(job, status=FAILED, message=message)
+        self._told.tell(id, JobEnded(job=job, status=FAILED, message=message, details={}))
 
     def _inherit(self, estate: Estate) -> None:
         """Takes on a batch: a new one, or one that another executor had, with all that it left open."""
         batch = estate.batch
-        journal = Journal(self._database, batch=batch.id)
-        self._standing[batch.id] = Standing(submission=batch, priorities=journal.get(PRIORITIES, {}))
+        priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
+        self._standing[batch.id] = Standing(submission=batch, priorities=priorities)
         self._ask_anew()
         for name, job in estate.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(name):
-                message = "it was submitted without a profile"
-                journal.write_job(name, status=FAILED, message=message)
-                self._told.tell(batch.id, JobEnded(job=name, status=FAILED, message=message, details={}))
+                self._fail(batch.id, name, "it was submitted without a profile")
         self._heard_before |= num_told(self._database, batch.id)
         for event in estate.untold:
             self._told.tell(batch.id, event)

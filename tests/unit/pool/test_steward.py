@@ -1,16 +1,22 @@
 """A pool's life: nodes come and go, batches are submitted and end, people ask for things."""
 
+import math
+from dataclasses import replace
+
 import pytest
+from sqlalchemy import update
 
 from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING
+from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING, Journal
 from tasks.planning.terms import Terms
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.nodes import LEAVING, Nodes
 from tasks.pool.requests import Requests
+from tasks.pool.schema import BATCHES
 from tasks.pool.standing import Standing, combined_terms
 from tasks.pool.submissions import Submissions
+from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
 
@@ -90,6 +96,39 @@ def test_a_batch_that_is_reopened_goes_on(database, pool):
     Submissions(database).reopen("b1")
     run(pool, gangs)
     assert pool.statuses() == {"a": DONE}
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (submission("b1", profiles={"a": (profile(step_s=math.nan),), "b": (profile(),)}), "it cannot be planned"),
+        (submission("b1", bases={"a": "b", "b": "a"}), "it cannot be planned"),
+        (replace(submission("b1"), terms={"objective": "beauty"}), "'beauty' is no objective"),
+        (replace(submission("b1"), terms={"speed": 9}), "speed"),
+    ],
+    ids=["nan", "circle", "objective", "terms"],
+)
+def test_a_batch_that_cannot_be_planned_fails_and_disturbs_nobody(database, pool, batch, message):
+    gangs = Gangs(Worker(database))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(batch, submission("b2", jobs=("x",)))
+    assert not pool.is_standing()
+    for job in ("a", "b"):
+        assert message in Journal(database, batch="b1").jobs()[job].message
+    run(pool, gangs)
+    assert pool.statuses("b2") == {"x": DONE}
+
+
+def test_a_batch_that_cannot_be_read_fails_and_disturbs_nobody(database, pool):
+    Submissions(database).submit(submission("b1"))
+    content = {"id": "b1", "from": "the future"}
+    database.write(lambda connection: connection.execute(update(BATCHES).values(content=content)))
+    gangs = Gangs(Worker(database))
+    pool = PoolBench(database, pool.clock)
+    pool.submit(submission("b2", jobs=("x",)))
+    run(pool, gangs)
+    assert pool.statuses("b1") == {"a": FAILED, "b": FAILED}
+    assert pool.statuses("b2") == {"x": DONE}
 
 
 # -- what is asked of plans ------------------------------------------------------------------------------------------
