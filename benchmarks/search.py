@@ -158,7 +158,7 @@ def write(rows: Sequence[Row]) -> None:
     num_rounds = len(rows[0]["seconds"])
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, "rows": list(rows)}) + "\n")
-    text = f"""{date.today().isoformat()}, {machine}; medians of {num_rounds} rounds.
+    text = f"""{date.today().isoformat()}, {machine}; {num_rounds} round(s), medians.
 
 | job | options | tried | best, ms a step | found, ms | behind | predictions, off by |
 |---|---|---|---|---|---|---|
