@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,58 +20,28 @@ from prefect.exceptions import TerminationSignal
 
 from flows import settings
 from flows.batch_records import finish_records, log_decision
-from flows.faults import InputError
-from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
+from flows.flow_runs import is_being_cancelled, is_started_by_prefect
 from flows.pool_profiling import profile_on_pool
+from flows.pool_run import PoolRun, place_of_run, reopen
 from flows.result import BatchResult, collect
-from flows.run_folder import alone_in, base_weights, checkpoint_root_of, fresh_folder
+from flows.run_folder import alone_in, base_weights, checkpoint_root_of
 from flows.settings import PoolAddress
 from flows.views import current_view
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, Listener, Planned
 from tasks.execution.historian import Historian
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from tasks.execution.journal import Journal
 from tasks.execution.task import GanttArtifact, ProgressArtifact
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
 from tasks.pool.nodes import Nodes
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import ENDED, Submission, Submissions
+from tasks.pool.submissions import Submission
 from tasks.pool.told import Told
 from tasks.profiling.stage import Profiled
 from tasks.recording import PoolRecorder, Recorded
 from techniques.surveys import Refusal, Survey
 from techniques.values import digest, from_json, to_json
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolRun:
-    """One run of a batch on a pool. id: of its submission. folder: on storage that all nodes share."""
-
-    batch: Batch
-    id: str
-    folder: Path
-    database: Database
-    ledger: Ledger
-
-    @property
-    def journal(self) -> Journal:
-        """What is known of this run."""
-        return Journal(self.database, batch=self.id)
-
-    @property
-    def submissions(self) -> Submissions:
-        """All batches of the pool."""
-        return Submissions(self.database)
-
-    def ask(self, kind: str) -> None:
-        """Asks the executor for something about the whole batch."""
-        Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
-
-    def has_ended(self) -> bool:
-        """Whether all of its jobs have ended, and all is told of them."""
-        return self.submissions.status(self.id) == ENDED
 
 
 class ProfileJobs(Protocol):
@@ -115,7 +84,7 @@ def train_on_pool(
     with ExitStack() as stack:
         database = Database(address.database)
         stack.callback(database.close)
-        key, folder = _place(batch, database, home=home, resume=resume)
+        key, folder = place_of_run(batch, database, home=home, resume=resume)
         stack.enter_context(alone_in(folder))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
@@ -125,51 +94,9 @@ def train_on_pool(
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
             if resume or run.journal.get("status") is not None:  # its end was seen: to be run again is to go on
-                shown_until = _reopen(run, submission)
+                shown_until = reopen(run, submission)
             view.notice(f"{key} is followed again")
         return _follow(run, submission, shown, after=shown_until)
-
-
-def _place(batch: Batch, database: Database, *, home: Path, resume: bool) -> tuple[str, Path]:
-    """The id and folder of this run: those that this flow run had before, else the newest ones or new ones."""
-    pool = Journal(database, batch="")
-    root = root_run()
-    known: Mapping[str, Any] = pool.get(runs_fact(root), {}) if root else {}
-    which = f"{batch.name} {digest(batch.to_json())}"
-    if which in known:
-        key, folder = known[which]
-        return str(key), Path(folder)
-    if resume:
-        key, folder = _newest(batch, database)
-    else:
-        folder = fresh_folder(batch, home)
-        key = f"{batch.name}-{folder.name}"
-    if root:
-        pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
-    return key, folder
-
-
-def _newest(batch: Batch, database: Database) -> tuple[str, Path]:
-    """The newest run of the batch on the pool, which must not be done and must be of the same file."""
-    submissions = Submissions(database)
-    mine = [key for key, name, _ in submissions.names() if name == batch.name]
-    if not mine:
-        raise InputError([f"the pool knows no run of batch {batch.name!r}. To fix: leave out --resume"])
-    same = [key for key in mine if Journal(database, batch=key).get("digest") == digest(batch.to_json())]
-    if not same:
-        raise InputError(
-            [
-                f"the batch file has changed since {mine[-1]}, so it cannot be resumed. "
-                "To fix: undo the change, or leave out --resume to start afresh"
-            ]
-        )
-    journal = Journal(database, batch=same[-1])
-    is_done = all(record.status == DONE for record in journal.jobs().values())
-    if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == ENDED:
-        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
-    submission = submissions.find(same[-1])
-    assert submission is not None, "its name is there"
-    return same[-1], submission.run_folder()
 
 
 def _hand_over(run: PoolRun, *, home: Path, profile: ProfileJobs, checkpoint_every_s: float | None) -> Submission:
@@ -221,27 +148,6 @@ def with_orphans(profiled: Profiled) -> dict[str, str]:
         if not orphans:
             return faults
         faults |= {name: f"its base {base} has failed" for name, base in orphans.items()}
-
-
-def _reopen(run: PoolRun, submission: Submission) -> int:
-    """Has the jobs of a batch go on that were cancelled or paused, or have failed: somebody has mended something.
-
-    Returns the last event of what was before.
-    """
-    records = run.journal.jobs()
-    if not run.has_ended():
-        if any(record.status == PAUSED for record in records.values()):
-            run.ask(wishes.RESUME)
-        return 0
-    # The executor has forgotten a batch that has ended: it takes what it finds here.
-    again = [j.name for j in submission.jobs if records[j.name].status in (FAILED, CANCELLED, PAUSED)]
-    for name in again:
-        run.journal.write_job(name, status=WAITING, message="")
-    last = Told(run.database).newest(run.id)
-    if again:
-        run.journal.put("since_s", time.time())
-        run.submissions.reopen(run.id)
-    return last
 
 
 def _follow(

@@ -7,7 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from prefect.exceptions import TerminationSignal
 
+from flows import pool_batch
 from flows.faults import InputError
 from flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
 from flows.own_node import held
@@ -20,7 +22,7 @@ from tasks import recording
 from tasks.batch import Batch
 from tasks.cluster import Device
 from tasks.execution.events import Planned
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, Journal
+from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.nodes import NodeRecord
@@ -219,6 +221,27 @@ def test_ctrl_c_cancels_the_batch(bench):
     assert (result.status, set(bench.statuses().values())) == ("interrupted", {CANCELLED})
     assert bench.ledger.statuses["run of nightly"] == "KILLED"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    monkeypatch.setattr(pool_batch, "is_being_cancelled", lambda: False)
+
+    class Ended(View):
+        def listen(self, event):
+            if isinstance(event, Planned):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with played(bench.database) as executor:
+        executor.held_back = {"a", "b"}
+        token = current_view.set(Ended())
+        with pytest.raises(TerminationSignal):
+            bench.train()
+        current_view.reset(token)
+        assert set(bench.statuses().values()) == {WAITING}
+        executor.held_back = set()
+        assert bench.train().status == "done"
+    assert len(bench.ids()) == 1
 
 
 def test_a_cancelled_flow_run_cancels_the_batches_that_it_has_handed_over(bench, tmp_path, monkeypatch):

@@ -1,0 +1,114 @@
+"""A run of a batch on a pool: made, found again by the flow run that made it, and gone on with after its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.faults import InputError
+from flows.flow_runs import root_run, runs_fact
+from flows.run_folder import fresh_folder
+from model_lineage.ledger import Ledger
+from tasks.batch import Batch
+from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database
+from tasks.pool.requests import Requests
+from tasks.pool.submissions import ENDED, Submission, Submissions
+from tasks.pool.told import Told
+from techniques.values import digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolRun:
+    """One run of a batch on a pool. id: of its submission. folder: on storage that all nodes share."""
+
+    batch: Batch
+    id: str
+    folder: Path
+    database: Database
+    ledger: Ledger
+
+    @property
+    def journal(self) -> Journal:
+        """What is known of this run."""
+        return Journal(self.database, batch=self.id)
+
+    @property
+    def submissions(self) -> Submissions:
+        """All batches of the pool."""
+        return Submissions(self.database)
+
+    def ask(self, kind: str) -> None:
+        """Asks the executor for something about the whole batch."""
+        Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
+
+    def has_ended(self) -> bool:
+        """Whether all of its jobs have ended, and all is told of them."""
+        return self.submissions.status(self.id) == ENDED
+
+
+def reopen(run: PoolRun, submission: Submission) -> int:
+    """Has the jobs of a batch go on that were cancelled or paused, or have failed: somebody has mended something.
+
+    Returns the last event of what was before.
+    """
+    records = run.journal.jobs()
+    if not run.has_ended():
+        if any(record.status == PAUSED for record in records.values()):
+            run.ask(wishes.RESUME)
+        return 0
+    # The executor has forgotten a batch that has ended: it takes what it finds here.
+    again = [j.name for j in submission.jobs if records[j.name].status in (FAILED, CANCELLED, PAUSED)]
+    for name in again:
+        run.journal.write_job(name, status=WAITING, message="")
+    last = Told(run.database).newest(run.id)
+    if again:
+        run.journal.put("since_s", time.time())
+        run.submissions.reopen(run.id)
+    return last
+
+
+def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) -> tuple[str, Path]:
+    """The id and folder of this run: those that this flow run had before, else the newest ones or new ones."""
+    pool = Journal(database, batch="")
+    root = root_run()
+    known: Mapping[str, Any] = pool.get(runs_fact(root), {}) if root else {}
+    which = f"{batch.name} {digest(batch.to_json())}"
+    if which in known:
+        key, folder = known[which]
+        return str(key), Path(folder)
+    if resume:
+        key, folder = _newest(batch, database)
+    else:
+        folder = fresh_folder(batch, home)
+        key = f"{batch.name}-{folder.name}"
+    if root:
+        pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
+    return key, folder
+
+
+def _newest(batch: Batch, database: Database) -> tuple[str, Path]:
+    """The newest run of the batch on the pool, which must not be done and must be of the same file."""
+    submissions = Submissions(database)
+    mine = [key for key, name, _ in submissions.names() if name == batch.name]
+    if not mine:
+        raise InputError([f"the pool knows no run of batch {batch.name!r}. To fix: leave out --resume"])
+    same = [key for key in mine if Journal(database, batch=key).get("digest") == digest(batch.to_json())]
+    if not same:
+        raise InputError(
+            [
+                f"the batch file has changed since {mine[-1]}, so it cannot be resumed. "
+                "To fix: undo the change, or leave out --resume to start afresh"
+            ]
+        )
+    journal = Journal(database, batch=same[-1])
+    is_done = all(record.status == DONE for record in journal.jobs().values())
+    if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == ENDED:
+        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
+    submission = submissions.find(same[-1])
+    assert submission is not None, "its name is there"
+    return same[-1], submission.run_folder()
