@@ -67,7 +67,7 @@ def reopen(run: PoolRun, submission: Submission) -> int:
         run.journal.write_job(name, status=WAITING, message="")
     last = Told(run.database).newest(run.id)
     if again:
-        run.journal.put("since_s", time.time())
+        run.journal.put_all({"since_s": time.time(), "is_recorded": False})
         run.submissions.reopen(run.id)
     return last
 
