@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from uuid import UUID
 
@@ -36,15 +37,20 @@ logger = logging.getLogger(__name__)
 
 CANCELLATIONS_EVERY_S = 3.0
 HEARTBEAT_EVERY_S = 30.0
+NO_ANSWER = "no answer"
+ANSWER_S = 10.0  # for Prefect to answer; its client would by itself try for a minute, with long pauses
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # for Prefect to take a state
 MOST_TAKEN_AT_ONCE = 64
+
+
+AWAY = (httpx.HTTPError, PrefectException, TimeoutError)
 
 
 class Excused:
     """Swallows what Prefect's absence raises, and tells of the first of a row. what: cannot be done meanwhile."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._is_away = what, False
+        self._what, self.is_away = what, False
 
     def __enter__(self) -> None:
         return None
@@ -52,10 +58,10 @@ class Excused:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        is_away = isinstance(error, (httpx.HTTPError, PrefectException))
-        if is_away and not self._is_away:
-            logger.warning("%s while Prefect is away, trying again: %s", self._what, error)
-        self._is_away = is_away
+        is_away = isinstance(error, AWAY)
+        if is_away and not self.is_away:
+            logger.warning("%s while Prefect is away, trying again: %s", self._what, str(error) or NO_ANSWER)
+        self.is_away = is_away
         return is_away
 
 
@@ -66,6 +72,7 @@ class SegmentRuns:
         self._host, self._client = host, client
         self._runs: dict[UUID, FlowRun] = {}
         self._cancelled: set[UUID] = set()
+        self._unseen: dict[int, Future[Outcome]] = {}  # by segment, what was begun without a run
         self._threads = anyio.CapacityLimiter(MOST_TAKEN_AT_ONCE)
         self._idle = asyncio.Condition()
 
@@ -82,7 +89,7 @@ class SegmentRuns:
         """Claims a run, runs its share, and tells Prefect how it ended; leaves it alone where it is not to be run.
 
         is_claimed: the run is "pending" already, by an earlier claim whose answer was lost on its way.
-        Raises httpx.HTTPError where it cannot be claimed now.
+        Raises httpx.HTTPError or TimeoutError where it cannot be claimed now.
         """
         if flow_run.id in self._runs:
             return
@@ -95,6 +102,12 @@ class SegmentRuns:
             async with self._idle:
                 self._idle.notify_all()
 
+    async def run_unseen(self, segment: int) -> None:
+        """Begins a segment whose run cannot be seen while Prefect is away; the run shows how it went once it comes."""
+        if (future := await self._take(segment)) is not None:
+            logger.info("segment %d begins without a flow run: Prefect is away", segment)
+            self._unseen[segment] = future
+
     async def watch_cancellations(self) -> None:
         """Has the gangs of runs that are cancelled stop; for ever."""
         excused = Excused("it is not known which runs were cancelled")
@@ -102,7 +115,8 @@ class SegmentRuns:
             await anyio.sleep(CANCELLATIONS_EVERY_S)
             with excused:
                 if watched := [id for id in self._runs if id not in self._cancelled]:
-                    await self._look_for_cancelled(watched)
+                    with anyio.fail_after(ANSWER_S):
+                        await self._look_for_cancelled(watched)
 
     async def beat(self) -> None:
         """Tells Prefect, for ever, that the runs live: an automation takes runs that fall silent for crashed."""
@@ -119,14 +133,15 @@ class SegmentRuns:
 
     async def _claim(self, flow_run: FlowRun) -> bool:
         try:
-            state = await propose_state(self._client(), Pending(), flow_run_id=flow_run.id)
+            with anyio.fail_after(ANSWER_S):
+                state = await propose_state(self._client(), Pending(), flow_run_id=flow_run.id)
         except (Abort, ObjectNotFound):
             return False  # it was cancelled or deleted meanwhile
         return bool(state.is_pending())
 
     async def _run(self, flow_run: FlowRun) -> None:
         segment = _segment(flow_run)
-        future = await anyio.to_thread.run_sync(self._host.take, segment, abandon_on_cancel=True, limiter=self._threads)
+        future = self._unseen.pop(segment, None) or await self._take(segment)
         if future is None:
             message = f"segment {segment} was withdrawn, or was not for this worker"
             await self._insist(flow_run, Cancelled(message=message))
@@ -139,19 +154,24 @@ class SegmentRuns:
         await self._insist(flow_run, final_state(outcome))
         self._cancelled.discard(flow_run.id)
 
+    async def _take(self, segment: int) -> Future[Outcome] | None:
+        return await anyio.to_thread.run_sync(self._host.take, segment, abandon_on_cancel=True, limiter=self._threads)
+
     async def _insist(self, flow_run: FlowRun, state: State) -> None:
         """Tells Prefect a state, again and again while it is away."""
         wait_s = FIRST_WAIT_S
         while True:
             try:
-                await propose_state(self._client(), state, flow_run_id=flow_run.id)
+                with anyio.fail_after(ANSWER_S):
+                    await propose_state(self._client(), state, flow_run_id=flow_run.id)
                 return
             except (Abort, ObjectNotFound) as refusal:
                 logger.info("%s does not become %s: %s", flow_run.name, state.name, refusal)
                 return
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, TimeoutError) as error:
                 if wait_s == FIRST_WAIT_S:
-                    logger.warning("%s cannot be told yet to be %s: %s", flow_run.name, state.name, error)
+                    why = str(error) or NO_ANSWER
+                    logger.warning("%s cannot be told yet to be %s: %s", flow_run.name, state.name, why)
             await anyio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -23,8 +24,9 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectExcep
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 from prefect.workers.process import ProcessWorker
 
-from flows.segment_runs import Excused, SegmentRuns
+from flows.segment_runs import ANSWER_S, Excused, SegmentRuns
 from tasks.pool.host import DRAIN_S, GangHost
+from tasks.pool.mail import OrderRecord
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ DEFAULT_QUEUE = "default"  # where flows wait
 POLL_EVERY_S = 2.0  # for flows; for segments at once when an order has come
 SYNC_EVERY_S = 15.0  # a worker that was silent for three of these is shown as offline
 FIRST_PAUSE_S = 0.05  # between looks for the run of an order; each is longer than the one before
-OVERDUE_S = 5.0  # after which an order's run that is in nobody's queue any more is asked for by itself
+OVERDUE_S = 5.0  # after which an order's run that is in no queue is asked for by itself
 LAST_STATES_S = 4.0  # for Prefect to hear how the last runs ended
 
 
@@ -126,9 +128,12 @@ class NodeWorker(ProcessWorker):
         """Looks for runs every now and then, and soon again and again while the run of an order is still to come."""
         excused = Excused("no run can be begun")
         while not (self._stopping.is_set() or self._host.ended.is_set()):
-            with excused:
+            with excused, anyio.fail_after(ANSWER_S):
                 await self.get_and_submit_flow_runs()
                 await self._ask_for_overdue()
+            if excused.is_away:  # devices must not idle for want of a picture of what they do
+                for order in self._overdue():
+                    await self._segments.run_unseen(order.segment)
             wait_s = POLL_EVERY_S
             if {order.segment for order in self._host.waiting} - self._segments.under_way:
                 wait_s, self._pause_s = self._pause_s, min(1.5 * self._pause_s, POLL_EVERY_S)
@@ -151,9 +156,8 @@ class NodeWorker(ProcessWorker):
 
     async def _ask_for_overdue(self) -> None:
         """Begins runs that were claimed where Prefect's answer was lost: they are in no queue any more."""
-        now_s = self._loop.time()
-        for order in self._host.waiting:
-            if order.flow_run is None or now_s - self._given_s.get(order.segment, now_s) < OVERDUE_S:
+        for order in self._overdue():
+            if order.flow_run is None:
                 continue
             try:
                 flow_run = await self.client.read_flow_run(UUID(order.flow_run))
@@ -161,6 +165,11 @@ class NodeWorker(ProcessWorker):
                 continue
             if flow_run.state is not None and flow_run.state.type == StateType.PENDING:
                 self._begin(flow_run, is_claimed=True)
+
+    def _overdue(self) -> list[OrderRecord]:
+        """The orders that have waited for long."""
+        due_s = self._loop.time() - OVERDUE_S
+        return [order for order in self._host.waiting if self._given_s.get(order.segment, math.inf) <= due_s]
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class NodeWorker(ProcessWorker):
         with self._ending_with_us():
             try:
                 await self._segments.run(flow_run, is_claimed=is_claimed)
-            except httpx.HTTPError as error:  # it was not claimed, or is overdue soon
+            except (httpx.HTTPError, TimeoutError) as error:  # it was not claimed, or is overdue soon
                 logger.warning("%s cannot be claimed yet: %s", flow_run.name, error)
 
     async def _submit_run(self, flow_run: FlowRun) -> None:

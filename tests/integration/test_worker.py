@@ -191,8 +191,14 @@ def test_gangs_go_on_while_prefect_is_away_and_it_is_told_later(node, prefect_se
     prefect_server.stop()
     node.gangs[6].script.put(Outcome(status=DONE))
     until(lambda: node.outcomes() == {6: DONE})
+    node.give(8)
+    until(lambda: 8 in node.gangs)  # nor do devices idle until Prefect is back
     prefect_server.start()
+    unseen = launch(node, 8)
     until(lambda: state(node, ended) == "Completed", timeout_s=60)
-    assert node.host.running.keys() == {7}
+    assert node.host.running.keys() == {7, 8}
     node.gangs[7].script.put(Outcome(status=DONE))
     until(lambda: state(node, going_on) == "Completed", timeout_s=60)
+    until(lambda: state(node, unseen) == "Running", timeout_s=60)
+    node.gangs[8].script.put(Outcome(status=DONE))
+    until(lambda: state(node, unseen) == "Completed", timeout_s=60)
