@@ -1,13 +1,17 @@
 """What a person asks of a pool: found by name, answered, and refused with what there is."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli
+from flows import cli, flow_runs
+from flows.commands_pool import _kept
 from flows.faults import InputError
 from flows.pool_asking import NO_POOL, ask_about, meant
+from flows.workshop import as_batch
+from tasks.batch import Batch, BatchFileError
 from tasks.execution.journal import CANCELLED, PAUSED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
@@ -152,3 +156,25 @@ def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
     Submissions(pool).end("nightly-3")
     _, output = run("status", "--json")
     assert [row["run"] for row in json.loads(output)] == ["nightly-2", "nightly-3"]
+
+
+def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):
+    batch = Batch(name="nightly", jobs=(job("a"),), folder=tmp_path, text="jobs: []\n", weights={"a": 2.0})
+    file = _kept(batch)
+    assert file.parent == tmp_path / "batches" / "nightly"
+    assert as_batch(str(file)) == batch
+    (tmp_path / "no.json").write_text("{")
+    with pytest.raises(BatchFileError):
+        as_batch(str(tmp_path / "no.json"))
+
+
+def test_only_a_deployments_run_ends_as_failed(monkeypatch):
+    def end(deployment, status):
+        context = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
+        monkeypatch.setattr(flow_runs.FlowRunContext, "get", lambda: context)
+        return flow_runs.ended({"status": status}, status=status, message="1 of 2 jobs are done; failed: a")
+
+    assert end(None, "failed") == {"status": "failed"}
+    assert end("d", "done") == {"status": "done"}
+    state = end("d", "failed")
+    assert (state.name, state.message) == ("Failed", "1 of 2 jobs are done; failed: a")
