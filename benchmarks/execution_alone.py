@@ -25,7 +25,7 @@ from tests.unit.execution.fakes import job, profile
 
 ROOT = Path(__file__).resolve().parent.parent
 DEATHS, DRAWS, JOBS = 10, 20, 1000
-PATIENCE_S = 60
+PATIENCE_S = 240
 RUN = "import sys, flows; flows.train_batch(sys.argv[1], checkpoint_every_s=0.5)"
 
 

@@ -116,6 +116,7 @@ def session_pool(network, pool_postgresql, prefect, tmp_path_factory):
         cores = sorted(os.sched_getaffinity(0))
         for number, name in enumerate(("alpha", "beta")):
             pool.add_node(name, core=cores[number % len(cores)])
+        pool.options["alpha"] = ("--flows",)  # it runs what Prefect's UI starts
         yield pool
     finally:
         pool.close()

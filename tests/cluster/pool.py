@@ -7,6 +7,7 @@ import time
 import uuid
 
 import psutil
+from sqlalchemy import select
 
 from model_lineage import QUIET_ENVIRONMENT
 from tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
@@ -15,6 +16,7 @@ from tasks.pool.mail import Mail
 from tasks.pool.nodes import SERVING, Nodes
 from tasks.pool.patience import VARIABLE
 from tasks.pool.requests import CANCEL, Requests
+from tasks.pool.schema import EXECUTOR
 from tasks.pool.submissions import Submission, Submissions
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
@@ -38,6 +40,7 @@ class Pool:
         self.home.mkdir(exist_ok=True)
         self.database = Database(database_url)
         self.nodes, self.workers = {}, {}
+        self.options = {}  # of the workers, by node
         self.executor = None
         self.trace = Trace(folder / "trace.jsonl")
         self.environment = {
@@ -91,6 +94,10 @@ class Pool:
             )
         return self.executor
 
+    def epoch(self):
+        """How many executors have led so far."""
+        return self.database.read(lambda connection: connection.execute(select(EXECUTOR.c.epoch)).scalar()) or 0
+
     def add_node(self, name, *, core):
         """A further machine, without a worker."""
         self.nodes[name] = self.network.node(name, core=core)
@@ -100,7 +107,7 @@ class Pool:
         """Starts the worker of a node, as systemd would."""
         node = self.nodes[name]
         command = [sys.executable, "-m", "flows.cli", "worker", "--name", name, "--devices", "cpu:1"]
-        command += ["--address", node.address, *options]
+        command += ["--address", node.address, *self.options.get(name, ()), *options]
         self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")
         return self.workers[name]
 
@@ -220,7 +227,9 @@ class Pool:
 
     def model_dir(self, batch, job):
         """Where the finished model of a job is."""
-        return self.home / "batches" / batch / "models" / job
+        found = Submissions(self.database).find(batch)
+        assert found is not None
+        return found.run_folder() / "models" / job
 
     def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=JOB_PATIENCE_S):
         """The first step of a job that is trained after that moment, by another process where one is named."""

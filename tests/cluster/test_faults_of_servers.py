@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from tasks.pool.leadership import SILENT_S
 from tests.cluster.checks import assert_well
 from tests.cluster.jobs import torch_job
 from tests.cluster.machines import end
@@ -64,15 +63,11 @@ def test_the_executor_ends_and_another_one_goes_on(pool, bench, tmp_path, recove
     batch = pool.submit([job, *small])
     pool.wait_for_checkpoint(batch, job=job.name)
     before = {segment.id for segment in pool.segments(batch) if segment.job == job.name}
-    before_s = time.monotonic()
+    epoch, before_s = pool.epoch(), time.monotonic()
     end(pool.executor, number=number)
     pool.start_executor()
+    until("another one leads", lambda: pool.epoch() > epoch, seconds=90)
+    recovered(f"an executor gets {number.name}: the next one leads", time.monotonic() - before_s)
     pool.wait(batch, seconds=120)
-    again = [segment.started_s for segment in pool.segments(batch) if segment.job.startswith("short")]
-    recovered(
-        f"an executor {number.name}, another leads ({SILENT_S:g} s of silence): all is done",
-        time.monotonic() - before_s,
-    )
-    assert again
     assert {s.id for s in pool.segments(batch) if s.job == job.name} == before, "what ran was adopted, not doubled"
     assert_well(pool, batch, [job, *small], bench, tmp_path)
