@@ -50,7 +50,12 @@ def submit(
     settings.embed(settings.home())
     from flows.flow_runs import start_training
 
-    started = start_training(jobs, file=_kept(jobs), checkpoint_every_s=checkpoint_every)
+    file = _kept(jobs)
+    try:
+        started = start_training(jobs, file=file, checkpoint_every_s=checkpoint_every)
+    except InputError:
+        file.unlink()
+        raise
     ui = pool.prefect_api.removesuffix("/api")
     error_console().print(
         f"{len(jobs.jobs)} jobs of batch {batch} are handed over to flow run {started.name}:\n"
