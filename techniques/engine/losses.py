@@ -102,6 +102,39 @@ def classification_loss(output: Any, batch: Batch) -> SumAndCount:
     return _cross_entropy(logits, labels)
 
 
+def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """What each row adds to (sum, count): [rows] and [rows]; None where only the whole of a batch is known.
+
+    A user's own loss, and one that a model computes itself, may mix rows: give it one row at a time.
+    """
+    if loss.compute is next_token_loss:
+        return _cross_entropy_by_row(_logits(output), next_tokens(batch))
+    if loss.compute is not classification_loss:
+        return None
+    logits, labels = _logits(output), _labels(batch)
+    if logits.shape[-1] == 1:
+        squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
+        return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
+    if labels.is_floating_point():
+        each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none").mean(-1)
+        each = each.reshape(len(logits), -1)
+        return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
+    return _cross_entropy_by_row(logits, labels)
+
+
+def hits_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """How many labels of each row are the likeliest, and how many there are: [rows] each; None without such labels."""
+    logits = logits_of(output)
+    if logits is None or "labels" not in batch or batch["labels"].is_floating_point():
+        return None
+    labels = next_tokens(batch) if loss.shifted else batch["labels"]
+    if logits.shape[:-1] != labels.shape or logits.shape[-1] == 1:
+        return None
+    counted = (labels != IGNORED).reshape(len(labels), -1)
+    hit = (logits.argmax(-1) == labels).reshape(len(labels), -1) & counted
+    return hit.sum(1), counted.sum(1)
+
+
 class Metrics:
     """Metrics over many batches, kept as sums that ranks can add up.
 
@@ -169,6 +202,13 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
     return total, (labels != IGNORED).sum()
 
 
+def _cross_entropy_by_row(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    flat = logits.flatten(0, -2).float()
+    each = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="none")
+    counted = (labels != IGNORED).reshape(len(labels), -1)
+    return each.reshape(len(labels), -1).sum(1), counted.sum(1)
+
+
 def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
@@ -199,12 +239,17 @@ def _arguments(model: nn.Module) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def _logits(output: Any) -> Tensor:
-    """The logits of a model's output, whatever holds them."""
+def logits_of(output: Any) -> Tensor | None:
+    """The logits of a model's output, whatever holds them; None where it has none."""
     if isinstance(output, Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
+    return logits if isinstance(logits, Tensor) else None
+
+
+def _logits(output: Any) -> Tensor:
+    logits = logits_of(output)
+    if logits is None:
         raise ValueError(f"the model returns {type(output).__name__} without logits. To fix: name a loss of the job")
     return logits
 
