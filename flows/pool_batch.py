@@ -44,6 +44,10 @@ from techniques.surveys import Refusal, Survey
 from techniques.values import digest, from_json, to_json
 
 
+SILENCE_S = 30.0  # longer than a first plan takes
+SILENCE = "the pool has no plan for it yet: see that an executor leads (`ringmaster executor`) and that nodes serve"
+
+
 class ProfileJobs(Protocol):
     """How the jobs of a batch are measured, as `profile_on_pool` does it."""
 
@@ -168,8 +172,13 @@ def _follow(
     since_s = float(journal.get("since_s"))
     keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
     listeners: list[Listener] = [keep_plan, view.listen, *shown(run, submission)]
-    with _cancelled_by_signals(run) as is_left:
+    silence = threading.Timer(SILENCE_S, view.notice, [SILENCE])
+    silence.daemon = True
+    with _cancelled_by_signals(run) as is_left, ExitStack() as stack:
+        stack.callback(silence.cancel)
+        silence.start()
         for entry in told.follow(run.id, after, until=lambda: is_left.is_set() or run.has_ended()):
+            silence.cancel()
             for listener in listeners:
                 listener(entry.event)
         if is_left.is_set():

@@ -4,17 +4,18 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows import pool_batch
+from flows import pool_batch, pool_profiling
 from flows.faults import InputError
 from flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
 from flows.own_node import held
 from flows.pool_batch import train_on_pool, with_orphans
-from flows.pool_profiling import merged, one_of_each_kind
+from flows.pool_profiling import merged, one_of_each_kind, profile_on_pool
 from flows.run_folder import alone_in
 from flows.settings import PoolAddress
 from flows.views import View, current_view
@@ -25,12 +26,13 @@ from tasks.execution.events import Planned
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
-from tasks.pool.nodes import NodeRecord
+from tasks.pool.nodes import NodeRecord, Nodes
 from tasks.pool.patience import Patience
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import ENDED, Submissions
 from tasks.profiling.stage import Profiled
 from techniques.surveys import Survey
+from techniques.values import to_json
 from tests.unit.execution.fakes import job, profile
 from tests.unit.ledgers import FakeLedger
 from tests.unit.standing_pool import played
@@ -341,3 +343,31 @@ def test_statuses_are_those_of_the_submission(bench):
         bench.train()
     assert bench.statuses() == {"a": FAILED, "b": DONE}
     assert Submissions(bench.database).status(bench.ids()[0]) == ENDED
+
+
+def test_what_cannot_be_measured_on_one_node_is_measured_on_another(bench, monkeypatch):
+    for name in ("n1", "n2"):
+        Nodes(bench.database).register(node(name))
+    journal = Journal(bench.database, batch="nightly-1")
+    started = []
+
+    def start(name, key):
+        started.append(name)
+        if len(started) > 1:
+            journal.put("profiled:A100", to_json(bench.profile(BATCH, key=key, database=bench.database)))
+        return name
+
+    monkeypatch.setattr(pool_profiling, "_start", start)
+    monkeypatch.setattr(pool_profiling, "_wait", lambda name: "Crashed: it is gone" if len(started) == 1 else "")
+    profiled = profile_on_pool(BATCH, key="nightly-1", database=bench.database)
+    assert sorted(started) == ["n1", "n2"]
+    assert profiled.profiles["a"] == (profile(),)
+    profile_on_pool(BATCH, key="nightly-1", database=bench.database)  # what was measured for it is taken as it is
+    assert len(started) == 2
+
+
+def test_a_batch_for_devices_that_the_pool_lacks_is_refused(bench):
+    Nodes(bench.database).register(node("n1"))
+    batch = replace(BATCH, devices={"cpu": 2})
+    with pytest.raises(InputError, match=r"devices of kind cpu; the pool has n1 \(2 gpu\)"):
+        profile_on_pool(batch, key="nightly-1", database=bench.database)
