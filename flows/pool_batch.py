@@ -43,7 +43,6 @@ from tasks.recording import PoolRecorder, Recorded
 from techniques.surveys import Refusal, Survey
 from techniques.values import digest, from_json, to_json
 
-
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = "the pool has no plan for it yet: see that an executor leads (`ringmaster executor`) and that nodes serve"
 
