@@ -11,7 +11,9 @@ import pytest
 
 from techniques.engine.channel import ChannelClosed
 from techniques.engine.fence import seconds_since_boot
+from techniques.engine.gang import LOST
 from techniques.engine.processes import ForkServer
+from tests.integration.workbench import SINGLE, Workbench
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +134,13 @@ def test_nobody_survives_a_server_that_was_killed(tmp_path):
 
 def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
     with ForkServer(fence_after_s=0.2) as server:
-        server.tick(seconds_since_boot() + 2)  # and then no more
-        exit = wait_for(spawn(server, tmp_path, "linger"), "exit")
+        bench = Workbench(server, tmp_path)
+        server.tick(seconds_since_boot() + 3)  # and then no more
+        lingering = spawn(server, tmp_path, "linger")
+        gang = bench.start(bench.order(bench.job(num_steps=1_000_000), SINGLE, tmp_path))
+        exit = wait_for(lingering, "exit")
         assert (exit["status"], exit["fenced"]) == (-signal.SIGKILL, True)
+        assert gang.wait(lambda event: None).status == LOST
         with pytest.raises(ChannelClosed):
             spawn(server, tmp_path, "fail").receive()
         server.tick(seconds_since_boot() + 60)
