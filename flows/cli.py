@@ -9,6 +9,7 @@ import typer
 from flows import (
     commands_converting,
     commands_executor,
+    commands_lineage,
     commands_looking,
     commands_nodes,
     commands_planning,
@@ -49,6 +50,7 @@ for command in (
     commands_nodes.worker,
 ):
     app.command()(command)
+app.add_typer(commands_lineage.app, name="lineage")
 
 INPUT_FAULT = 2
 

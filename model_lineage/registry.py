@@ -48,7 +48,7 @@ class Registry(Runs):
     def download_model(self, uri: str, dst: Path) -> Path:
         """Copy a model's files to the folder `dst`/MODEL_ID and return that; it appears complete or not at all.
 
-        Where it is there already, nothing is copied: a model never changes. Raises LedgerError where the files are gone.
+        Where it is there already, nothing is copied: a model never changes. Raises LedgerError where they are gone.
         """
         from mlflow.artifacts import download_artifacts
 

@@ -139,11 +139,11 @@ class TensorStore:
             self._path(model.id).stat().st_size for model in models
         )
 
-    def gc(self, *, keep: Collection[str]) -> int:
-        """Drops all models but those, and every object that none of them needs; returns the bytes that are free now."""
+    def gc(self, *, drop: Collection[str]) -> int:
+        """Drops those models, and every object that no other needs; returns the bytes that are free now."""
         with self._locked(fcntl.LOCK_EX):
             freed = 0
-            for id in set(self.ids()) - set(keep):
+            for id in set(self.ids()) & set(drop):
                 freed += self._path(id).stat().st_size
                 self._path(id).unlink()
             needed = self._with_parents({digest for id in self.ids() for digest in self.model(id).digests})

@@ -119,7 +119,7 @@ def test_gc_keeps_what_is_needed_and_what_that_differs_from(store, tmp_path):
     second = store.add(model(tmp_path / "tuned", adapted(base)), parent=first.id)
     third = store.add(model(tmp_path / "other", weights()))
     before = store.size_bytes()
-    freed = store.gc(keep=[second.id])
+    freed = store.gc(drop=[first.id, third.id])
     assert freed > 0
     assert store.ids() == [second.id]
     assert store.size_bytes() < before
@@ -193,5 +193,5 @@ def test_a_writer_that_dies_leaves_nothing_half_done(store, tmp_path):
     added = store.add(folder)
     store.restore(added.id, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(folder)
-    assert store.gc(keep=[]) > 0
+    assert store.gc(drop=[added.id]) > 0
     assert list(store.objects) == []

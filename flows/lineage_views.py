@@ -1,0 +1,191 @@
+"""The lineage for people: trees, tables and sentences."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from model_lineage.differing import CHANGED, SAME, TensorChange
+from model_lineage.records import COMPONENT
+from model_lineage.snapshot import Node, Snapshot
+
+MOST_LINES = 60  # of a tree; the others are counted
+
+
+def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> RenderableType:
+    """A model with all that is known of it, above what it came from and what came from it."""
+    parts: list[RenderableType] = [_heading(node), _facts(snapshot, node)]
+    if node.record.kind == COMPONENT:
+        below = Tree("[bold]part of[/]")
+        for user in snapshot.users(node.id):
+            below.add(_line(snapshot, user.id))
+        return Group(*parts, below)
+    graph = snapshot.graph
+    for title, ids, neighbours in (
+        ("came from", graph.ancestors(node.id), graph.parents),
+        ("became", graph.descendants(node.id), graph.children),
+    ):
+        if ids:
+            parts.append(_tree(f"[bold]{title}[/] ({len(ids)})", snapshot, node.id, neighbours, most=most))
+        else:
+            parts.append(Text(f"{title} nothing that is recorded", style="dim"))
+    return Group(*parts)
+
+
+def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[Node], *, alias: str) -> RenderableType:
+    """Every model that something reached, those in production first."""
+    table = Table("model", "kind", "aliases", "made", "parents", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for node in sorted(nodes, key=lambda node: alias not in node.aliases):
+        style = "bold red" if alias in node.aliases else None
+        parents = ", ".join(snapshot.label(parent) for parent in node.record.parents)
+        table.add_row(
+            node.label, node.record.kind, ", ".join(node.aliases), _day(node.created_ms), parents, style=style
+        )
+    serving = [node.label for node in nodes if alias in node.aliases]
+    ending = f"[bold red]{', '.join(serving)}[/]" if serving else "[green]none of them[/]"
+    sentence = f"{escape(what)} reached {len(nodes)} model{'s' * (len(nodes) != 1)}. In production ({alias}): {ending}"
+    return Group(*([table] if nodes else []), Text.from_markup(sentence))
+
+
+def diff_view(
+    first: Node,
+    second: Node,
+    changes: Sequence[TensorChange] | None,
+    records: Mapping[str, Mapping[str, tuple[object, object]]],
+    *,
+    most: int,
+) -> RenderableType:
+    """What differs between two models: tensors, those that changed most first, then what is recorded."""
+    parts: list[RenderableType] = [
+        Text.from_markup(f"[bold]{escape(first.label)}[/] -> [bold]{escape(second.label)}[/]")
+    ]
+    if changes is not None:
+        parts += [*_tensors(changes, most=most)]
+    for section, rows in records.items():
+        table = Table(section, first.label, second.label, box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for key, pair in rows.items():
+            table.add_row(key, *(_short(value) for value in pair))
+        parts.append(table)
+    return Group(*parts)
+
+
+def print_view(view: RenderableType, console: Console) -> None:
+    """Prints a view; what does not fit a line is cut, not wrapped."""
+    console.print(view, soft_wrap=not console.is_terminal)
+
+
+def _heading(node: Node) -> Text:
+    heading = Text.from_markup(f"[bold]{escape(node.label)}[/]  {node.record.kind}")
+    for alias in node.aliases:
+        heading.append(f"  @{alias}", style="green")
+    return heading
+
+
+def _facts(snapshot: Snapshot, node: Node) -> Table:
+    record, origin = node.record, node.record.origin
+    plan = None if origin.plan is None else f"{origin.plan} of run {origin.batch_run_id}"
+    components = ", ".join(snapshot.label(component) for component in record.components)
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
+    rows: list[tuple[str, Any]] = [
+        ("id", node.id),
+        ("made", _day(node.created_ms)),
+        *((f"data, {d.context}", f"{d.name}  {d.digest[:12]}  {_rows(d.num_rows)}") for d in record.datasets),
+        ("metrics", metrics),
+        ("job", origin.job),
+        ("trained by", origin.technique),
+        ("steps", origin.num_steps),
+        ("seed", origin.seed),
+        ("code", origin.code_version),
+        ("plan", plan),
+        ("checkpoints", origin.checkpoints),
+        ("imported from", origin.source),
+        ("shares", components),
+        ("run", record.run_id),
+        ("tensors", record.tensors_id),
+    ]
+    table = Table.grid(padding=(0, 2, 0, 2))
+    for name, value in rows:
+        if value not in (None, ""):
+            table.add_row(Text(name, style="dim"), Text(str(value)))
+    return table
+
+
+def _tree(title: str, snapshot: Snapshot, root: str, neighbours: Callable[[str], Iterable[str]], *, most: int) -> Tree:
+    """A tree from `root` along `neighbours`. What was met before stands there without what is below it."""
+    tree = Tree(title)
+    met, queue = {root}, [(root, tree)]
+    left_out = 0
+    for id, branch in queue:  # the nearest first, so that the farthest are left out
+        for other in neighbours(id):
+            if most <= 0:
+                left_out += other not in met
+                met.add(other)
+                continue
+            most -= 1
+            again = other in met
+            below = branch.add(_line(snapshot, other) + (" [dim](see above)[/]" if again else ""))
+            if not again:
+                met.add(other)
+                queue.append((other, below))
+    if left_out:
+        tree.add("[dim]and more; --all shows every one[/]")
+    return tree
+
+
+def _line(snapshot: Snapshot, id: str) -> str:
+    node = snapshot.nodes.get(id)
+    if node is None:
+        return f"[red]{escape(snapshot.label(id))}[/]"
+    aliases = "".join(f" [green]@{alias}[/]" for alias in node.aliases)
+    data = ", ".join(dict.fromkeys(d.name for d in node.record.datasets))
+    on = f" [dim]on {escape(data)}[/]" if data else ""
+    return f"{escape(node.label)}{aliases}  {node.record.kind}{on}"
+
+
+def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableType]:
+    counts: dict[str, int] = {}
+    for change in changes:
+        counts[change.what] = counts.get(change.what, 0) + 1
+    said = ", ".join(f"{number} {what}" for what, number in counts.items()) or "there are none"
+    differing = [change for change in changes if change.what != SAME]
+    differing.sort(key=lambda change: (change.what == CHANGED, -(change.relative_l2 or 0.0)))
+    table = Table("tensor", "", "shape", "relative L2", "largest", "values changed", box=None, header_style="bold")
+    for change in differing[:most]:
+        table.add_row(
+            change.name,
+            change.what,
+            "x".join(map(str, change.shape)),
+            _figure(change.relative_l2),
+            _figure(change.largest),
+            "" if change.share is None else f"{change.share:.1%}",
+        )
+    parts: list[RenderableType] = [Text(f"tensors: {said}")]
+    if differing:
+        parts.append(table)
+    if len(differing) > most:
+        parts.append(Text(f"and {len(differing) - most} more; --most shows them", style="dim"))
+    return parts
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _short(value: object, most: int = 48) -> str:
+    text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return escape(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def _rows(num_rows: int | None) -> str:
+    return "" if num_rows is None else f"{num_rows} rows"
+
+
+def _day(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_ms / 1000)) if at_ms else ""

@@ -1,0 +1,107 @@
+"""A lineage in forms that other programs read: JSON, GraphML, and cards as Hugging Face's hub has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from model_lineage.hub_cards import hub_card
+from model_lineage.records import COMPONENT
+from model_lineage.snapshot import Node, Snapshot
+
+PART_OF = "part-of"  # the kind of an edge from a component to a model that has it
+_GRAPHML = "http://graphml.graphdrawing.org/xmlns"
+_NODE_KEYS = ("name", "version", "kind", "aliases", "run", "job", "seed", "code_version", "datasets")
+
+
+def node_json(node: Node) -> dict[str, Any]:
+    """All that is known of a node, as JSON values."""
+    record = node.record
+    return {
+        "id": node.id,
+        "label": node.label,
+        "name": record.registered_name,
+        "version": record.version,
+        "uri": record.uri,
+        "kind": record.kind,
+        "aliases": list(node.aliases),
+        "parents": list(record.parents),
+        "components": list(record.components),
+        "datasets": [asdict(dataset) for dataset in record.datasets],
+        "run": record.run_id,
+        "origin": {key: value for key, value in asdict(record.origin).items() if value is not None},
+        "tensors_id": record.tensors_id,
+        "metrics": dict(node.metrics),
+        "params": dict(node.params),
+        "created_ms": node.created_ms,
+    }
+
+
+def graph_json(snapshot: Snapshot, ids: frozenset[str] | None = None) -> dict[str, Any]:
+    """The graph: `nodes`, and `edges` from a parent to a child, or from a component to what it is part of.
+
+    ids: of the nodes that are wanted, all by default.
+    """
+    nodes = [node for id, node in snapshot.nodes.items() if ids is None or id in ids]
+    edges = [edge for edge in _edges(nodes) if ids is None or edge["parent"] in ids]
+    return {"nodes": [node_json(node) for node in nodes], "edges": edges}
+
+
+def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
+    """The same as GraphML, which Gephi, yEd and networkx read. Source: http://graphml.graphdrawing.org."""
+    said = graph_json(snapshot, ids)
+    root = ElementTree.Element("graphml", xmlns=_GRAPHML)
+    for key in _NODE_KEYS:
+        attributes = {"id": key, "for": "node", "attr.name": key, "attr.type": "string"}
+        ElementTree.SubElement(root, "key", attributes)
+    attributes = {"id": "adaptation", "for": "edge", "attr.name": "kind", "attr.type": "string"}
+    ElementTree.SubElement(root, "key", attributes)
+    graph = ElementTree.SubElement(root, "graph", id="lineage", edgedefault="directed")
+    known = {node["id"] for node in said["nodes"]}
+    for node in said["nodes"]:
+        element = ElementTree.SubElement(graph, "node", id=node["id"])
+        for key, value in _texts(node).items():
+            ElementTree.SubElement(element, "data", key=key).text = value
+    for gone in dict.fromkeys(edge["parent"] for edge in said["edges"] if edge["parent"] not in known):
+        ElementTree.SubElement(graph, "node", id=gone)
+    for edge in said["edges"]:
+        element = ElementTree.SubElement(graph, "edge", source=edge["parent"], target=edge["child"])
+        ElementTree.SubElement(element, "data", key="adaptation").text = edge["kind"]
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def card_of(snapshot: Snapshot, node: Node) -> str:
+    """A model's card, as a README.md for the hub, with its parents as base models."""
+    bases = [base_name(snapshot, parent) for parent in node.record.parents]
+    return hub_card(node.record, base_models=bases, metrics=node.metrics, params=node.params)
+
+
+def base_name(snapshot: Snapshot, id: str) -> str:
+    """What a card calls a parent: where an imported one was found, else its name in this registry."""
+    node = snapshot.nodes.get(id)
+    if node is None:
+        return id
+    return node.record.origin.source or node.record.registered_name
+
+
+def _edges(nodes: list[Node]) -> Iterator[dict[str, str]]:
+    for node in nodes:
+        if node.record.kind != COMPONENT:
+            for parent in node.record.parents:
+                yield {"parent": parent, "child": node.id, "kind": node.record.kind}
+            for component in node.record.components:
+                yield {"parent": component, "child": node.id, "kind": PART_OF}
+
+
+def _texts(node: Mapping[str, Any]) -> dict[str, str]:
+    """What GraphML says of a node: strings, and no empty ones."""
+    values = {
+        **{key: node[key] for key in ("name", "version", "kind", "run")},
+        **{key: node["origin"].get(key) for key in ("job", "seed", "code_version")},
+        "aliases": ", ".join(node["aliases"]),
+        "datasets": ", ".join(f"{dataset['name']}@{dataset['digest']}" for dataset in node["datasets"]),
+    }
+    return {key: str(value) for key, value in values.items() if value not in (None, "")}

@@ -1,0 +1,63 @@
+"""A model as it was at one of the checkpoints of its training, in the files of the finished one."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from techniques.engine.checkpoint import CheckpointStore
+from techniques.engine.places import LocalPlace, place_of
+from techniques.engine.publish import publish
+from techniques.engine.state import Reader
+from techniques.engine.tensor_files import DTYPES, LazyTensor, blocks_of
+
+WEIGHTS = ".safetensors"
+
+
+def checkpoint_steps(root: str) -> dict[int, str]:
+    """The steps of the checkpoints under a folder or URL, and the name of each; none where there is no such place."""
+    try:
+        names = place_of(root).names()
+    except OSError:
+        return {}
+    return {int(name.partition("-")[2]): name for name in names}
+
+
+def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> None:
+    """Writes the model of checkpoint `name` under `root` to a new folder, with all but its weights from `finished`.
+
+    finished: the folder of the model that the training ended in; its tensors say which there are, and their dtypes.
+    Raises ValueError where the checkpoint is not whole, or is of another model.
+    """
+    checkpoint = CheckpointStore(root).whole(name)
+    if checkpoint is None:
+        raise ValueError(f"checkpoint {name} under {root} is not whole")
+    stored = checkpoint.manifest.tensors
+    with Reader(checkpoint) as reader, publish(folder) as aside:
+        for file in sorted(path for path in finished.rglob("*") if path.is_file()):
+            path = file.relative_to(finished)
+            if file.suffix != WEIGHTS:
+                (aside / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, aside / path)
+                continue
+            tensors = {}
+            for tensor, dtype in _dtypes(file).items():
+                if f"model/{tensor}" not in stored:
+                    raise ValueError(f"checkpoint {name} under {root} has no {tensor}: it is of another model")
+                shape = stored[f"model/{tensor}"].shape
+                load = partial(_read, reader, f"model/{tensor}", dtype)
+                tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
+            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata={"format": "pt"}))
+
+
+def _read(reader: Reader, name: str, dtype: torch.dtype) -> torch.Tensor:
+    return reader.whole(name).to(dtype)
+
+
+def _dtypes(file: Path) -> dict[str, torch.dtype]:
+    with safe_open(file, framework="pt") as opened:
+        return {name: DTYPES[opened.get_slice(name).get_dtype()] for name in opened.keys()}  # noqa: SIM118
