@@ -38,7 +38,7 @@ VERSION = 1
 MOST_SLOTS = 8  # that are measured at once
 MOST_TOKENS = 4096  # of a micro-batch that is timed: beyond, everything takes longer in proportion
 STEPS_OF_DEAREST = 20  # what costs are rounded to: the noise of a measurement must not move a cut
-FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 30, 1.0
+FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 30, 0.2
 WEIGHTS_STD = 0.02
 
 
