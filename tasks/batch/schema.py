@@ -242,9 +242,9 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def section_at(place: Place) -> type[Section] | None:
-    """The model that describes the mapping at `place`, or None where any key may stand."""
-    section: Any = BatchEntry
+def section_at(place: Place, *, root: type[Section] = BatchEntry) -> type[Section] | None:
+    """The model that describes the mapping at `place` of a file of `root`, or None where any key may stand."""
+    section: Any = root
     for part in place:
         if isinstance(part, int):
             continue

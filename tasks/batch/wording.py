@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tasks.batch.faults import Finding, Place, got
 from tasks.batch.references import closest
-from tasks.batch.schema import misspelt, section_at
+from tasks.batch.schema import BatchEntry, Section, misspelt, section_at
 
 _WRONG_TYPE = {
     "bool_type": "must be true or false",
@@ -26,25 +26,25 @@ _OUT_OF_RANGE = {
 }
 
 
-def findings(error: ValidationError, *, at: Place = ()) -> list[Finding]:
-    """Every error of a validation, its places below `at`."""
+def findings(error: ValidationError, *, at: Place = (), root: type[Section] = BatchEntry) -> list[Finding]:
+    """Every error of a validation, its places below `at` of a file that `root` describes."""
     found = []
     for details in error.errors(include_url=False):
         place = (*at, *details["loc"])
-        section = section_at(place[:-1])
+        section = section_at(place[:-1], root=root)
         if details["type"] == "missing" and section and place[-1] in misspelt(details["input"], section):
             continue
-        found.append(_finding(place, details))
+        found.append(_finding(place, details, root))
     return found
 
 
-def _finding(place: Place, details: Mapping[str, Any]) -> Finding:
+def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> Finding:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "reference":
         return Finding(place, context["problem"], context["remedy"])
     if kind == "extra_forbidden":
-        return _unknown_key(place)
-    remedy = f"give {_description(place)}"
+        return _unknown_key(place, root)
+    remedy = f"give {_description(place, root)}"
     if kind == "missing":
         return Finding(place, "is missing", remedy)
     if kind in _OUT_OF_RANGE:
@@ -61,18 +61,18 @@ def _finding(place: Place, details: Mapping[str, Any]) -> Finding:
     return Finding(place, f"{_WRONG_TYPE.get(kind, details['msg'].lower())}, {got(value)}", remedy)
 
 
-def _unknown_key(place: Place) -> Finding:
+def _unknown_key(place: Place, root: type[Section]) -> Finding:
     key = str(place[-1])
-    section = section_at(place[:-1])
+    section = section_at(place[:-1], root=root)
     assert section is not None, f"an unknown key where any may stand: {place}"
     return Finding(place, "is an unknown key", closest(key, section.model_fields, what="The keys here are"))
 
 
-def _description(place: Place) -> str:
+def _description(place: Place, root: type[Section]) -> str:
     """What the schema says of the nearest described key at or above `place`."""
     while place:
         key = place[-1]
-        section = section_at(place[:-1])
+        section = section_at(place[:-1], root=root)
         if isinstance(key, str) and section is not None and key in section.model_fields:
             return section.model_fields[key].description or key
         place = place[:-1]

@@ -1,0 +1,43 @@
+"""Small declarative files: read by a pydantic section, every fault in them told at once with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from tasks.batch import BatchFileError, Fault, document
+from tasks.batch.faults import Finding, place_text
+from tasks.batch.schema import Section
+from tasks.batch.wording import findings
+
+Entry = TypeVar("Entry", bound=Section)
+
+
+def load(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[Finding]], what: str) -> Entry:
+    """The YAML file `path` as `schema` has it. Raises BatchFileError with every fault in it.
+
+    rules: what is wrong although each value is of its kind. what: the file in words, such as "a file of tests".
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
+    read = document.read(text)
+    found = list(read.findings)
+    entry = None
+    if read.data is not None:
+        try:
+            entry = schema.model_validate(read.data, context={"folder": path.parent.resolve()})
+            found += rules(entry)
+        except ValidationError as error:
+            found += findings(error, root=schema)
+    if found:
+        faults = [
+            Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, path.name) for f in found
+        ]
+        raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
+    assert entry is not None, "a file without a fault has an entry"
+    return entry

@@ -1,0 +1,99 @@
+"""Metrics of all rows and of their slices, with intervals, and against another model on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.evaluation.compare import HIGHER_IS_BETTER
+from tasks.evaluation.scores import Scores
+from tasks.evaluation.statistics import compare, estimate
+from tasks.evaluation.suite import SliceEntry
+
+ALL = "all"
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One metric of one slice of the rows, "all" for every row; low..high holds it with probability `level`.
+
+    other: the metric of the model that it is compared with; gain: positive where this one is better, within
+    gain_low..gain_high; p_better, p_worse: of so large a gain (or loss) by chance. None where nothing is compared.
+    """
+
+    metric: str
+    slice: str
+    num_rows: int
+    value: float
+    low: float
+    high: float
+    level: float
+    other: float | None = None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
+    p_better: float | None = None
+    p_worse: float | None = None
+
+
+def measure(
+    scores: Scores, other: Scores | None = None, *, metrics: Sequence[str], slices: Sequence[SliceEntry] = ()
+) -> list[Measured]:
+    """Every metric over all rows and over every slice of them.
+
+    Raises ValueError where a slice cannot be made of these rows, or the two models were given other rows.
+    """
+    masks = {ALL: np.ones(scores.num_rows, bool)} | {
+        f"{entry.name}={value}": mask for entry in slices for value, mask in masks_of(entry, scores)
+    }
+    return [_measured(scores, other, metric, name, mask) for metric in metrics for name, mask in masks.items()]
+
+
+def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
+    """Each slice's name, and which rows it has: [rows]."""
+    if entry.tokens is not None:
+        if scores.num_tokens is None:
+            raise ValueError(f"slice {entry.name}: the rows are no texts. To fix: name a column or a function")
+        edges = [0, *entry.tokens]
+        for low, high in zip(edges, [*entry.tokens, None], strict=True):
+            mask = scores.num_tokens >= low
+            name = f">={low}" if high is None else f"{low}-{high - 1}"
+            if high is not None:
+                mask &= scores.num_tokens < high
+            if mask.any():
+                yield name, mask
+        return
+    named: Mapping[str, npt.NDArray[np.generic]] = scores.columns if entry.column is not None else scores.slices
+    key = entry.column if entry.column is not None else entry.name
+    if key not in named:
+        there = ", ".join(sorted(scores.columns)) or "none"
+        raise ValueError(f"slice {entry.name}: the rows have no column {key}. To fix: name one of these: {there}")
+    for value in np.unique(named[key]):
+        yield str(value), named[key] == value
+
+
+def _measured(scores: Scores, other: Scores | None, metric: str, name: str, mask: Mask) -> Measured:
+    rows = scores.rows(metric).where(mask)
+    told = estimate(rows)
+    if other is None:
+        return Measured(metric=metric, slice=name, **vars(told))
+    if other.num_rows != scores.num_rows:
+        raise ValueError(f"{scores.num_rows} rows cannot be compared with {other.num_rows}: give both the same data")
+    others = other.rows(metric).where(mask)
+    found = compare(rows, others, higher_is_better=HIGHER_IS_BETTER[metric])
+    return Measured(
+        metric=metric,
+        slice=name,
+        **vars(told),
+        other=others.value,
+        gain=found.gain,
+        gain_low=found.low,
+        gain_high=found.high,
+        p_better=found.p_better,
+        p_worse=found.p_worse,
+    )

@@ -1,0 +1,260 @@
+"""What is asked of a model beside its metrics, as a file says it: slices, behavioural tests, assertions.
+
+The tests are CheckList's (Ribeiro et al., Beyond Accuracy, ACL 2020): `minimum` functionality, `invariance` and
+`direction` of change. Assertions are predicates over predictions (Kang et al., Model Assertions, MLSys 2020).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from tasks.batch import references
+from tasks.batch.faults import Finding, Place
+from tasks.batch.schema import Factory, Name, Section, Whole
+from tasks.evaluation import declared
+
+MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")
+UP, DOWN, NOT_UP, NOT_DOWN = MOVES = ("up", "down", "not_up", "not_down")
+TEXT_CHANGES = ("typo", "case", "replace", "append", "prepend")
+IMAGE_CHANGES = ("shift", "rotate", "flip", "noise", "brightness", "occlude")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+Kind = Annotated[str, AfterValidator(references.one_of(KINDS))]
+Move = Annotated[str, AfterValidator(references.one_of(MOVES))]
+Case = Annotated[str, AfterValidator(references.one_of(("upper", "lower", "title")))]
+Flip = Annotated[str, AfterValidator(references.one_of(("horizontal", "vertical")))]
+
+
+class SliceEntry(Section):
+    """A way to divide the rows: exactly one of column, tokens and by."""
+
+    name: Name = Field(description="a name, such as class")
+    column: str | None = Field(default=None, description="a column of whole numbers, such as labels")
+    tokens: Annotated[list[Whole], Field(min_length=1)] | None = Field(
+        default=None, description="the lengths in tokens where a slice begins, rising, such as [64, 128]"
+    )
+    by: Factory | None = Field(
+        default=None, description='"package.module:function", from a row (a dict of tensors) to a name'
+    )
+
+
+class ChangeEntry(Section):
+    """What is done to a case; of several changes one after another, in this order."""
+
+    typo: Whole | None = Field(default=None, description="how many pairs of neighbouring letters to swap, such as 1")
+    case: Case | None = Field(default=None, description="upper, lower or title")
+    replace: dict[str, str] | None = Field(default=None, description="words and what they become, such as {Ann: Bob}")
+    append: str | None = Field(default=None, description='text to put behind, such as " Thanks."')
+    prepend: str | None = Field(default=None, description='text to put before, such as "Well, "')
+    shift: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
+        default=None, description="pixels to the right and down, such as [1, 0]"
+    )
+    rotate: int | None = Field(default=None, description="90, 180 or 270 degrees")
+    flip: Flip | None = Field(default=None, description="horizontal or vertical")
+    noise: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="the deviation of what is added to each pixel, such as 0.1"
+    )
+    brightness: Number | None = Field(default=None, description="what is added to all pixels, such as 0.2")
+    occlude: Whole | None = Field(default=None, description="the side of a covered square in pixels, such as 2")
+
+    @property
+    def of_text(self) -> bool:
+        """Whether it changes texts."""
+        return bool(self.model_fields_set & set(TEXT_CHANGES))
+
+    @property
+    def of_images(self) -> bool:
+        """Whether it changes images."""
+        return bool(self.model_fields_set & set(IMAGE_CHANGES))
+
+
+class DirectionEntry(Section):
+    """Where a change moves what the model says."""
+
+    moves: Move = Field(description="up, down, not_up or not_down")
+    label: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="the label whose probability moves; a language model's log-probability has none"
+    )
+    by: Annotated[float, Field(ge=0)] = Field(default=0.0, description="by how much at least, such as 0.1")
+
+
+class BehaviourEntry(Section):
+    """One behavioural test: cases, perhaps a change, and how many may fail."""
+
+    name: Name = Field(description="a name, such as negation")
+    kind: Kind = Field(description="minimum, invariance or direction")
+    texts: Annotated[list[str], Field(min_length=1)] | None = Field(default=None, description="a list of texts")
+    template: str | None = Field(default=None, description='a text with slots, such as "I {verb} it."')
+    lexicons: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+        default={}, description="the words of each slot, such as {verb: [love, like]}"
+    )
+    held_out: Whole | None = Field(default=None, description="how many images of the held-out data, such as 100")
+    label: Annotated[int, Field(ge=0)] | None = Field(default=None, description="the label of every case, such as 1")
+    labels: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, description="the label of each case")
+    over: str | Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None, description="what is less likely than the case, as a template or a list, for language models"
+    )
+    change: ChangeEntry | None = Field(default=None, description="a change, such as {typo: 1}")
+    direction: DirectionEntry | None = Field(
+        default=None, description="where the change moves it, such as {label: 1, moves: down}"
+    )
+    tolerance: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="by how much a probability may change, such as 0.1"
+    )
+    per_token: bool = Field(default=False, description="true to compare log-probabilities by token, else false")
+    max_failures: Share = Field(default=0.0, description="the share of cases that may fail, such as 0.05")
+    max_cases: Whole = Field(default=500, description="the most cases of a template, such as 500")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="what random changes are drawn from, such as 0")
+
+
+class RangeEntry(Section):
+    """The values that a field may have."""
+
+    field: str = Field(description="a field of a row, such as confidence")
+    min: Number | None = Field(default=None, description="the least value, such as 0.5")
+    max: Number | None = Field(default=None, description="the largest value, such as 1")
+
+
+class ShareEntry(Section):
+    """How many rows have a value."""
+
+    field: str = Field(default="prediction", description="a field of a row, such as prediction")
+    value: int | str | bool = Field(description="the value that is counted, such as 3")
+    min: Share = Field(default=0.0, description="the least share of all rows, such as 0.05")
+    max: Share = Field(default=1.0, description="the largest share of all rows, such as 0.3")
+
+
+class ConsistentEntry(Section):
+    """Rows that belong together say the same: augmentations of one input, frames of one film."""
+
+    field: str = Field(default="prediction", description="a field of a row, such as prediction")
+    by: str | None = Field(default=None, description="the field that rows of one group share, such as image_id")
+
+
+class SteadyEntry(Section):
+    """Neighbouring rows of one group, in the order of the file, do not jump."""
+
+    field: str = Field(default="prediction", description="a field of a row, such as prediction")
+    by: str | None = Field(default=None, description="the field that rows of one group share, such as camera")
+    max_change: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="by how much a number may change from row to row, such as 0.5"
+    )
+
+
+class AssertionEntry(Section):
+    """One predicate over predictions: exactly one of finite, range, share, consistent, steady and predicate."""
+
+    name: Name = Field(description="a name, such as confident")
+    finite: list[str] | None = Field(
+        default=None, description="fields that are never missing, NaN or infinite, such as [probabilities]"
+    )
+    range: RangeEntry | None = Field(default=None, description="such as {field: confidence, min: 0.5}")
+    share: ShareEntry | None = Field(default=None, description="such as {value: 3, min: 0.05, max: 0.2}")
+    consistent: ConsistentEntry | None = Field(default=None, description="such as {by: image_id}")
+    steady: SteadyEntry | None = Field(default=None, description="such as {field: price, max_change: 2.0}")
+    predicate: Factory | None = Field(
+        default=None, description='"package.module:function", from a row (a dict) to whether it is right'
+    )
+    where: dict[str, int | str | bool] = Field(
+        default={}, description="the values that rows must have to be looked at, such as {country: NZ}"
+    )
+    max_failures: Share = Field(default=0.0, description="the share of rows that may fail, such as 0.01")
+
+
+class Suite(Section):
+    """A whole file."""
+
+    name: Name = Field(description="a name, such as reviews")
+    encode: Factory | None = Field(
+        default=None, description='"package.module:function", from a list of texts to a dict of tensors'
+    )
+    slices: list[SliceEntry] = Field(default=[], description="a list of slices")
+    tests: list[BehaviourEntry] = Field(default=[], description="a list of tests")
+    assertions: list[AssertionEntry] = Field(default=[], description="a list of assertions")
+
+
+ASSERTED = ("finite", "range", "share", "consistent", "steady", "predicate")
+
+
+def load_suite(path: Path) -> Suite:
+    """The slices, tests and assertions of a YAML file. Raises BatchFileError with every fault in it."""
+    return declared.load(path, Suite, rules=_findings, what="a file of tests, such as examples/tests.yaml")
+
+
+def slots_of(template: str) -> list[str]:
+    """The slots of a template, each once."""
+    return list(dict.fromkeys(re.findall(r"{(\w+)}", template)))
+
+
+def _findings(suite: Suite) -> Iterator[Finding]:
+    for section in ("slices", "tests", "assertions"):
+        seen: set[str] = set()
+        for i, entry in enumerate(getattr(suite, section)):
+            if entry.name in seen:
+                yield Finding((section, i, "name"), f"{entry.name!r} is there already", "give each its own name")
+            seen.add(entry.name)
+    if not (suite.slices or suite.tests or suite.assertions):
+        yield Finding((), "asks for nothing", "give slices, tests or assertions")
+    for i, entry in enumerate(suite.slices):
+        yield from _exactly_one(entry, ("column", "tokens", "by"), ("slices", i))
+        if entry.tokens is not None and entry.tokens != sorted(set(entry.tokens)):
+            yield Finding(("slices", i, "tokens"), "must rise", "write the lengths from small to large")
+    for i, test in enumerate(suite.tests):
+        yield from _of_test(test, ("tests", i))
+    for i, assertion in enumerate(suite.assertions):
+        yield from _exactly_one(assertion, ASSERTED, ("assertions", i))
+        bounds = assertion.range
+        if bounds is not None and bounds.min is None and bounds.max is None:
+            yield Finding(("assertions", i, "range"), "has no bound", "give min, max or both")
+
+
+def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
+    yield from _exactly_one(test, ("texts", "template", "held_out"), at)
+    if test.template is not None:
+        wanted = slots_of(test.template) + (slots_of(test.over) if isinstance(test.over, str) else [])
+        for slot in dict.fromkeys(wanted):
+            if slot not in test.lexicons:
+                yield Finding((*at, "lexicons"), f"lacks the words of {{{slot}}}", f"give {slot}: [...]")
+    elif test.lexicons:
+        yield Finding((*at, "lexicons"), "has no template", "give template: instead of texts")
+    if isinstance(test.over, list) and len(test.over) != len(test.texts or ()):
+        yield Finding((*at, "over"), "has not one text for each of texts", "give as many, in the same order")
+    if test.labels is not None and len(test.labels) != len(test.texts or ()):
+        yield Finding((*at, "labels"), "has not one label for each of texts", "give as many, in the same order")
+    told = [key for key in ("label", "labels", "over") if getattr(test, key) is not None]
+    if test.kind == MINIMUM and test.held_out is None and len(told) != 1:
+        yield Finding(at, "does not say what is right", "give one of label, labels and over")
+    if test.kind != MINIMUM and told:
+        yield Finding((*at, told[0]), f"has no meaning for kind {test.kind}", "leave it out")
+    if test.kind != MINIMUM and test.change is None:
+        yield Finding((*at, "change"), "is missing", "say what is changed, such as {typo: 1}")
+    if (test.kind == DIRECTION) != (test.direction is not None):
+        said = "is missing" if test.direction is None else f"has no meaning for kind {test.kind}"
+        yield Finding((*at, "direction"), said, "kind: direction goes with direction: {moves: down}")
+    if test.change is not None:
+        yield from _of_change(test.change, (*at, "change"), is_text=test.held_out is None)
+
+
+def _of_change(change: ChangeEntry, at: Place, *, is_text: bool) -> Iterator[Finding]:
+    wrong = change.model_fields_set & set(IMAGE_CHANGES if is_text else TEXT_CHANGES)
+    for key in sorted(wrong):
+        yield Finding((*at, key), f"does not change {'texts' if is_text else 'images'}", "leave it out")
+    if not change.model_fields_set:
+        yield Finding(at, "changes nothing", f"give one of {', '.join(TEXT_CHANGES if is_text else IMAGE_CHANGES)}")
+    if change.rotate is not None and change.rotate not in (90, 180, 270):
+        yield Finding((*at, "rotate"), f"is {change.rotate}", "give 90, 180 or 270")
+
+
+def _exactly_one(entry: Section, keys: tuple[str, ...], at: Place) -> Iterator[Finding]:
+    given = [key for key in keys if getattr(entry, key) is not None]
+    if len(given) != 1:
+        said = "has none" if not given else f"has {' and '.join(given)}"
+        yield Finding(at, f"{said} of {', '.join(keys)}", "give exactly one of them")
