@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
+import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+PATIENCE_S = 180.0
 
-def in_children(works: list[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What each gives, run side by side. Raises RuntimeError where one gives nothing; it has said why on stderr."""
+
+def in_children(works: list[Callable[[], dict[str, Any]]], *, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+    """What each gives, run side by side. Raises RuntimeError where one gives nothing, which has said why on stderr, or
+    nothing in time, and is ended.
+    """
     pipes = []
     for work in works:
         reader, writer = os.pipe()
@@ -19,8 +27,11 @@ def in_children(works: list[Callable[[], dict[str, Any]]]) -> list[dict[str, Any
             _answer(work, writer)
         os.close(writer)
         pipes.append((pid, reader))
-    answers = []
+    answers, until_s = [], time.monotonic() + patience_s
     for pid, pipe in pipes:
+        if not select.select([pipe], [], [], max(until_s - time.monotonic(), 0.0))[0]:
+            print(f"a measurement took longer than {patience_s:g} s", file=sys.stderr)
+            os.kill(pid, signal.SIGKILL)
         with os.fdopen(pipe) as file:
             answers.append(file.read())
         os.waitpid(pid, 0)
