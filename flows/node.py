@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from flows.faults import InputError
+from flows.process_log import log_to_stderr
 from flows.settings import PoolAddress
 from flows.worker import DEFAULT_QUEUE, NodeWorker, queue_of
 from tasks.cluster import Cluster, Device
@@ -51,7 +50,7 @@ class NodeOptions:
 
 def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     """Serves until SIGTERM or SIGINT; returns False where another worker has taken the node over."""
-    _log_to_stderr()
+    log_to_stderr()
     _hold(options, notice)
     database = Database(options.pool.database)
     _wait_for(f"{options.pool.prefect_api}/health", notice)
@@ -129,14 +128,3 @@ def _address_towards(url: str) -> str:
         probe.connect(target)  # sends nothing: the kernel only says from where it would
         address: str = probe.getsockname()[0]
         return address
-
-
-def _log_to_stderr() -> None:
-    """What the worker decides goes to stderr; Prefect's own lines go to its server."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    for name in ("flows", "tasks", "techniques"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
