@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
 DRAIN_S = 25.0  # of the 30 s that a spot notice gives
+HEED_S = 1.5  # the executor looks at its nodes every second
 KILLED_S = 15.0  # for killed gangs to be gone; a gang gives up after 10 s
 FAREWELL_S = 3.0  # for the last words, and for the database to take the node out of its list
 UNHEARD = ("beat",)  # events that tell the supervisor alone that a rank lives
@@ -164,16 +165,18 @@ class GangHost:
         """Tells a gang to stop at a checkpoint; its outcome is "cancelled", unless it was done before."""
         self._gangs.cancel(segment)
 
-    def drain(self, *, within_s: float = DRAIN_S) -> None:
+    def drain(self, *, within_s: float = DRAIN_S, heed_s: float = HEED_S) -> None:
         """Ends in order: gangs checkpoint and stop, their outcomes are mailed, and the node leaves the pool.
 
         Gangs that take longer than `within_s` are ended; their segments are "lost" and go on from their checkpoints.
+        heed_s: that the executor has to see that the node leaves, before jobs stop that it would start here again.
         """
         with self._lock:
             self._is_leaving = True
-        self._gangs.stop_all()
         self._pulse.hurry()
-        if not self._gangs.join(within_s=within_s):
+        self._gangs.join(within_s=min(heed_s, within_s))
+        self._gangs.stop_all()
+        if not self._gangs.join(within_s=max(within_s - heed_s, 0.0)):
             self._end_all(f"node {self.name} had to leave before the gang had stopped")
         self._outbox.flush(within_s=FAREWELL_S)
         self._pulse.stop(within_s=FAREWELL_S)

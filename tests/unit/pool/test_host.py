@@ -265,7 +265,7 @@ def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
 
 def test_a_drained_node_stops_its_gangs_at_a_checkpoint_and_leaves(site):
     future, _ = site.begin(1)
-    site.host.drain()
+    site.host.drain(heed_s=0.0)
     assert future.result(timeout=0).status == PREEMPTED
     assert site.outcomes() == {1: PREEMPTED}
     assert not site.nodes.all()
@@ -278,7 +278,7 @@ def test_a_node_that_drains_says_so(site):
     site.is_deaf = True
     site.begin(1)
     with ThreadPoolExecutor() as pool:
-        drained = pool.submit(site.host.drain)
+        drained = pool.submit(site.host.drain, heed_s=0.0)
         until(lambda: [node.status for node in site.nodes.all()] == [LEAVING])
         site.gangs[1].script.put(Outcome(status=PREEMPTED))
         drained.result(timeout=20)
