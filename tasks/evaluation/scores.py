@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.cluster import Device
-from tasks.evaluation.statistics import Rows
+from tasks.evaluation.resampling import Rows
 from tasks.profiling.trials import Site, slots_of
 from techniques import Job
 from techniques.engine.scoring import ScoringOrder

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tasks.evaluation.compare import HIGHER_IS_BETTER
 from tasks.evaluation.scores import Scores
-from tasks.evaluation.statistics import compare, estimate
+from tasks.evaluation.resampling import compare, estimate
 from tasks.evaluation.suite import SliceEntry
 
 ALL = "all"

@@ -57,7 +57,7 @@ class ChangeEntry(Section):
     shift: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         default=None, description="pixels to the right and down, such as [1, 0]"
     )
-    rotate: int | None = Field(default=None, description="90, 180 or 270 degrees")
+    rotate: int | None = Field(default=None, description="90, 180 or 270 degrees, counter-clockwise")
     flip: Flip | None = Field(default=None, description="horizontal or vertical")
     noise: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="the deviation of what is added to each pixel, such as 0.1"

@@ -1,0 +1,256 @@
+"""Behavioural tests: their cases are made, scored all together, and judged one test at a time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tasks.evaluation.changes import changed_images, changed_text
+from tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores
+from tasks.evaluation.suite import (
+    DOWN,
+    INVARIANCE,
+    MINIMUM,
+    NOT_DOWN,
+    NOT_UP,
+    UP,
+    BehaviourEntry,
+    slots_of,
+)
+
+MAX_EXAMPLES = 5
+MAX_CHARACTERS = 200
+CASE, OTHER = "case", "other"
+
+Score = Callable[[Cases], Scored]
+"""Scores cases with the models in question, by their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestResult:
+    """What came of one test. examples: of failures, in words. fault: why it could not be run, which fails it."""
+
+    __test__ = False  # no test of pytest's
+
+    test: str
+    kind: str
+    num_cases: int = 0
+    num_failures: int = 0
+    max_failures: float = 0.0
+    examples: tuple[str, ...] = ()
+    fault: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no more than the allowed share failed."""
+        return not self.fault and self.num_failures <= self.max_failures * self.num_cases + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCases:
+    """The texts of a test. others: what each is compared with: after the change, or less likely; None without."""
+
+    texts: tuple[str, ...]
+    others: tuple[str, ...] | None = None
+    labels: tuple[int, ...] | None = None
+
+
+def text_cases(test: BehaviourEntry) -> TextCases:
+    """The cases of a test of texts: the literal ones, or all fillings of its template, `max_cases` of them drawn."""
+    labels = None if test.labels is None else tuple(test.labels)
+    if test.template is None:
+        texts = tuple(test.texts or ())
+        over = test.over if isinstance(test.over, list) else [test.over] * len(texts) if test.over else None
+    else:
+        slots = slots_of(test.template + (test.over if isinstance(test.over, str) else ""))
+        every = [
+            dict(zip(slots, words, strict=True)) for words in itertools.product(*(test.lexicons[s] for s in slots))
+        ]
+        if len(every) > test.max_cases:
+            every = random.Random(test.seed).sample(every, test.max_cases)
+        texts = tuple(_filled(test.template, words) for words in every)
+        over = [_filled(test.over, words) for words in every] if isinstance(test.over, str) else None
+    if test.label is not None:
+        labels = (test.label,) * len(texts)
+    if test.change is None:
+        return TextCases(texts=texts, others=None if over is None else tuple(over), labels=labels)
+    changed = tuple(changed_text(text, test.change, seed=test.seed) for text in texts)
+    if test.kind != MINIMUM:
+        return TextCases(texts=texts, others=changed)
+    return TextCases(texts=changed, others=None if over is None else tuple(over), labels=labels)
+
+
+def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | None) -> dict[str, list[TestResult]]:
+    """Every test of texts, by model. The texts of all tests are scored at once."""
+    cases = {test.name: text_cases(test) for test in tests}
+    texts = list(dict.fromkeys(t for case in cases.values() for t in (*case.texts, *(case.others or ()))))
+    if not texts:
+        return {}
+    place = {text: i for i, text in enumerate(texts)}
+    scored = score(Cases(texts=tuple(texts), encode=encode))
+    found: dict[str, list[TestResult]] = {}
+    for model, scores in scored.scores.items():
+        for test in tests:
+            case = cases[test.name]
+            one = taken(scores, [place[text] for text in case.texts])
+            two = None if case.others is None else taken(scores, [place[text] for text in case.others])
+            said = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
+            found.setdefault(model, []).append(judge(test, one, two, labels=case.labels, said=said))
+    return found | _faults(tests, scored)
+
+
+def run_images(
+    tests: Sequence[BehaviourEntry], *, models: Sequence[str], images: Mapping[str, Any], score: Score
+) -> dict[str, list[TestResult]]:
+    """Every test of held-out images, by model. images: their columns, `pixel_values` [rows, ...] and others."""
+    pixels, labels = images["pixel_values"], images.get("labels")
+    runs: list[tuple[BehaviourEntry, Scored, Scored | None]] = []
+    plain: dict[int, Scored] = {}
+
+    def asked(number: int, changed: Any = None) -> Scored:
+        columns = {key: values[:number] for key, values in images.items()}
+        return score(Cases(columns=columns if changed is None else {**columns, "pixel_values": changed}))
+
+    for test in tests:
+        number = min(test.held_out or 0, len(pixels))
+        try:
+            changed = changed_images(pixels[:number], test.change, seed=test.seed) if test.change else None
+        except ValueError as error:
+            runs.append((test, Scored(), Scored(faults={"": str(error)})))
+            continue
+        if test.kind == MINIMUM and changed is not None:
+            runs.append((test, asked(number, changed), None))
+            continue
+        if number not in plain:
+            plain[number] = asked(number)
+        runs.append((test, plain[number], None if changed is None else asked(number, changed)))
+    return {model: [_of_images(test, model, one, two, labels=labels) for test, one, two in runs] for model in models}
+
+
+def judge(
+    test: BehaviourEntry, one: Scores, two: Scores | None, *, labels: Sequence[int] | None, said: Sequence[str]
+) -> TestResult:
+    """What came of a test. one: scores of its cases; two: of what each is compared with. said: each case in words."""
+    result = TestResult(test=test.name, kind=test.kind, num_cases=one.num_rows, max_failures=test.max_failures)
+    if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and (labels is not None or _label_of(test))):
+        wanted = "a classifier" if labels is not None or _label_of(test) else "a classifier or a causal language model"
+        return replace(result, fault=f"it asks for {wanted}, and the model is none")
+    if one.kind == CLASSIFIER and test.over is not None:
+        return replace(result, fault="`over` asks for a causal language model, and the model is none")
+    if test.direction is not None and one.probabilities is not None:
+        label, num_labels = test.direction.label, one.probabilities.shape[1]
+        if label is None or label >= num_labels:
+            return replace(result, fault=f"`direction` needs a label of the model's, 0 to {num_labels - 1}")
+    failing, how = _failing(test, one, two, labels)
+    places = np.flatnonzero(failing)
+    examples = tuple(f"{said[i]}: {how[i]}" for i in places[:MAX_EXAMPLES])
+    return replace(result, num_failures=len(places), examples=examples)
+
+
+def taken(scores: Scores, rows: Sequence[int]) -> Scores:
+    """The scores of some rows, in another order, perhaps repeatedly."""
+
+    def of(values: Any) -> Any:
+        return None if values is None else values[list(rows)]
+
+    return Scores(
+        kind=scores.kind,
+        num_rows=len(rows),
+        log_probabilities=of(scores.log_probabilities),
+        predictions=of(scores.predictions),
+        probabilities=of(scores.probabilities),
+        num_tokens=of(scores.num_tokens),
+    )
+
+
+def _failing(
+    test: BehaviourEntry, one: Scores, two: Scores | None, labels: Sequence[int] | None
+) -> tuple[Any, list[str]]:
+    """Which cases fail, [rows], and what each says. A score that is not a number fails."""
+    if one.kind == CAUSAL:
+        assert two is not None, "a test of a language model compares"
+        a, b = _log_probabilities(one, test), _log_probabilities(two, test)
+        how = [f"log-probability {x:.3g} and {y:.3g}" for x, y in zip(a, b, strict=True)]
+        if test.kind == MINIMUM:
+            return ~(a > b), how
+        if test.kind == INVARIANCE:
+            return ~(np.abs(b - a) <= (test.tolerance or 0.0)), how
+        return ~_moved(test, b - a), how
+    p, said = one.probabilities, one.predictions
+    assert p is not None and said is not None, "a classifier says both"
+    broken = ~np.isfinite(p).all(1)
+    if test.kind == MINIMUM:
+        wanted = np.asarray(labels)
+        how = [f"predicted {x}, not {y}" for x, y in zip(said, wanted, strict=True)]
+        return (said != wanted) | broken, how
+    assert two is not None and two.probabilities is not None and two.predictions is not None
+    q = two.probabilities
+    broken |= ~np.isfinite(q).all(1)
+    if test.kind == INVARIANCE:
+        how = [f"predicted {x}, then {y}" for x, y in zip(said, two.predictions, strict=True)]
+        if test.tolerance is None:
+            return (said != two.predictions) | broken, how
+        change = np.abs(q - p).max(1)
+        return ~(change <= test.tolerance) | broken, [f"a probability changed by {x:.3g}" for x in change]
+    assert test.direction is not None and test.direction.label is not None
+    label = test.direction.label
+    how = [f"probability of {label} {x:.3g}, then {y:.3g}" for x, y in zip(p[:, label], q[:, label], strict=True)]
+    return ~_moved(test, q[:, label] - p[:, label]) | broken, how
+
+
+def _moved(test: BehaviourEntry, change: Any) -> Any:
+    assert test.direction is not None
+    by = test.direction.by
+    return {
+        UP: (change > 0) & (change >= by),
+        DOWN: (change < 0) & (change <= -by),
+        NOT_UP: change <= by,
+        NOT_DOWN: change >= -by,
+    }[test.direction.moves]
+
+
+def _log_probabilities(scores: Scores, test: BehaviourEntry) -> Any:
+    assert scores.log_probabilities is not None
+    if not test.per_token:
+        return scores.log_probabilities
+    assert scores.num_tokens is not None
+    return scores.log_probabilities / np.maximum(scores.num_tokens - 1, 1)
+
+
+def _label_of(test: BehaviourEntry) -> bool:
+    return test.direction is not None and test.direction.label is not None
+
+
+def _of_images(test: BehaviourEntry, model: str, one: Scored, two: Scored | None, *, labels: Any) -> TestResult:
+    faults = [s.faults.get(model) or s.faults.get("") for s in (one, two) if s is not None]
+    broken = TestResult(test=test.name, kind=test.kind, max_failures=test.max_failures)
+    if fault := next((fault for fault in faults if fault), None):
+        return replace(broken, fault=fault)
+    if test.kind == MINIMUM and labels is None:
+        return replace(broken, fault="the held-out images have no labels")
+    scores = one.scores[model]
+    said = [f"held-out image {i}" for i in range(scores.num_rows)]
+    known = [int(label) for label in labels[: scores.num_rows]] if test.kind == MINIMUM else None
+    return judge(test, scores, None if two is None else two.scores[model], labels=known, said=said)
+
+
+def _faults(tests: Sequence[BehaviourEntry], scored: Scored) -> dict[str, list[TestResult]]:
+    return {
+        model: [TestResult(test=t.name, kind=t.kind, max_failures=t.max_failures, fault=fault) for t in tests]
+        for model, fault in scored.faults.items()
+    }
+
+
+def _filled(template: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"{(\w+)}", lambda slot: words[slot[1]], template)
+
+
+def _quoted(text: str, other: str | None) -> str:
+    said = f"{text[:MAX_CHARACTERS]!r}"
+    return said if other is None else f"{said} and {other[:MAX_CHARACTERS]!r}"
