@@ -18,7 +18,7 @@ from flows.process_log import log_to_stderr
 from flows.settings import PoolAddress
 from flows.worker import DEFAULT_QUEUE, NodeWorker, queue_of
 from tasks.cluster import Cluster, Device
-from tasks.execution.leases import Leases
+from tasks.execution.leases import leases_of
 from tasks.pool.database import Database
 from tasks.pool.holding import AlreadyServed, hold_devices
 from tasks.pool.host import DRAIN_S, GangHost
@@ -95,7 +95,7 @@ async def _serve(host: GangHost, options: NodeOptions, notice: Notice) -> None:
 def _hold(options: NodeOptions, notice: Notice) -> None:
     try:
         hold_devices(
-            Leases(options.home / "leases.db"),
+            leases_of(options.home),
             tuple(options.cluster.lease_names().values()),
             worker=options.name,
             may_share=all(device.kind == "cpu" for device in options.devices),

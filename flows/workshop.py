@@ -22,7 +22,7 @@ from model_lineage.tensors import TensorStore
 from tasks.batch import Batch, load_batch, parse_batch
 from tasks.cluster import Cluster, detect
 from tasks.execution.journal import Journal
-from tasks.execution.leases import Leases
+from tasks.execution.leases import Leases, leases_of
 from tasks.execution.local import LocalRunner
 from tasks.execution.workplace import Workplace
 from tasks.profiling.stage import Known, Notice
@@ -129,7 +129,7 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
     devices are not there.
     """
     cache = home / "cache"
-    leases = Leases(home / "leases.db")
+    leases = leases_of(home)
     with ExitStack() as stack:
         node = stack.enter_context(own_node())
         if node is None:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.evaluation.compare import HIGHER_IS_BETTER
-from tasks.evaluation.scores import Scores
 from tasks.evaluation.resampling import compare, estimate
+from tasks.evaluation.scores import Scores
 from tasks.evaluation.suite import SliceEntry
 
 ALL = "all"

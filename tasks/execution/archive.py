@@ -36,7 +36,7 @@ class Archive:
 
     def signature(self) -> tuple[str, ...]:
         """Changes whenever something has happened."""
-        queries = [
+        queries: list[Select[Any]] = [
             select(func.max(PLANS.c.id)),
             select(func.count(SEGMENTS.c.id), func.count(SEGMENTS.c.ended_s)),
             select(JOBS.c.status, func.count(), func.sum(JOBS.c.step)).group_by(JOBS.c.status).order_by(JOBS.c.status),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -87,9 +87,11 @@ class Journal:
         found = self.database.read(lambda connection: connection.execute(query).scalar())
         return default if found is None else found[0]
 
-    def jobs(self) -> dict[str, JobRecord]:
-        """All jobs by name, in the order in which they were written first."""
+    def jobs(self, *, batches: Collection[str] | None = None) -> dict[str, JobRecord]:
+        """All jobs by name, in the order in which they were written first. batches: of a pool's, only these."""
         query = self._mine(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
+        if batches is not None:
+            query = query.where(JOBS.c.batch.in_(sorted(batches)))
         rows = self.database.read(lambda connection: connection.execute(query).all())
         records = [_job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
         return {record.name: record for record in records}

@@ -7,6 +7,7 @@ holder started cannot outlive it (the fork server sees to that), so a void lease
 from __future__ import annotations
 
 import os
+import platform
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,11 @@ CREATE TABLE IF NOT EXISTS leases (
     device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born_s REAL NOT NULL, since_s REAL NOT NULL
 )
 """
+
+
+def leases_of(home: Path) -> Leases:
+    """The ledger of this machine: a home may be on storage that others share, who know nothing of our processes."""
+    return Leases(home / "machines" / (platform.node() or "localhost") / "leases.db")
 
 
 class Leases:

@@ -62,7 +62,7 @@ class Roster:
 
     def refresh(self) -> None:
         """Reads the journal anew: somebody else has written there."""
-        known = self.journal.jobs()
+        known = self.journal.jobs(batches={entry.batch for entry in self.entries.values()})
         self.records = {name: known.get(name, JobRecord(name=name)) for name in self.entries}
 
     def remove(self, jobs: Iterable[str]) -> None:
