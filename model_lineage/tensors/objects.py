@@ -6,7 +6,7 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,19 +49,15 @@ class Objects:
         return digest
 
     def get(self, digest: str) -> memoryview:
-        """The content of that digest. Raises ObjectFault where it is missing or damaged."""
-        head, data = self._read(digest)
-        parent = None
-        if needs_parent(data):
-            try:
-                parent = self.get(head[5:].hex())
-            except ObjectFault as error:
-                raise ObjectFault(f"object {digest} cannot be read without another one: {error}") from error
-        try:
-            content = unpack(data, parent=parent)
-        except ValueError as error:
-            raise ObjectFault(f"object {digest} is damaged: {error}") from error
+        """The content of that digest. Raises ObjectFault where it is missing or damaged.
+
+        What it is a difference to is not checked by itself: were that damaged, this would have another digest.
+        """
+        content = self._unpacked(digest)
         if digest_of(content) != digest:
+            parent = self.parent(digest)
+            if parent is not None:
+                self._needed(parent, digest, self.get)  # tells which of the two it is
             raise ObjectFault(f"object {digest} is damaged: its content has another digest")
         return content
 
@@ -89,6 +85,21 @@ class Objects:
         for path in sorted(self.root.glob("??/*")):
             if not path.name.startswith("."):
                 yield path.parent.name + path.name
+
+    def _unpacked(self, digest: str) -> memoryview:
+        """The content of that digest, unchecked."""
+        head, data = self._read(digest)
+        parent = self._needed(head[5:].hex(), digest, self._unpacked) if needs_parent(data) else None
+        try:
+            return unpack(data, parent=parent)
+        except ValueError as error:
+            raise ObjectFault(f"object {digest} is damaged: {error}") from error
+
+    def _needed(self, parent: str, digest: str, read: Callable[[str], memoryview]) -> memoryview:
+        try:
+            return read(parent)
+        except ObjectFault as error:
+            raise ObjectFault(f"object {digest} cannot be read without another one: {error}") from error
 
     def _path(self, digest: str) -> Path:
         return self.root / digest[:2] / digest[2:]
