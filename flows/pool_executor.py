@@ -15,6 +15,7 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from flows.child_runs import ChildRuns
+from flows.crashed_runs import CrashedRuns
 from flows.process_log import log_to_stderr
 from flows.settings import PoolAddress
 from flows.views import describe
@@ -94,6 +95,8 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         runner.start()
         pacemaker = threading.Thread(target=partial(steward.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
+        crashed = CrashedRuns(Submissions(database))
+        threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
         yield executor
 
 

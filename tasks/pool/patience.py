@@ -29,6 +29,14 @@ class Patience:
                 f"{self.fence_after_s:g} s do not go together. To fix: beat < fence < lost"
             )
 
+    @property
+    def blind_after_s(self) -> float:
+        """After so long without a look at the nodes, an executor gives them all time again.
+
+        Well under what lies between fence and loss: a database that nobody could read keeps ranks alive for that long.
+        """
+        return (self.lost_after_s - self.fence_after_s) / 2
+
     @classmethod
     def of_environment(cls) -> Self:
         """What RINGMASTER_PATIENCE says as "beat,lost,fence" in seconds ("5,60,40" unless set)."""

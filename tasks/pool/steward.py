@@ -74,7 +74,12 @@ class Steward:
         self.on_objective: Callable[[Objective], None] = lambda objective: None
         self.on_speed: Callable[[RunningSegment, Profile], None] = lambda running, profile: None
         self._submissions, self._told, self._mail = Submissions(database), Told(database), Mail(database)
-        self._watch = NodeWatch(Nodes(database), clock=clock, lost_after_s=patience.lost_after_s)
+        self._watch = NodeWatch(
+            Nodes(database),
+            clock=clock,
+            lost_after_s=patience.lost_after_s,
+            blind_after_s=patience.blind_after_s,
+        )
         self._standing: dict[str, Standing] = {}
         self._terms = combined_terms(())
         self._ghosts: dict[str, Node] = {}

@@ -32,10 +32,15 @@ class _Seen:
 
 
 class NodeWatch:
-    """Watches the registry. clock: monotonic seconds. lost_after_s: without a beat."""
+    """Watches the registry. clock: monotonic seconds. lost_after_s: without a beat. blind_after_s: between two looks,
+    after which silences are counted anew.
+    """
 
-    def __init__(self, nodes: Nodes, *, clock: Callable[[], float], lost_after_s: float) -> None:
-        self._nodes, self._clock, self._lost_after_s = nodes, clock, lost_after_s
+    def __init__(
+        self, nodes: Nodes, *, clock: Callable[[], float], lost_after_s: float, blind_after_s: float = BLIND_S
+    ) -> None:
+        self._nodes, self._clock = nodes, clock
+        self._lost_after_s, self._blind_after_s = lost_after_s, blind_after_s
         self._seen: dict[str, _Seen] = {}
         self._looked_s = clock()
 
@@ -51,7 +56,7 @@ class NodeWatch:
         """
         registered = {record.name: record for record in self._nodes.all()}
         now_s = self._clock()
-        is_blind = now_s - self._looked_s > BLIND_S
+        is_blind = now_s - self._looked_s > self._blind_after_s
         self._looked_s = now_s
         gone = []
         for name, seen in list(self._seen.items()):

@@ -1,0 +1,73 @@
+"""Has flow runs go on whose process died: the runs that hand batches over to a pool, follow and record them.
+
+Their jobs are the pool's and go on by themselves; but until somebody follows them again, nothing more is recorded. The
+same run is put on its queue again, finds what it had handed over, and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import PrefectException
+from prefect.states import AwaitingRetry
+from sqlalchemy.exc import SQLAlchemyError
+
+from tasks.pool.submissions import Submissions
+
+logger = logging.getLogger(__name__)
+
+DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
+LOOK_EVERY_S = 10.0
+MOST_RUNS = 4  # of one flow run: what crashes each time has another cause than a machine that failed
+RECENT = timedelta(hours=1)
+
+
+class CrashedRuns:
+    """Looks for crashed runs, and has them run again. `clock` tells the time of day."""
+
+    def __init__(self, submissions: Submissions, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._submissions, self._clock = submissions, clock
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """Looks again and again until it is told to end; while Prefect is away there is nothing to see."""
+        while not until.wait(LOOK_EVERY_S):
+            with suppress(httpx.HTTPError, PrefectException, SQLAlchemyError), get_client(sync_client=True) as client:
+                self.revive(client)
+
+    def revive(self, client: SyncPrefectClient) -> list[str]:
+        """Has runs go on that crashed within the hour, or whose batch still stands; returns their names."""
+        crashed = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED]))
+            ),
+            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
+        )
+        if not crashed:
+            return []
+        standing = {batch.flow_run for batch in self._submissions.standing()}
+        wanted = [
+            run for run in crashed if run.run_count < MOST_RUNS and (str(run.id) in standing or self._is_new(run))
+        ]
+        for run in wanted:
+            logger.warning(
+                "flow run %s had crashed, and goes on (run %d of %d)", run.name, run.run_count + 1, MOST_RUNS
+            )
+            client.set_flow_run_state(run.id, AwaitingRetry(message="its process had died"), force=True)
+        return [run.name for run in wanted]
+
+    def _is_new(self, run: FlowRun) -> bool:
+        return run.end_time is not None and self._clock() - run.end_time < RECENT
