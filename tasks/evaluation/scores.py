@@ -99,10 +99,11 @@ def score_models(
 ) -> Scored:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
 
-    The rows are `cases`, or the held-out ones of `data` (the JSON form of prepared data): those that an evaluation of
-    `job` reads, or the first `max_rows`. The job also says the loss and the precision.
+    The rows are `cases`, or the held-out ones of `data` (the JSON form of prepared data; without it the job's data is
+    prepared): those that an evaluation of `job` reads, or the first `max_rows`. The job also says the loss and the
+    precision.
     """
-    assert (data is None) != (cases is None), "either data or cases"
+    assert data is None or cases is None, "either data or cases"
     site.cache_dir.mkdir(parents=True, exist_ok=True)
     log = site.cache_dir / "scoring.log"
     scores: dict[str, Scores] = {}

@@ -19,7 +19,7 @@ import numpy as np
 from techniques.dotted import resolve
 from techniques.engine.channel import Channel
 from techniques.engine.order import Slot
-from techniques.job import Job, ModelSpec
+from techniques.job import DataSpec, Job, ModelSpec
 from techniques.values import from_json
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class ScoringOrder:
 
     job: whose loss and precision are used, and as many of whose held-out rows as its evaluation reads (max_rows: as
         many instead). What the models are is read from their folders.
-    data: the JSON form of the `PreparedData` whose held-out rows are read.
+    data: the JSON form of the `PreparedData` whose held-out rows are read; without it (and without cases) the job's
+        data is prepared, and read with the tokenizer of the first model where the job names none.
     cases: instead of data, a file of literal cases: JSON with "texts" (and "labels", one each), or an .npz of columns.
     encode: "package.module:function" that makes a list of texts into columns of tensors; else each model's tokenizer.
     slicers: dotted functions, by name, each from a row (a dict of tensors) to the name of its slice.
@@ -141,7 +142,7 @@ class _Scorer:
 
         output = self._forward(batch)
         found: dict[str, Any] = {}
-        has_labels = self._order.data is not None or "labels" in batch
+        has_labels = self._order.cases is None or "labels" in batch
         losses = losses_by_row(self._loss, output, batch) if has_labels else None
         if losses is not None:
             found["loss_sums"], found["loss_counts"] = losses
@@ -186,23 +187,33 @@ def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def _prepared(order: ScoringOrder) -> PreparedData:
-    from techniques.engine.data import PreparedData
+    from techniques.engine.data import PreparedData, prepare
 
     if order.data is not None:
         return from_json(PreparedData, order.data)
+    if order.cases is None:
+        return prepare(_data_spec(order), cache_dir=Path(order.cache_dir))
     return PreparedData(name="cases", digest="", num_samples=0, num_held_out=0, kind="other", source="cases")
+
+
+def _data_spec(order: ScoringOrder) -> DataSpec:
+    """The job's data; text as the first model reads it."""
+    first, spec = Path(next(iter(order.models.values()))).absolute(), order.job.data
+    if spec.tokenizer is None and spec.factory is None and (first / "tokenizer.json").is_file():
+        return spec if order.data is not None else replace(spec, tokenizer=str(first))
+    return spec
 
 
 def _chunks(
     order: ScoringOrder, prepared: PreparedData, model_dir: Path, *, config: Any, shifted: bool
 ) -> Iterator[Chunk]:
     """All rows, some at a time."""
-    if order.data is None:
+    if order.cases is not None:
         yield from _cases(order, model_dir, config=config, shifted=shifted)
         return
     from techniques.engine.data import fetch, open_data
 
-    _, held_out = open_data(order.job.data, cache_dir=Path(order.cache_dir), prepared=prepared)
+    _, held_out = open_data(_data_spec(order), cache_dir=Path(order.cache_dir), prepared=prepared)
     limit = order.max_rows or order.job.evaluation.max_batches * order.job.global_batch_size
     num_rows = min(len(held_out), limit)
     if num_rows == 0:
@@ -217,7 +228,7 @@ def _cases(order: ScoringOrder, model_dir: Path, *, config: Any, shifted: bool) 
     """Literal cases; texts of equal length together, so that nothing need be padded."""
     import torch
 
-    assert order.cases is not None, "an order has data or cases"
+    assert order.cases is not None
     file = Path(order.cases)
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as columns:

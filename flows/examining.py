@@ -1,0 +1,165 @@
+"""Examining a model from the command line: a registered one or a folder, on one device of this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from flows import settings
+from flows.faults import InputError
+from flows.own_node import own_node
+from tasks.batch import document
+from tasks.batch.faults import place_text
+from tasks.batch.schema import Data
+from tasks.batch.wording import findings
+from tasks.cluster import Device, detect
+from tasks.evaluation.suite import Suite, load_suite
+from tasks.execution.leases import Leases
+from tasks.profiling.stage import Notice
+from tasks.profiling.trials import Site
+from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from techniques.engine.data import SOURCES
+from techniques.engine.processes import ForkServer
+from techniques.engine.scoring import model_spec
+from techniques.values import from_json
+
+if TYPE_CHECKING:
+    from flows.lineage_home import LineageHome
+    from model_lineage import ModelRecord
+    from tasks.evaluation.examination import Examined
+
+LEASE_RETRY_S = 1.0
+SEQ_LEN = 128  # tokens of a row of text where nobody says it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model that was asked for. record: where it is a registered one."""
+
+    label: str
+    folder: Path
+    record: ModelRecord | None = None
+
+
+def find(name: str, home: LineageHome) -> Found:
+    """A folder, or a model of the ledger by NAME, NAME/VERSION, NAME@ALIAS or id. Raises InputError on others."""
+    folder = Path(name)
+    if folder.is_dir():
+        try:
+            model_spec(folder)
+        except ValueError as error:
+            raise InputError([str(error)]) from error
+        return Found(label=name, folder=folder)
+    if name.startswith((".", "/", "~")):
+        raise InputError([f"there is no folder {name}. To fix: name a folder with a model, or a registered model"])
+    node = home.find(name.removeprefix("models:/"))
+    return Found(label=node.label, folder=home.model_dir(node), record=node.record)
+
+
+def data_spec(text: str) -> DataSpec:
+    """The data that a person names: a source, a glob of files, a mapping as in a batch file, or a file with one.
+
+    Raises InputError with every fault in it.
+    """
+    file = Path(text)
+    if file.suffix in (".yaml", ".yml") and file.is_file():
+        said, folder = file.read_text(encoding="utf-8"), file.parent
+    elif text.lstrip().startswith("{"):
+        said, folder = text, Path()
+    else:
+        said, folder = f"{{{'source' if text in SOURCES else 'path'}: {text!r}}}", Path()
+    read = document.read(said)
+    if read.data is None:
+        raise InputError([f"--data: {finding.message}. To fix: {finding.remedy}." for finding in read.findings])
+    raw = read.data["data"] if set(read.data) == {"data"} else read.data
+    if ("path" in raw or raw.get("source") == "python-stdlib") and "seq_len" not in raw:
+        raw = {**raw, "seq_len": SEQ_LEN}
+    try:
+        entry = Data.model_validate(raw, context={"folder": folder.resolve()})
+    except ValidationError as error:
+        found = findings(error, root=Data)
+        raise InputError([f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in found]) from error
+    return from_json(DataSpec, entry.model_dump())
+
+
+def examine_model(
+    model: Found, *, data: DataSpec | None, tests: Path | None, against: Found | None, max_rows: int, notice: Notice
+) -> Examined:
+    """Metrics on held-out data, tests and assertions of one model. Raises InputError where there is nothing to do."""
+    suite = None if tests is None else load_suite(tests)
+    if data is None and (suite is None or not suite.tests):
+        raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
+    _check_needs(suite, data)
+    job = Job(
+        name="evaluation",
+        model=ModelSpec(),
+        data=data or DataSpec(source="digits"),
+        num_steps=1,
+        evaluation=EvaluationSpec(),
+    )
+    folder = Path() if tests is None else tests.parent
+    with one_device(folder, notice=notice) as (site, device):
+        from tasks.evaluation.examination import examine
+
+        return examine(
+            model.folder,
+            job=job,
+            held_out=data is not None,
+            suite=suite,
+            against=None if against is None else against.folder,
+            max_rows=max_rows,
+            site=site,
+            device=device,
+            folder=folder,
+        )
+
+
+@contextmanager
+def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[Site, Device]]:
+    """A fork server, and a device that nobody else uses meanwhile; waits for one, which it tells.
+
+    folder: where a user's functions are looked for, behind everything else.
+    """
+    home = settings.home()
+    with ExitStack() as stack:
+        node = stack.enter_context(own_node())
+        cluster = detect() if node is None else node.cluster
+        devices = cluster.nodes[0].devices
+        server = stack.enter_context(ForkServer())
+        site = Site(
+            server=server,
+            devices=devices,
+            cache_dir=home / "cache",
+            import_paths=(str(folder.resolve()), str(Path.cwd())),
+        )
+        if node is not None:
+            stack.enter_context(node.held("evaluation", notice))
+            yield site, devices[0]
+            return
+        home.mkdir(parents=True, exist_ok=True)
+        leases = Leases(home / "leases.db")
+        names = dict(zip(cluster.lease_names().values(), cluster.devices, strict=True))
+        mine, told = None, False
+        while (mine := next((name for name in names if leases.take([name], holder="evaluation")), None)) is None:
+            if not told:
+                notice("waiting for a device")
+                told = True
+            threading.Event().wait(LEASE_RETRY_S)
+        stack.callback(leases.give_back, [mine])
+        yield site, names[mine]
+
+
+def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
+    """Raises InputError where slices, assertions or tests of images ask for held-out data that nobody named."""
+    if suite is None or data is not None:
+        return
+    asking: list[Any] = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
+    if asking:
+        names = ", ".join(entry.name for entry in asking)
+        raise InputError([f"{names} of {suite.name} ask for held-out data. To fix: name it by --data"])

@@ -1,0 +1,66 @@
+"""An examination in MLflow: tables, a figure and metrics on the model's run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_lineage import Ledger, MetricPoint, ModelRecord
+from tasks.evaluation.drawing import figure
+from tasks.evaluation.examination import Examined
+from tasks.evaluation.slices import ALL
+from techniques.values import to_json
+
+FOLDER = "evaluation"
+
+
+def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str | None = None) -> None:
+    """Writes what was found onto the run that made the model; again, it replaces what was there.
+
+    other: the name of the model that it was compared with. A model without a run (imported) keeps nothing.
+    """
+    if (run := model.run_id) is None:
+        return
+    if examined.measured:
+        ledger.write_table(run, f"{FOLDER}/metrics.json", [to_json(line) for line in examined.measured])
+        title = model.uri.removeprefix("models:/")
+        ledger.write_svg(run, f"{FOLDER}/metrics.svg", figure(title, examined.measured, other=other))
+        points = [
+            MetricPoint(f"{FOLDER}/{line.metric}{suffix}", value)
+            for line in examined.measured
+            if line.slice == ALL
+            for suffix, value in (("", line.value), ("_low", line.low), ("_high", line.high))
+        ]
+        ledger.log_metrics(run, points)
+    for name, rows in tables(examined).items():
+        if rows:
+            ledger.write_table(run, f"{FOLDER}/{name}.json", rows)
+
+
+def tables(examined: Examined) -> dict[str, list[dict[str, Any]]]:
+    """The tables of tests and of assertions, a row each."""
+    return {
+        "tests": [
+            {
+                "test": result.test,
+                "kind": result.kind,
+                "num_cases": result.num_cases,
+                "failures": result.num_failures,
+                "allowed": f"{result.max_failures:.1%}",
+                "passed": result.passed,
+                "examples": "\n".join(result.examples) or result.fault,
+            }
+            for result in examined.tests
+        ],
+        "assertions": [
+            {
+                "assertion": result.assertion,
+                "kind": result.kind,
+                "num_rows": result.num_rows,
+                "failures": result.num_failures,
+                "allowed": f"{result.max_failures:.1%}",
+                "passed": result.passed,
+                "examples": "\n".join(result.examples) or result.why,
+            }
+            for result in examined.assertions
+        ],
+    }
