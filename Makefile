@@ -26,7 +26,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-full test-cluster lint check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-execution environment constraints clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-lineage bench-execution environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,9 @@ bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wron
 # About 25 minutes; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
 bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles and a thousand jobs
 	$(BIN)/python -m benchmarks.execution $(BENCH)
+
+bench-lineage: $(READY)  ## Measure questions about 10,000 models, and the tensor store
+	$(BIN)/python -m benchmarks.lineage $(BENCH)
 
 # About 25 minutes on two cores; BENCH="--quick" or BENCH="--only sweep" for less.
 bench-planning: $(READY) $(BENCH_READY)  ## Measure the planner, and other planners on the same problems

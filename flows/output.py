@@ -29,8 +29,7 @@ def output_console() -> Console:
 
 def print_json(value: Any) -> None:
     """Writes one JSON object, a line, to stdout."""
-    json.dump(_finite(value), sys.stdout, allow_nan=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")  # `dump` encodes in Python, at a tenth of it
 
 
 def _finite(value: Any) -> Any:

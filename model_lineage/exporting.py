@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
@@ -29,9 +28,9 @@ def node_json(node: Node) -> dict[str, Any]:
         "aliases": list(node.aliases),
         "parents": list(record.parents),
         "components": list(record.components),
-        "datasets": [asdict(dataset) for dataset in record.datasets],
+        "datasets": [dict(vars(dataset)) for dataset in record.datasets],
         "run": record.run_id,
-        "origin": {key: value for key, value in asdict(record.origin).items() if value is not None},
+        "origin": {key: value for key, value in vars(record.origin).items() if value is not None},
         "tensors_id": record.tensors_id,
         "metrics": dict(node.metrics),
         "params": dict(node.params),

@@ -2,7 +2,7 @@
 
 import difflib
 import graphlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from model_lineage.records import ADAPTATION_KINDS, DatasetInput
@@ -72,12 +72,13 @@ class Graph:
     def ancestors(self, model: str) -> tuple[str, ...]:
         """Every model that `model` came from, the nearest first; `model` itself is not among them."""
         self._check(model)
-        return _breadth_first(model, self._parents.__getitem__)
+        return _breadth_first([model], self._parents.__getitem__)
 
-    def descendants(self, model: str) -> tuple[str, ...]:
-        """Every model that came from `model`, the nearest first; `model` itself is not among them."""
-        self._check(model)
-        return _breadth_first(model, self._children.__getitem__)
+    def descendants(self, *models: str) -> tuple[str, ...]:
+        """Every model that came from any of `models`, the nearest first; they themselves are not among them."""
+        for model in models:
+            self._check(model)
+        return _breadth_first(models, self._children.__getitem__)
 
     def __contains__(self, model: object) -> bool:
         return model in self._parents
@@ -92,12 +93,12 @@ class Graph:
             raise ValueError(f"the lineage has no model {model!r}; {hint}")
 
 
-def _breadth_first(start: str, neighbours: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
-    reached = dict.fromkeys([start])
-    queue = [start]
+def _breadth_first(starts: Sequence[str], neighbours: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
+    reached = dict.fromkeys(starts)
+    queue = list(reached)
     for node in queue:
         for neighbour in neighbours(node):
             if neighbour not in reached:
                 reached[neighbour] = None
                 queue.append(neighbour)
-    return tuple(queue[1:])
+    return tuple(queue[len(set(starts)) :])

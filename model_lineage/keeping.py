@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model_lineage import cards, links
-from model_lineage.components import SharedPart, shared_parts
 from model_lineage.models import Models
 from model_lineage.records import COMPONENT, ModelRecord
 from model_lineage.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
-from model_lineage.tensors import StoredModel, StoreFault, TensorStore
+
+if TYPE_CHECKING:  # numpy and zstandard are imported where something is kept
+    from model_lineage.components import SharedPart
+    from model_lineage.tensors import StoredModel, TensorStore
 
 DIGEST = "ringmaster.digest"  # of a component's tensors
 MEMBER = "ringmaster.member."  # and a model's id: a tag of a component
@@ -30,6 +32,8 @@ class Keeping(Models):
         Its page says how much room it takes, and which parts it shares with its parents and siblings; each of these
         becomes a node of kind "component". Again, it changes nothing. Raises StoreFault, OSError or LedgerError.
         """
+        from model_lineage.components import shared_parts
+
         parents = [self._stored(parent, store) for parent in record.parents]
         base = parents[0] if parents else None
         stored = store.add(folder, parent=base.id if base else None)
@@ -44,6 +48,8 @@ class Keeping(Models):
 
     def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
         """A model of the ledger as the store has it; None where it has not."""
+        from model_lineage.tensors import StoreFault
+
         model = self._logged_model(model_id)
         id = None if model is None else model.tags.get(TENSORS)
         try:

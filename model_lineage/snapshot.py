@@ -125,13 +125,10 @@ class Snapshot:
 
         What a component is part of came from it.
         """
-        reached: dict[str, None] = {}
-        for id in ids:
-            starts = [node.id for node in self.users(id)] if id not in self.graph else [id]
-            reached |= dict.fromkeys(each for each in starts if each != id)
-            for start in starts:
-                reached |= dict.fromkeys(self.graph.descendants(start))
-        return tuple(id for id in reached if id not in ids)
+        models = [id for id in ids if id in self.graph]
+        users = [node.id for id in ids if id not in self.graph for node in self.users(id)]
+        reached = dict.fromkeys([*users, *self.graph.descendants(*models, *users)])
+        return tuple(id for id in reached if id not in set(ids))
 
     def dataset_names(self) -> list[str]:
         """The names of all data sets."""

@@ -1,0 +1,194 @@
+"""How long questions about a lineage of 10,000 models take, and how much room and time the tensor store needs.
+
+    python -m benchmarks.lineage [--models 10000] [--only questions|store] [--megabytes 400]
+
+Questions are whole commands (`ringmaster lineage show ...`), each in a process of its own, on a database of MLflow that
+is filled by rows. The store's ratios are those of a small Llama that is really trained and then adapted in each way;
+its rates those of a larger model of the same numbers in another order. Writes benchmarks/results/lineage.json and the
+parts of docs/benchmarks.md between the markers `<!-- lineage -->` and `<!-- tensors -->`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "lineage.json", ROOT / "docs" / "benchmarks.md"
+GOAL_S, GOAL_MB_S = 2.0, 500
+KINDS = ("fine-tuned", "lora", "distilled", "quantized", "pruned")
+ROUNDS = 3
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=int, default=10_000)
+    parser.add_argument("--megabytes", type=int, default=400, help="of the model that rates are measured with")
+    parser.add_argument("--only", choices=("questions", "store"))
+    arguments = parser.parse_args()
+    scratch = ROOT / ".ringmaster"  # on a disk, as a home is
+    scratch.mkdir(exist_ok=True)
+    results = {}
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        if arguments.only != "store":
+            results["questions"] = questions(Path(folder) / "home", arguments.models)
+            write("lineage", question_lines(results["questions"], arguments.models))
+        if arguments.only != "questions":
+            from benchmarks.lineage_tensors import measure_rates, measure_ratios, store_lines
+
+            results["ratios"] = measure_ratios(Path(folder) / "ratios")
+            results["rates"] = measure_rates(Path(folder) / "rates", megabytes=arguments.megabytes)
+            write("tensors", store_lines(results["ratios"], results["rates"]))
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine(), **results}, indent=1) + "\n")
+
+
+def questions(home, num_models):
+    """Rows of (question, seconds of the wall, seconds of the processor), medians of ROUNDS."""
+    ledger = home / "mlflow.db"
+    fill(ledger, num_models)
+    deep, base, first = f"team-{num_models % 97}", "base-0", "m-0000001"
+    asked = {
+        "show a model, its ancestors and descendants": ["show", deep],
+        "show a base, all of whose descendants are thousands": ["show", base],
+        "impact of a base": ["impact", base, "--json"],
+        "impact of a data set": ["impact", "data-7", "--json"],
+        "diff of what is recorded": ["diff", deep, base, "--no-tensors"],
+        "bisect by a recorded metric": ["bisect", f"m-{num_models - 1:07d}", "--test", "loss<0.5", "--json"],
+        "export everything as JSON": ["export"],
+        "export everything as GraphML": ["export", "--format", "graphml"],
+        "a name that is not there": ["show", f"{first}-not"],
+    }
+    rows = []
+    for name, words in asked.items():
+        wall, processor = zip(*(timed(words, home) for _ in range(ROUNDS)), strict=True)
+        rows.append({"question": name, "wall_s": statistics.median(wall), "cpu_s": statistics.median(processor)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def timed(words, home):
+    """(seconds of the wall, of the processor) of one command in a process of its own."""
+    environment = {**os.environ, "RINGMASTER_HOME": str(home), "MLFLOW_TRACKING_URI": ""}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "lineage", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode in (0, 2), done.stderr
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def fill(file, num_models):
+    """An MLflow database of `num_models` models: 20 bases, then each from one or two of the last ones, mostly."""
+    from model_lineage import Ledger
+
+    Ledger(f"sqlite:///{file}", artifact_root=file.parent / "mlartifacts").warm_up()
+    draw = random.Random(0)
+    tables = {name: [] for name in ("models", "tags", "params", "metrics", "versions", "aliases")}
+    names, now_ms = {}, time.time_ns() // 1_000_000
+    with sqlite3.connect(file) as connection:
+        (experiment,) = connection.execute("SELECT experiment_id FROM experiments WHERE name = 'ringmaster'").fetchone()
+        for i in range(num_models):
+            model(i, experiment, draw, names, now_ms - (num_models - i) * 1000, tables)
+        connection.execute("PRAGMA foreign_keys = OFF")
+        insert(connection, "logged_models", tables["models"])
+        insert(connection, "logged_model_tags", tables["tags"])
+        insert(connection, "logged_model_params", tables["params"])
+        insert(connection, "logged_model_metrics", tables["metrics"])
+        insert(connection, "registered_models", [{"name": name, "creation_time": now_ms} for name in names])
+        insert(connection, "model_versions", tables["versions"])
+        insert(connection, "registered_model_aliases", tables["aliases"])
+
+
+def model(i, experiment, draw, names, created_ms, tables):
+    """Model `i`, as a recording leaves it."""
+    id, is_base = f"m-{i:07d}", i < 20
+    parents = [] if is_base else sorted({max(0, i - draw.randint(1, 400)) for _ in range(draw.choice([1, 1, 1, 2]))})
+    name = f"base-{i}" if is_base else f"team-{i % 97}"
+    kind = "pretrained" if is_base else "merged" if len(parents) > 1 else draw.choice(KINDS)
+    version = names[name] = names.get(name, 0) + 1
+    data = [
+        {"name": f"data-{i % 50}", "digest": f"{i % 50:032x}", "source": "/data", "context": "training", "num_rows": 9}
+    ]
+    origin = {"job": name, "seed": 1, "plan": "plan-1/plan.json", "batch_run_id": f"{i:032x}", "num_steps": 1000}
+    tags = {
+        "ringmaster.kind": kind,
+        "ringmaster.name": name,
+        "ringmaster.parents": json.dumps([f"m-{parent:07d}" for parent in parents]),
+        "ringmaster.datasets": json.dumps(data),
+        "ringmaster.origin": json.dumps(origin),
+        "ringmaster.tensors": f"{i:032x}",
+        "mlflow.modelVersions": json.dumps([{"name": name, "version": str(version)}]),
+        "mlflow.note.content": "A page of a model. " * 40,
+    }
+    of = {"model_id": id, "experiment_id": experiment}
+    at = {"creation_timestamp_ms": created_ms, "last_updated_timestamp_ms": created_ms, "lifecycle_stage": "active"}
+    run = f"{i:032x}"
+    tables["models"].append(
+        {**of, **at, "name": name, "artifact_location": f"file:///nowhere/{id}", "status": 2, "source_run_id": run}
+    )
+    tables["tags"] += [{**of, "tag_key": key, "tag_value": value} for key, value in tags.items()]
+    tables["params"] += [{**of, "param_key": f"p{k}", "param_value": str(draw.random())} for k in range(10)]
+    measured = {**of, "run_id": run, "metric_timestamp_ms": created_ms, "metric_step": 0}
+    tables["metrics"] += [{**measured, "metric_name": key, "metric_value": 1.0} for key in ("loss", "accuracy")]
+    tables["versions"].append({"name": name, "version": version, "creation_time": created_ms, "run_id": run})
+    if draw.random() < 0.01:
+        alias = f"champion-{version}" if version > 1 else "champion"
+        tables["aliases"].append({"name": name, "alias": alias, "version": version})
+
+
+def insert(connection, table, rows):
+    """Rows, as mappings of the same keys, in one statement."""
+    keys = list(rows[0]) if rows else []
+    marks = ", ".join("?" * len(keys))
+    if rows:
+        columns = ", ".join(keys)
+        connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [tuple(r.values()) for r in rows])
+
+
+def question_lines(rows, num_models):
+    """The table of the questions."""
+    return [
+        f"{stamp()} {num_models:,} models in MLflow's sqlite; whole commands, medians of {ROUNDS}.",
+        "",
+        "| question | seconds | of the processor | goal |",
+        "| --- | ---: | ---: | --- |",
+        *(f"| {r['question']} | {r['wall_s']:.2f} | {r['cpu_s']:.2f} | <= {GOAL_S:.0f} |" for r in rows),
+    ]
+
+
+def machine():
+    return {"cores": os.cpu_count(), "cpu": platform.machine(), "load_1min": round(os.getloadavg()[0], 1)}
+
+
+def stamp():
+    told = machine()
+    return (
+        f"{date.today().isoformat()}, {told['cores']} cores, {told['cpu']}, a load of {told['load_1min']} at the end."
+    )
+
+
+def write(marker, lines):
+    """Puts lines between the markers of the page."""
+    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    before, rest = PAGE.read_text().split(begin, 1)
+    PAGE.write_text(before + "\n".join([begin, *lines, end]) + rest.split(end, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The tensor store against plain safetensors: room by kind of adaptation, and how fast models are kept and restored."""
+
+import json
+import os
+import shutil
+import statistics
+import time
+
+import numpy as np
+
+from benchmarks.lineage import GOAL_MB_S, ROUNDS, stamp
+from model_lineage.tensors import TensorStore
+
+GOALS = {"full fine-tune, bf16": 1.5, "full fine-tune, fp32": 1.2}
+STEPS, ROWS, SEQ_LEN = 40, 4, 64
+TUNING_LR = 2e-5  # as full fine-tunes are made
+SIZES = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4}
+
+
+def trained(start=None, *, lr, frozen=(), seed=0):
+    """The weights of a small Llama after some steps, from fresh ones or from `start`; those that begin so stay."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, num_key_value_heads=4, **SIZES))
+    if start is not None:
+        model.load_state_dict(start)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = not name.startswith(tuple(frozen))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(STEPS):
+        ids = torch.randint(0, 2048, (ROWS, SEQ_LEN), generator=draw).sort(dim=1).values  # some order to learn
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def family():
+    """Name -> (its parent's name or None, its weights), of each kind of adaptation."""
+    import torch
+
+    base = trained(lr=1e-3)
+    tuned, other = trained(base, lr=TUNING_LR, seed=1), trained(base, lr=TUNING_LR, seed=2)
+    lower = ("model.embed_tokens", "model.layers.0.", "model.layers.1.", "model.layers.2.")
+    stem = {name: value for name, value in base.items() if name.startswith(lower)}
+
+    def halved(weights):
+        return {name: value.to(torch.bfloat16) for name, value in weights.items()}
+
+    def pruned(value):
+        return torch.where(value.abs() < value.abs().median(), 0.0, value) if value.ndim > 1 else value
+
+    draw = torch.Generator().manual_seed(3)
+    adapter = {f"layers.{i}.{w}": torch.randn(8, 256, generator=draw) for i in range(6) for w in ("lora_A", "lora_B")}
+    return {
+        "base, fp32": (None, base),
+        "base, bf16": (None, halved(base)),
+        "full fine-tune, fp32": ("base, fp32", tuned),
+        "full fine-tune, bf16": ("base, bf16", halved(tuned)),
+        "lower half frozen, fp32": ("base, fp32", trained(base, lr=TUNING_LR, frozen=lower, seed=4)),
+        "another head on a shared stem, fp32": (None, {**trained(lr=1e-3, seed=5), **stem}),
+        "half of the weights pruned, fp32": ("base, fp32", {name: pruned(value) for name, value in base.items()}),
+        "average of two fine-tunes, fp32": (
+            "full fine-tune, fp32",
+            {name: (value + other[name]) / 2 for name, value in tuned.items()},
+        ),
+        "adapter of rank 8, its own file": ("base, fp32", adapter),
+    }
+
+
+def measure_ratios(folder):
+    """Rows of (kind, bytes of plain safetensors, bytes that it adds to the store, of which the stem's bytes)."""
+    from safetensors.torch import save_file
+
+    store, ids, rows = TensorStore(folder / "store"), {}, []
+    for name, (parent, weights) in family().items():
+        target = folder / "models" / name
+        target.mkdir(parents=True)
+        save_file(weights, target / "model.safetensors")
+        before = store.size_bytes()
+        ids[name] = store.add(target, parent=ids.get(parent)).id
+        plain = (target / "model.safetensors").stat().st_size
+        rows.append({"kind": name, "plain_bytes": plain, "added_bytes": store.size_bytes() - before})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def measure_rates(folder, *, megabytes):
+    """Rows of (what, megabytes a second of the wall, of the processor), medians of ROUNDS, of a larger model."""
+    base, tuned = trained(lr=1e-3), None
+    tuned = trained(base, lr=TUNING_LR, seed=1)
+    draw = np.random.default_rng(0)
+    flat = [np.concatenate([value.numpy().ravel() for value in weights.values()]) for weights in (base, tuned)]
+    rows = []
+    for dtype in ("F32", "BF16"):
+        models = {"base": {}, "tuned": {}}
+        num_items = megabytes * 10**6 // (4 if dtype == "F32" else 2)
+        for i in range(max(1, num_items // (1 << 21))):  # tensors of 2 M numbers, no two alike
+            at = draw.integers(0, len(flat[0]), 1 << 21)
+            for target, values in zip(models.values(), flat, strict=True):
+                target[f"layers.{i}.weight"] = values[at] if dtype == "F32" else halved(values[at])
+        for name, tensors in models.items():
+            save(folder / dtype / name, tensors, dtype)
+        del models
+        rows += rates(folder / dtype, dtype)
+        shutil.rmtree(folder / dtype)
+    return rows
+
+
+def rates(folder, dtype):
+    """How fast a base and its fine-tune are added and restored."""
+    num_bytes = (folder / "base" / "model.safetensors").stat().st_size
+    found = {}
+    for _ in range(ROUNDS):
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        store = TensorStore(folder / "store")
+        base = clocked(found, "add a base", lambda: store.add(folder / "base"))  # noqa: B023
+        tuned = clocked(found, "add a fine-tune", lambda: store.add(folder / "tuned", parent=base.id))  # noqa: B023
+        for what, model in (("restore a base", base), ("restore a fine-tune", tuned)):
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            clocked(found, what, lambda: store.restore(model.id, folder / "out"))  # noqa: B023
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        clocked(found, "copy and sync the file, for comparison", lambda: copied(folder))
+    rows = [
+        {
+            "what": f"{what}, {dtype}",
+            "wall_mb_s": num_bytes / 1e6 / statistics.median(wall for wall, _ in seconds),
+            "cpu_mb_s": num_bytes / 1e6 / statistics.median(cpu for _, cpu in seconds),
+        }
+        for what, seconds in found.items()
+    ]
+    for row in rows:
+        print(row, flush=True)
+    return rows
+
+
+def copied(folder):
+    """The plain file, written anew and synced: the disk's own rate."""
+    content = (folder / "base" / "model.safetensors").read_bytes()
+    (folder / "out").mkdir()
+    with (folder / "out" / "model.safetensors").open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def clocked(found, what, action):
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    result = action()
+    found.setdefault(what, []).append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
+    return result
+
+
+def halved(values):
+    """float32 as bfloat16, rounded to the nearest, as 16-bit words."""
+    words = values.view(np.uint32)
+    return ((words + ((words >> 16) & 1) + 0x7FFF) >> 16).astype(np.uint16)
+
+
+def save(folder, tensors, dtype):
+    """A safetensors file; numpy has no bfloat16 of its own."""
+    folder.mkdir(parents=True)
+    header, at = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    said = json.dumps(header).encode()
+    said += b" " * (-len(said) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(said).to_bytes(8, "little") + said)
+        for values in tensors.values():
+            file.write(values.data)
+
+
+def store_lines(ratios, rates):
+    """The tables of the store."""
+    return [
+        f"{stamp()} A Llama of 5 M parameters, {STEPS} steps of training, then {STEPS} of each adaptation (AdamW, lr "
+        f"{TUNING_LR:g}); *smaller*: the plain safetensors file over what it adds to the store.",
+        "",
+        "| kind | safetensors, MB | added, MB | times smaller | goal |",
+        "| --- | ---: | ---: | ---: | --- |",
+        *map(ratio_line, ratios),
+        "",
+        f"Rates, of the plain file's bytes; medians of {ROUNDS}.",
+        "",
+        "| what | MB/s | a second of the processor | goal |",
+        "| --- | ---: | ---: | --- |",
+        *map(rate_line, rates),
+    ]
+
+
+def ratio_line(row):
+    plain, added, goal = row["plain_bytes"], row["added_bytes"], GOALS.get(row["kind"])
+    return (
+        f"| {row['kind']} | {plain / 1e6:.2f} | {added / 1e6:.2f} | {plain / added:.2f} | "
+        f"{'' if goal is None else f'>= {goal}'} |"
+    )
+
+
+def rate_line(row):
+    goal = f">= {GOAL_MB_S}, or the disk's" if row["what"].startswith("restore") else ""
+    return f"| {row['what']} | {row['wall_mb_s']:.0f} | {row['cpu_mb_s']:.0f} | {goal} |"
