@@ -22,7 +22,7 @@ from flows.own_node import healthy, is_here
 from flows.views import current_view
 from flows.workshop import Bench, open_bench
 from tasks.batch import Batch
-from tasks.cluster import Cluster
+from tasks.cluster import Cluster, Node
 from tasks.execution.journal import Journal
 from tasks.pool.database import Database
 from tasks.pool.nodes import SERVING, NodeRecord, Nodes
@@ -51,7 +51,7 @@ def profile_node(node: str, key: str) -> None:
         with open_bench(Batch.from_json(journal.get("batch")), home=settings.home()) as bench:
             if not bench.is_pool_node or bench.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
-            journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench))))
+            journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
     finally:
         database.close()
 
@@ -70,7 +70,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
         if any(is_here(node) for node in missing.values()):
             with open_bench(batch, home=settings.home()) as bench:
-                journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench))))
+                journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
         faults = {missing[kind].name: fault for kind, run in elsewhere.items() if (fault := _wait(run))}
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
@@ -124,8 +124,11 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
     )
 
 
-def _measure(bench: Bench) -> Profiled:
-    notice = current_view.get().notice
+def _measure(bench: Bench, database: Database) -> Profiled:
+    notice, node = current_view.get().notice, bench.cluster.nodes[0]
+    serving = [healthy(each) for each in Nodes(database).all() if each.status == SERVING]
+    kind = bench.cluster.device_kind()
+    alike = [each for each in serving if _is_like(each, node, kind)]
     return profile_task(
         bench.batch.jobs,
         site=bench.site,
@@ -133,7 +136,13 @@ def _measure(bench: Bench) -> Profiled:
         known=bench.known,
         notice=notice,
         hold=partial(bench.hold, notice),
+        num_nodes=max(len(alike), 1),
     )
+
+
+def _is_like(node: Node, other: Node, kind: str) -> bool:
+    """Whether two nodes have as many devices of the same kind, so that a gang may be spread over both."""
+    return len(node.devices) == len(other.devices) and Cluster(nodes=(node,)).device_kind() == kind
 
 
 def _slim(profiled: Profiled) -> Profiled:

@@ -9,7 +9,7 @@ from typing import Any
 class Profile:
     """One measured (technique, config, gang size) of a job.
 
-    num_ranks: worker processes of the gang.
+    num_ranks: worker processes of the gang. num_nodes: over which its devices are spread evenly.
     step_s: median seconds of a step after warm-up, taken while the neighbouring devices were busy.
     peak_bytes: the most memory that one device (one rank's process, for CPU slots) held.
     startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
@@ -32,6 +32,7 @@ class Profile:
     stall_s: float | None = None
     source: str = "measured"
     device_type: str = ""
+    num_nodes: int = 1
 
     def runtime_s(self, *, num_steps: int, num_evaluations: int = 1, num_saves: int = 1) -> float:
         """Planned seconds of `num_steps` steps to a job's end: start, steps, checkpoints, evaluations and export."""

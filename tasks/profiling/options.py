@@ -70,4 +70,5 @@ def _option(job: Job, profile: Profile, steps_done: int) -> Option:
         runtime_s=max(runtime_s, LEAST_RUNTIME_S),
         config=dict(profile.config),
         device_type=profile.device_type,
+        num_nodes=profile.num_nodes,
     )

@@ -10,12 +10,14 @@ from typing import Any
 
 from tasks.cluster import Cluster
 from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
+from tasks.profiling.over_nodes import predicted_profiles, shapes_over_nodes
 from tasks.profiling.search import LONG_STEPS, Failure, Result, Search, quickest_looking_first, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
 from techniques.engine.channel import ChannelClosed
 from techniques.engine.processes import ForkServer
 from techniques.surveys import Survey, SurveyOrder
+from techniques.technique import GangShape
 from techniques.values import from_json, to_json
 
 SURVEYOR = "techniques.engine.survey:main"
@@ -63,10 +65,12 @@ def profile_jobs(
     known: Known | None = None,
     notice: Notice = lambda _: None,
     hold: Hold = nullcontext,
+    num_nodes: int = 1,
 ) -> Profiled:
     """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
 
-    hold: entered before the first trial and left after the last; not at all where none is needed.
+    hold: entered before the first trial and left after the last; not at all where none is needed. num_nodes: nodes like
+    this one that a gang may be spread over where a job needs it.
     """
     known = known or Known()
     surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice)
@@ -86,23 +90,42 @@ def profile_jobs(
             before_trials=lambda: stack.enter_context(hold()),
         )
     profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
+    homeless = [job for job in jobs if not profiles[job.name]]
+    profiles |= _over_nodes(homeless, site=site, cluster=cluster, num_nodes=num_nodes, notice=notice)
     for name, mine in searches_of.items():
         if not profiles[name]:
             faults[name] = _why_nothing_fits(surveys[name], [f for s in mine for f in s.failures])
     return Profiled(jobs=tuple(jobs), surveys=surveys, profiles=profiles, faults=faults, num_trials=num_trials)
 
 
+def _over_nodes(
+    jobs: Sequence[Job], *, site: Site, cluster: Cluster, num_nodes: int, notice: Notice
+) -> dict[str, tuple[Profile, ...]]:
+    """Profiles, by job, of gangs over several nodes for jobs that one node cannot train."""
+    shapes = shapes_over_nodes(gang_shape(cluster.nodes[0].devices), num_nodes=num_nodes)
+    if not jobs or not shapes:
+        return {}
+    surveys, _ = survey_jobs(jobs, site=site, cluster=cluster, notice=notice, shapes=shapes)
+    return {name: predicted_profiles(survey, shapes=shapes) for name, survey in surveys.items()}
+
+
 def survey_jobs(
-    jobs: Sequence[Job], *, site: Site, cluster: Cluster, notice: Notice
+    jobs: Sequence[Job],
+    *,
+    site: Site,
+    cluster: Cluster,
+    notice: Notice,
+    shapes: Sequence[GangShape] | None = None,
 ) -> tuple[dict[str, Survey], dict[str, str]]:
     """Prepares data and sizes models in worker processes; surveys, and faults, by job name.
 
-    One process looks at all jobs; where one of them ends it, another goes on with the jobs after that one.
+    shapes: of gangs; by default of the first devices of one node, as many as there are. One process looks at all jobs;
+    where one of them ends it, another goes on with the jobs after that one.
     """
     node = cluster.nodes[0]
     order = SurveyOrder(
         jobs=tuple(jobs),
-        shapes=tuple(gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1)),
+        shapes=tuple(shapes or (gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1))),
         techniques=registry.dotted_paths(),
         cache_dir=str(site.cache_dir),
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),

@@ -17,7 +17,14 @@ from techniques import Job
 # What was measured before a failure is kept, so that a retry tries only the rest.
 @task(name="profile", retries=2, retry_delay_seconds=[1, 5], cache_policy=NO_CACHE, persist_result=False)
 def profile_task(
-    jobs: Sequence[Job], *, site: Site, cluster: Cluster, known: Known, notice: Notice, hold: Hold = nullcontext
+    jobs: Sequence[Job],
+    *,
+    site: Site,
+    cluster: Cluster,
+    known: Known,
+    notice: Notice,
+    hold: Hold = nullcontext,
+    num_nodes: int = 1,
 ) -> Profiled:
     """Surveys the jobs and measures what is not known of them."""
-    return profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=notice, hold=hold)
+    return profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=notice, hold=hold, num_nodes=num_nodes)

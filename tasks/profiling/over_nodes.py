@@ -1,0 +1,62 @@
+"""Gangs over several nodes, for jobs that no single node can train: their step times are predicted, not measured.
+
+A trial would need several nodes at once, so none is made. What is predicted here counts the network for as fast as the
+links within a node, so it is only offered where there is no other way; the speed that is measured while such a gang
+runs corrects it within a few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from techniques import Profile
+from techniques.surveys import Candidate, Survey
+from techniques.technique import GangShape
+
+# Where nothing is known of a device's speed; corrected by the first steps.
+GUESSED_STEP_S = 1.0
+GUESSED_STARTUP_S = 15.0
+
+
+def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ...]:
+    """Gangs of all devices of 2, 4, ... and of all of `num_nodes` equal nodes; `node` is one of them, whole."""
+    counts = {2**power for power in range(1, num_nodes.bit_length()) if 2**power <= num_nodes}
+    counts |= {num_nodes} - {1}
+    return tuple(
+        GangShape(
+            kind=node.kind,
+            num_devices=node.num_devices * count,
+            memory_bytes=node.memory_bytes,
+            num_nodes=count,
+        )
+        for count in sorted(counts)
+    )
+
+
+def predicted_profiles(survey: Survey, *, shapes: Sequence[GangShape]) -> tuple[Profile, ...]:
+    """Of each technique and shape that could train a job, the option that looks quickest, as a profile."""
+    return tuple(
+        Profile(
+            technique=best.technique,
+            config=best.config,
+            num_devices=best.num_devices,
+            num_ranks=best.num_ranks,
+            num_nodes=shape.num_nodes,
+            step_s=GUESSED_STEP_S if best.step_s is None else best.step_s,
+            peak_bytes=best.least_bytes if best.forecast is None else best.forecast.device_bytes,
+            startup_s=GUESSED_STARTUP_S,
+            source="predicted",
+        )
+        for shape in shapes
+        for best in _quickest(survey, shape)
+    )
+
+
+def _quickest(survey: Survey, shape: GangShape) -> Iterator[Candidate]:
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in survey.candidates:
+        if candidate.num_devices == shape.num_devices:
+            groups.setdefault(candidate.technique, []).append(candidate)
+    for group in groups.values():
+        known = [candidate for candidate in group if candidate.step_s is not None]
+        yield min(known, key=lambda candidate: candidate.step_s or 0.0) if known else group[0]

@@ -1,0 +1,64 @@
+"""Options over several nodes, for jobs that none of them can train alone."""
+
+from tasks.cluster import Cluster, Device, Node
+from tasks.planning import solve, verify
+from tasks.profiling.options import planning_problem
+from tasks.profiling.over_nodes import GUESSED_STEP_S, predicted_profiles, shapes_over_nodes
+from techniques.surveys import Candidate, Forecast, Survey
+from techniques.technique import GangShape
+from tests.unit.execution.fakes import job, profile
+
+NODE = GangShape(kind="gpu", num_devices=4, memory_bytes=1 << 30)
+
+
+def candidate(technique="fsdp", num_devices=8, step_s=None, **changes):
+    return Candidate(
+        technique=technique,
+        config={},
+        num_devices=num_devices,
+        num_ranks=num_devices,
+        least_bytes=7,
+        step_s=step_s,
+        **changes,
+    )
+
+
+def survey(*candidates):
+    return Survey(job="a", data={}, facts={}, candidates=candidates, refusals=())
+
+
+def test_gangs_double_and_end_with_all_nodes():
+    assert [(s.num_nodes, s.num_devices) for s in shapes_over_nodes(NODE, num_nodes=6)] == [(2, 8), (4, 16), (6, 24)]
+    assert [s.num_nodes for s in shapes_over_nodes(NODE, num_nodes=4)] == [2, 4]
+    assert shapes_over_nodes(NODE, num_nodes=1) == ()
+
+
+def test_of_each_technique_the_quickest_looking_option_is_taken():
+    shapes = shapes_over_nodes(NODE, num_nodes=2)
+    found = predicted_profiles(
+        survey(
+            candidate(step_s=3.0),
+            candidate(step_s=2.0, forecast=Forecast(device_bytes=99)),
+            candidate("ddp"),
+            candidate("tensor", num_devices=16, step_s=1.0),
+        ),
+        shapes=shapes,
+    )
+    assert [(p.technique, p.step_s, p.peak_bytes, p.num_nodes, p.source) for p in found] == [
+        ("fsdp", 2.0, 99, 2, "predicted"),
+        ("ddp", GUESSED_STEP_S, 7, 2, "predicted"),
+    ]
+
+
+def test_such_a_job_is_planned_on_both_nodes_beside_others():
+    devices = tuple(Device(kind="cpu", index=i, name="cpu", memory_bytes=1, cores=(i,)) for i in range(2))
+    cluster = Cluster(nodes=(Node(name="n1", devices=devices), Node(name="n2", devices=devices)))
+    shapes = shapes_over_nodes(GangShape(kind="cpu", num_devices=2, memory_bytes=1), num_nodes=2)
+    wide = predicted_profiles(survey(candidate(num_devices=4, step_s=1.0)), shapes=shapes)
+    jobs = [job("a", num_steps=50), job("b", num_steps=50)]
+    problem = planning_problem(jobs, {"a": wide, "b": (profile(step_s=1.0),)}, cluster, name="both")
+    plan = solve(problem, time_limit_s=2.0)
+    verify(plan, problem)
+    segments = [segment for segment in plan.segments if segment.job == "a"]
+    assert segments
+    assert all(sorted(node for node, _ in segment.devices) == ["n1", "n2"] for segment in segments)
