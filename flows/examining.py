@@ -20,7 +20,7 @@ from tasks.batch.schema import Data
 from tasks.batch.wording import findings
 from tasks.cluster import Device, detect
 from tasks.evaluation.suite import Suite, load_suite
-from tasks.execution.leases import Leases
+from tasks.execution.leases import leases_of
 from tasks.profiling.stage import Notice
 from tasks.profiling.trials import Site
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
@@ -143,7 +143,7 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[Site, Device]]
             yield site, devices[0]
             return
         home.mkdir(parents=True, exist_ok=True)
-        leases = Leases(home / "leases.db")
+        leases = leases_of(home)
         names = dict(zip(cluster.lease_names().values(), cluster.devices, strict=True))
         mine, told = None, False
         while (mine := next((name for name in names if leases.take([name], holder="evaluation")), None)) is None:

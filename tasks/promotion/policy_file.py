@@ -1,0 +1,87 @@
+"""The file that says when a challenger becomes the champion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from tasks.batch.faults import Finding
+from tasks.batch.schema import Metric, Name, Positive, Section, Whole
+from tasks.evaluation import declared
+from tasks.evaluation.suite import Suite, load_suite
+
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ApprovalEntry(Section):
+    """A person's word, asked for in Prefect's UI."""
+
+    timeout_s: Positive = Field(default=86_400.0, description="seconds to wait for the answer, such as 3600")
+
+
+class PolicyEntry(Section):
+    """A whole policy file."""
+
+    name: Name = Field(description="a name, such as careful")
+    metric: Metric | None = Field(default=None, description="the metric that decides, such as accuracy")
+    min_gain: Amount = Field(default=0.0, description="by how much a challenger must be better, such as 0.005")
+    significance: Probability | None = Field(
+        default=0.05, description="the chance of seeing such a gain where there is none must be below, such as 0.05"
+    )
+    max_loss: Amount | None = Field(default=None, description="the most that a slice may lose, such as 0.02")
+    min_slice_rows: Whole = Field(default=20, description="the rows that a slice must have to be judged, such as 20")
+    suites: list[str] = Field(default=[], description="files of slices, tests and assertions, such as [tests.yaml]")
+    max_rows: Whole = Field(default=2000, description="the most held-out rows, such as 2000")
+    approval: ApprovalEntry | None = Field(default=None, description="who must agree, such as {timeout_s: 3600}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """When a challenger is promoted; every rule must hold.
+
+    metric: that decides, None for the model's own. min_gain: in its unit. significance: the paired bootstrap's p must
+    be below; None for no such test. max_loss: that any slice of at least `min_slice_rows` may lose; None for any.
+    suites: whose tests and assertions must pass, and whose slices are looked at; folder: where they are.
+    approval_s: seconds to wait for a person who agrees; None where nobody need.
+    """
+
+    name: str
+    metric: str | None = None
+    min_gain: float = 0.0
+    significance: float | None = 0.05
+    max_loss: float | None = None
+    min_slice_rows: int = 20
+    suites: tuple[Suite, ...] = ()
+    max_rows: int = 2000
+    approval_s: float | None = None
+    folder: Path = Path()
+
+
+def load_policy(path: Path) -> Policy:
+    """The policy of a YAML file. Raises BatchFileError with every fault in it, or in a suite that it names."""
+    entry = declared.load(path, PolicyEntry, rules=lambda e: _findings(e, path), what="a policy, such as policy.yaml")
+    return Policy(
+        name=entry.name,
+        metric=entry.metric,
+        min_gain=entry.min_gain,
+        significance=entry.significance,
+        max_loss=entry.max_loss,
+        min_slice_rows=entry.min_slice_rows,
+        suites=tuple(load_suite(path.parent / suite) for suite in entry.suites),
+        max_rows=entry.max_rows,
+        approval_s=None if entry.approval is None else entry.approval.timeout_s,
+        folder=path.parent.resolve(),
+    )
+
+
+def _findings(entry: PolicyEntry, path: Path) -> Iterator[Finding]:
+    for i, suite in enumerate(entry.suites):
+        if not (path.parent / suite).is_file():
+            yield Finding(("suites", i), f"there is no file {suite!r}", "name a file, seen from the policy's folder")
+    if entry.max_loss is not None and not entry.suites:
+        yield Finding(("max_loss",), "asks for slices, and no suite has any", "name a suite with slices")

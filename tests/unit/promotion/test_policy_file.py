@@ -1,0 +1,117 @@
+"""Decisions by a policy: every rule, and every reason at once."""
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.batch import BatchFileError
+from tasks.evaluation.assertions import AssertionResult
+from tasks.evaluation.behaviour import TestResult
+from tasks.evaluation.examination import Examined
+from tasks.evaluation.slices import Measured
+from tasks.promotion.policy import decide_by
+from tasks.promotion.policy_file import Policy, load_policy
+
+POLICY = Policy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)
+GOOD = Measured(
+    metric="accuracy", slice="all", num_rows=500, value=0.9, low=0.88, high=0.92, level=0.95,
+    other=0.85, gain=0.05, gain_low=0.02, gain_high=0.08, p_better=0.001, p_worse=0.999,
+)  # fmt: skip
+
+
+def decide(*lines, policy=POLICY, is_first=False, **more):
+    return decide_by(policy, [Examined(measured=lines, **more)], metric="accuracy", is_first=is_first)
+
+
+def sliced(gain, rows=50, name="class=3"):
+    return replace(GOOD, slice=name, num_rows=rows, gain=gain)
+
+
+def test_what_meets_every_rule_is_promoted():
+    found = decide(GOOD, sliced(-0.01))
+    assert found.promote
+    assert found.why == "better: accuracy 0.9 against 0.85, p 0.001"
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([replace(GOOD, gain=-0.01, p_better=0.9)], "not better"),
+        ([replace(GOOD, gain=0.005)], "better by less than 0.01"),
+        ([replace(GOOD, p_better=0.05)], "it may be chance: p 0.05"),
+        ([GOOD, sliced(-0.021)], "loses 0.021 of accuracy on class=3 (50 rows)"),
+        ([GOOD, sliced(float("nan"))], "nobody knows"),
+        ([replace(GOOD, value=float("nan"))], "its accuracy is nan"),
+        ([replace(GOOD, gain=float("nan"), other=float("nan"))], "look at the data"),
+        ([replace(GOOD, metric="loss")], "its accuracy is not known"),
+        ([], "its accuracy is not known"),
+    ],
+)
+def test_each_rule_keeps_the_champion(lines, told):
+    found = decide(*lines)
+    assert not found.promote
+    assert told in found.why
+
+
+def test_slices_that_are_too_small_are_not_judged():
+    assert decide(GOOD, sliced(-0.5, rows=19)).promote
+    assert not decide(GOOD, sliced(-0.5, rows=20)).promote
+
+
+def test_all_reasons_are_told():
+    found = decide(
+        replace(GOOD, gain=-0.1, p_better=0.99),
+        sliced(-0.3),
+        sliced(-0.2, name="class=7"),
+        tests=(TestResult(test="typos", kind="invariance", num_cases=10, num_failures=4),),
+        assertions=(
+            AssertionResult(assertion="sane", kind="finite", num_rows=9, num_failures=1, max_failures=0, passed=False),
+        ),
+        faults=("the other cannot be scored: it broke",),
+    )
+    assert found.reasons == (
+        "the other cannot be scored: it broke",
+        "typos: 4 of 10 fail",
+        "sane: 1 of 9 fail",
+        "not better: accuracy 0.9 against 0.85",
+        "it may be chance: p 0.99 that there is no gain, not below 0.05",
+        "loses 0.3 of accuracy on class=3 (50 rows)",
+        "loses 0.2 of accuracy on class=7 (50 rows)",
+    )
+
+
+def test_the_first_one_need_not_win_but_must_pass():
+    first = replace(GOOD, other=None, gain=None, p_better=None)
+    assert decide(first, is_first=True).promote
+    broken = TestResult(test="typos", kind="invariance", fault="it broke")
+    assert decide(first, is_first=True, tests=(broken,)).reasons == ("typos: it broke",)
+
+
+def test_a_policy_names_its_own_metric_and_may_do_without_a_test_of_chance():
+    loss = replace(GOOD, metric="loss", p_better=0.4)
+    assert decide(loss, policy=replace(POLICY, metric="loss", significance=None)).promote
+
+
+def write(folder, text):
+    (folder / "policy.yaml").write_text(text)
+    return folder / "policy.yaml"
+
+
+def test_a_file_says_a_policy_with_its_suites(tmp_path):
+    (tmp_path / "tests.yaml").write_text("name: t\nslices: [{name: class, column: labels}]\n")
+    policy = load_policy(
+        write(tmp_path, "name: careful\nmax_loss: 0.02\nsuites: [tests.yaml]\napproval: {timeout_s: 60}\n")
+    )
+    assert (policy.max_loss, policy.significance, policy.approval_s) == (0.02, 0.05, 60.0)
+    assert [suite.name for suite in policy.suites] == ["t"]
+
+
+def test_all_faults_of_a_file_are_told(tmp_path):
+    with pytest.raises(BatchFileError) as raised:
+        load_policy(write(tmp_path, "name: x\nmin_gain: -1\nsignificance: 2\nmetrics: loss\n"))
+    assert {(f.line, f.place) for f in raised.value.faults} == {(2, "min_gain"), (3, "significance"), (4, "metrics")}
+    with pytest.raises(BatchFileError) as raised:
+        load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\nsuites: [none.yaml]\n"))
+    assert [f.place for f in raised.value.faults] == ["suites[0]"]
+    with pytest.raises(BatchFileError, match="no suite has any"):
+        load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\n"))
