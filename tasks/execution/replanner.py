@@ -255,7 +255,7 @@ class Replanner:
         if not state.jobs or not state.cluster.nodes:
             return state.only(()), None
         left = self._left(state)
-        names = plannable(left, out=state.out)
+        names = plannable(left, out=_out(state, left))
         if len(names) == len(left.jobs):
             return state, left
         stuck = sorted({job.id for job in left.jobs} - names)
@@ -282,7 +282,9 @@ class Replanner:
             for job in state.jobs
         }
         cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
-        problem = planning_problem(state.jobs, profiles, state.cluster, name=self._name, steps_done=state.steps)
+        problem = planning_problem(
+            state.jobs, profiles, state.cluster, name=self._name, steps_done=state.steps, with_missing=True
+        )
         return self._on_terms(replace(problem, switch_cost_s=cost_s))
 
     def _expect(self, ahead: Timeline) -> None:
@@ -297,8 +299,14 @@ def _rest(state: State, left: Problem) -> Rest | None:
         left,
         running={segment.job: segment for segment in goes_on},
         started=[job for job, step in state.steps.items() if step > 0],
-        out=state.out,
+        out=_out(state, left),
     )
+
+
+def _out(state: State, left: Problem) -> set[DeviceId]:
+    """The devices of the problem that must not be used, or are not there."""
+    there = {node.name for node in state.cluster.nodes}
+    return {*state.out, *((n.id, i) for n in left.nodes if n.id not in there for i in range(n.num_devices))}
 
 
 def is_end(segment: PlannedSegment, totals: Mapping[str, int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tasks.cluster import Cluster
 from tasks.planning import Node, Option, PlanningJob, Problem
@@ -20,10 +20,12 @@ def planning_problem(
     *,
     name: str,
     steps_done: Mapping[str, int] | None = None,
+    with_missing: bool = False,
 ) -> Problem:
     """The problem of what is left of `jobs`; option k of a job is its profile k.
 
-    steps_done: by job name. A job waits for its base where that is among `jobs`.
+    steps_done: by job name. A job waits for its base where that is among `jobs`. with_missing: adds nodes that are not
+    in the cluster, and must not be planned on, for options that it has no room for: their nodes are gone, or to come.
     """
     done = steps_done or {}
     names = {job.name for job in jobs}
@@ -45,6 +47,9 @@ def planning_problem(
         )
         for node in cluster.nodes
     )
+    if with_missing:
+        options = [option for row in rows for option in row.options]
+        nodes = (*nodes, *_missing(nodes, options))
     return Problem(name=name, nodes=nodes, jobs=tuple(rows), switch_cost_s=switch_cost_s(every))
 
 
@@ -57,6 +62,19 @@ def num_evaluations(job: Job, *, steps_done: int = 0) -> int:
     """Evaluations from `steps_done` to the job's end: each `every_steps`, and the last one."""
     every = job.evaluation.every_steps
     return 1 if every is None else (job.total_steps - 1) // every - steps_done // every + 1
+
+
+def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]:
+    """As many nodes of each type as some option takes, with as many devices, where those that are there do not do."""
+    for kind in sorted({option.device_type for option in options}):
+        lacking = [
+            option
+            for option in options
+            if option.device_type == kind and sum(option.runs_on(node) for node in nodes) < option.num_nodes
+        ]
+        size = max((option.num_devices // option.num_nodes for option in lacking), default=0)
+        for number in range(max((option.num_nodes for option in lacking), default=0)):
+            yield Node(id=f"missing {kind} {number}", num_devices=size, device_type=kind)
 
 
 def _option(job: Job, profile: Profile, steps_done: int) -> Option:
