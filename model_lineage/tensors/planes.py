@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,8 @@ def unpack(data: memoryview, *, parent: memoryview | None = None) -> memoryview:
     if len(data) < _HEADER.size:
         raise ValueError("it is cut off in its first bytes")
     arrangement, item_bytes, _, num_bytes = _HEADER.unpack_from(data)
+    if item_bytes not in (1, 2, 4, 8):
+        raise ValueError(f"it has items of {item_bytes} bytes, which there are not")
     if arrangement == RAW:
         content = data[_HEADER.size :]
     else:
@@ -100,17 +103,35 @@ def _squeezed(plane: Bytes) -> list[bytes]:
 
 
 def _joined(data: memoryview, *, item_bytes: int, num_bytes: int) -> memoryview:
-    items = num_bytes // item_bytes
-    content = np.empty(num_bytes, np.uint8)
-    table = content[: items * item_bytes].reshape(items, item_bytes)
+    items, rest = divmod(num_bytes, item_bytes)
+    planes: list[Bytes] = []
     at = 0
     for number in range(item_bytes + 1):
         plane, at = _plane(data, at)
-        target = table[:, number] if number < item_bytes else content[items * item_bytes :]
-        if len(plane) != len(target):
-            raise ValueError(f"plane {number} has {len(plane)} bytes of {len(target)}")
-        target[:] = plane
-    return _view(content)
+        due = items if number < item_bytes else rest
+        if len(plane) != due:
+            raise ValueError(f"plane {number} has {len(plane)} bytes of {due}")
+        planes.append(plane)
+    content = _interleaved(planes[:item_bytes])
+    return _view(np.concatenate([content, planes[-1]]) if rest else content)
+
+
+def _interleaved(planes: list[Bytes]) -> Bytes:
+    """The items whose bytes stand in planes, least significant first: two planes become one of items twice as wide, and
+    so on, by shifts, which take half the time of storing single bytes. There are 1, 2, 4 or 8 planes.
+    """
+    width = 1
+    wide: list[npt.NDArray[Any]] = list(planes)
+    while len(wide) > 1:
+        width *= 2
+        joined = []
+        for low, high in zip(wide[::2], wide[1::2], strict=True):
+            item = high.astype(f"<u{width}")
+            item <<= 4 * width
+            item |= low
+            joined.append(item)
+        wide = joined
+    return wide[0].view(np.uint8)
 
 
 def _plane(data: memoryview, at: int) -> tuple[Bytes, int]:

@@ -1,6 +1,8 @@
 """The lineage commands on a small family in a home of its own: what they answer, and how they end."""
 
 import json
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -264,6 +266,17 @@ def test_gc_drops_what_nothing_reaches_and_only_when_told_to(home):
     assert run("show", "merged")[0] == 2
     assert run("fsck")[0] == 0
     assert answer("gc", "--keep-days", "0")["would_drop"] == []
+
+
+@pytest.mark.parametrize("words", [["show", "small"], ["impact", "spam"], ["export"], ["diff", "tuned", "small"]])
+def test_questions_need_neither_torch_nor_mlflow(words):
+    program = (
+        "import sys; from typer.testing import CliRunner; from flows import cli; "
+        f"done = CliRunner().invoke(cli.app, ['lineage', *{words}]); assert done.exit_code == 0, done.exception; "
+        "print(*{'torch', 'transformers', 'mlflow', 'prefect'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 def test_an_empty_home_says_that_there_are_none(tmp_path, monkeypatch):
