@@ -94,9 +94,10 @@ def fault_of(submission: Submission) -> str | None:
     jobs = [job for job in submission.jobs if submission.profiles.get(job.name)]
     if not jobs:
         return None
-    most = max(profile.num_devices for job in jobs for profile in submission.profiles[job.name])
+    every = [profile for job in jobs for profile in submission.profiles[job.name]]
+    most, most_nodes = max(profile.num_devices for profile in every), max(profile.num_nodes for profile in every)
     slot = Device(kind="cpu", index=0, name="", memory_bytes=0, cores=())
-    anywhere = Cluster(nodes=(Node(name="anywhere", devices=(slot,) * most),))
+    anywhere = Cluster(nodes=tuple(Node(name=f"anywhere-{i}", devices=(slot,) * most) for i in range(most_nodes)))
     untyped = {
         name: [replace(profile, device_type="") for profile in profiles]
         for name, profiles in submission.profiles.items()
