@@ -39,7 +39,7 @@ def waiting_job(name, *, trace="", num_steps=20, step_s=0.5):
 
 
 def profiles_of(job, *, techniques=("single",)):
-    """What a trial would have measured, had there been one. "ddp" is for two devices, and twice as fast."""
+    """What a trial would have measured, had there been one. "ddp" is for two nodes with a device each."""
     step_s = job.model.kwargs["step_s"]
     found = []
     for technique in techniques:
@@ -50,6 +50,7 @@ def profiles_of(job, *, techniques=("single",)):
                 config={} if technique == "waits" else {**CONFIG, "micro_batch": 8 // num_devices},
                 num_devices=num_devices,
                 num_ranks=num_devices,
+                num_nodes=num_devices,
                 step_s=step_s,
                 peak_bytes=1 << 20,
                 startup_s=0.5,

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from tests.cluster.checks import assert_well
-from tests.cluster.jobs import torch_job
+from tests.cluster.jobs import profiles_of, torch_job
 from tests.cluster.waiting import until
+from tests.integration.workbench import Layout
 
 BALLAST = 1_000_000  # makes a checkpoint of 12 MB, which takes long enough to be interrupted
 
@@ -30,6 +31,25 @@ def test_a_rank_that_is_killed(pool, bench, tmp_path, recovered):
     recovered("a rank killed", again["s"] - before_s)
     pool.wait(batch)
     assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def test_a_rank_of_a_gang_over_two_nodes_that_is_killed(pool, bench, tmp_path, recovered):
+    job = torch_job("wide", trace=pool.trace.file)
+    profiles = profiles_of(job, techniques=("ddp",))
+    batch = pool.submit([job], profiles={"wide": profiles})
+    pool.wait_for_checkpoint(batch)
+    assert {step["node"] for step in pool.trace.of(job="wide")} == {node.mark for node in pool.nodes.values()}
+    before = {step["pid"] for step in pool.trace.of(job="wide")}
+    _, before_s = strike(pool, "wide", signal.SIGKILL)
+    again = until(
+        "both ranks train again",
+        lambda: [step for step in pool.trace.of(job="wide", after_s=before_s) if step["pid"] not in before],
+        seconds=60,
+    )
+    recovered("a rank killed, of a gang over two nodes", again[0]["s"] - before_s)
+    pool.wait(batch)
+    layout = Layout("ddp", 2, profiles[0].config)
+    assert_well(pool, batch, [job], bench, tmp_path, layouts={"wide": layout})
 
 
 def test_a_rank_that_is_stopped(pool, bench, tmp_path, recovered):
