@@ -93,8 +93,14 @@ class Roster:
         return {name for name, record in self.records.items() if record.status == DONE}
 
     def left(self) -> list[Job]:
-        """The jobs that run or wait: neither ended nor paused."""
-        return [self.entries[n].job for n, record in self.records.items() if record.status in (WAITING, RUNNING)]
+        """The jobs that run or wait: neither ended nor paused, nor waiting for a base that is paused."""
+        alive = [name for name, record in self.records.items() if record.status in (WAITING, RUNNING)]
+        return [self.entries[name].job for name in alive if not self._waits_for_paused(name)]
+
+    def _waits_for_paused(self, job: str) -> bool:
+        """Whether a base that a job comes to wait for is paused: a plan must keep no devices for it meanwhile."""
+        bases = self.after.get(job, ())
+        return any(self.records[base].status == PAUSED or self._waits_for_paused(base) for base in bases)
 
     def orphans(self) -> list[tuple[str, str]]:
         """(job, reason) of those that adapt a model which will not come."""
