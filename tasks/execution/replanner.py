@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 # What a plan costs to make, on a machine that may be training on the same cores, must be gained too.
 POLICY = Policy(worth_s=5.0)
 RETRY_S = 5.0  # after a plan that was needed could not be made
+BLIND_S = 1.0  # before the next look where no end can be forecast: what runs is about to stop, or its node is gone
 EPS_S = 1e-6  # of sums of seconds
 LOOKS = 5  # looks at what is forecast, between two plans by the clock
 
@@ -104,7 +105,7 @@ class Replanner:
         self._began_s = clock()
         self._speeds, self._when = Speeds(), When(policy)
         self._thought: Thought | None = None
-        self._look_s, self._retry_s, self._generation = 0.0, 0.0, 0
+        self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
         self.failures: list[BaseException] = []  # of plans that were needed, since the last one that could be made
 
     def hear(self, running: RunningSegment, profile: Profile) -> None:
@@ -137,7 +138,7 @@ class Replanner:
         """Seconds until `look`, or where a plan is wanted `demand`, may have something to do."""
         if self._thought is not None or not (is_running or is_wanted):
             return math.inf
-        then_s = self._retry_s if is_wanted else min(self._look_s, self._when.next_s)
+        then_s = self._retry_s if is_wanted else max(self._blind_s, min(self._look_s, self._when.next_s))
         left_s = then_s - self._now_s()
         return left_s if left_s > EPS_S else 0.0
 
@@ -153,15 +154,17 @@ class Replanner:
     def look(self, state: State) -> Thought | None:
         """Begins to plan anew where it is time to; the caller does not wait, but hears when the plan is made."""
         now_s = self._now_s()
-        if self._thought is not None or now_s + EPS_S < min(self._look_s, self._when.next_s) or not state.running:
+        if self._thought is not None or now_s + EPS_S < min(self._look_s, self._when.next_s):
             return None
+        self._blind_s = now_s + BLIND_S  # lest one looks again at once where there is nothing to be seen yet
         state, left = self._plannable(state)
-        if left is None:
+        ends_s = {} if left is None or not state.running else _ends(self.timeline(state, left))
+        if left is None or not ends_s:
             return None
-        ends_s = _ends(self.timeline(state, left))
+        self._blind_s = 0.0
         self._look_s = now_s + self._policy.least * self._when.first_s / LOOKS
         deadlines_s = {job.id: now_s + job.deadline_s for job in left.jobs if job.deadline_s is not None}
-        why = self._when.why_now(now_s, ends_s, deadlines_s=deadlines_s) if ends_s else None
+        why = self._when.why_now(now_s, ends_s, deadlines_s=deadlines_s)
         if why is None:
             return None
         self._when.planned(now_s, ends_s)

@@ -142,6 +142,23 @@ def test_a_paused_job_gives_its_device_away_and_goes_on_where_it_was(tmp_path):
     assert [e.first_step for e in pool.started("c")] == [0]
 
 
+def test_no_device_is_kept_for_what_waits_for_a_paused_base(tmp_path):
+    pool = Pool(tmp_path, ["a"], nodes=Cluster(nodes=two_nodes().nodes[:1]))
+    child, late = replace(job("x"), base="a"), job("y", num_steps=10)
+
+    def enlist(new):
+        begin(pool.bench.journal, [new], faults={})
+        pool.executor.enlist([pool.bench.entry(new, profile())], why=f"{new.name} was added")
+
+    pool.at(10.0, lambda: enlist(child))
+    pool.at(20.0, lambda: pool.executor.pause(["a"]))
+    pool.at(30.0, lambda: enlist(late))
+    pool.at(100.0, lambda: pool.executor.resume(["a"]))
+    pool.serve(until_s=400.0)
+    assert pool.statuses == dict.fromkeys("axy", DONE)
+    assert [e.segment.job for e in pool.bench.told(SegmentStarted)] == ["a", "y", "a", "x"]
+
+
 def test_a_job_that_is_resumed_before_it_has_stopped_just_goes_on(tmp_path):
     pool = Pool(tmp_path, ["a"])
 
@@ -185,6 +202,27 @@ def test_a_device_that_must_not_be_used_gets_nothing_new_and_is_left(tmp_path):
     assert set(pool.statuses.values()) == {DONE}
     assert [e.segment.devices[0][0] for e in pool.bench.told(SegmentStarted)] == ["n1", "n2", "n1", "n1", "n1"]
     assert [e.first_step for e in pool.started("b")] == [0, 10], "it was moved away"
+
+
+@pytest.mark.parametrize("action", ["cancel", "hold", "out"])
+def test_while_the_only_gang_stops_nobody_looks_again_and_again(tmp_path, action):
+    pool = Pool(tmp_path, ["a"], step_s=20.0, nodes=Cluster(nodes=two_nodes().nodes[:1]))
+    turns, turn = [], pool.executor._turn
+
+    def counted():
+        turns.append(pool.gangs.now_s)
+        assert len(turns) < 500, f"it turns and turns at {turns[-1]} s"
+        turn()
+
+    pool.executor._turn = counted
+    acts = {
+        "cancel": lambda: pool.executor.cancel(["a"], message="no longer wanted"),
+        "hold": lambda: pool.executor.hold("n1"),
+        "out": lambda: pool.executor.move_to(pool.executor._cluster, out={("n1", 0)}, why="n1's device has errors"),
+    }
+    pool.at(41.0, acts[action])
+    pool.serve(until_s=100.0)
+    assert pool.statuses["a"] == {"cancel": CANCELLED}.get(action, pool.statuses["a"])
 
 
 def test_without_any_device_jobs_wait_and_start_when_one_comes(tmp_path):
