@@ -45,6 +45,7 @@ for command in (
     commands_looking.logs,
     commands_models.evaluate,
     commands_models.monitor,
+    commands_models.rollback,
     commands_watching.watch,
     commands_converting.convert,
     commands_services.up,

@@ -1,4 +1,4 @@
-"""Commands about single models: how good one is, and whether what it says in production is sane."""
+"""Commands about single models: how good one is, whether what it says in production is sane, and back to the last."""
 
 from __future__ import annotations
 
@@ -80,6 +80,30 @@ def monitor(
 
         _table("assertions", tables(Examined(assertions=tuple(results)))["assertions"])
     raise typer.Exit(0 if passed else 1)
+
+
+def rollback(
+    name: Annotated[str, typer.Argument(help="A registered model, such as production.digits.")],
+    why: Annotated[str, typer.Option(help="Kept with the decision.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let the previous champion of a registered model serve again."""
+    import getpass
+
+    from flows.lineage_home import lineage_home
+    from flows.promotions import open_move_log
+    from tasks.promotion.moves import PromotionRefused
+    from tasks.promotion.stage import roll_back
+
+    with lineage_home() as home, open_move_log() as log:
+        try:
+            restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
+        except PromotionRefused as refused:
+            raise InputError([str(refused)]) from refused
+    if as_json:
+        print_json({"model": name, "champion": restored, "taken_back": taken_back})
+    else:
+        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not", markup=False)
 
 
 def _show(examined: Examined) -> None:

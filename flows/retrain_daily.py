@@ -14,7 +14,10 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows import settings
+from flows.approval import ask
 from flows.flow_runs import cancel_batches, ended
+from flows.judging import Judged, Rival, judge
+from flows.promotions import open_move_log
 from flows.result import BatchResult
 from flows.train_batch import train_batch
 from flows.views import current_view
@@ -22,17 +25,17 @@ from flows.workshop import Keep, lent_server, open_bench
 from model_lineage import Ledger, ModelRecord
 from tasks.batch import Batch
 from tasks.cluster import Cluster, Device
-from tasks.evaluation.stage import Evaluated, Evaluation
-from tasks.evaluation.task import evaluate_task
 from tasks.execution.journal import DONE
 from tasks.execution.leases import Leases
 from tasks.profiling.stage import survey_jobs
 from tasks.profiling.trials import Site
 from tasks.promotion.due import Due, due
-from tasks.promotion.policy import decide
+from tasks.promotion.moves import MoveLog, PromotionRefused
+from tasks.promotion.names import CHAMPION
+from tasks.promotion.policy import Decision
 from tasks.promotion.production import Production, ProductionModel, load_production, with_tokenizer_of
 from tasks.promotion.report import FAILED, KEPT, PROMOTED, Verdict, markdown
-from tasks.promotion.stage import CHAMPION, Standing, standings
+from tasks.promotion.stage import Standing, leave_waiting, standings
 from tasks.promotion.task import promote_task
 from techniques import Job
 from techniques.engine.processes import ForkServer
@@ -97,7 +100,8 @@ class Checked:
 class Night:
     """The open resources of one night's work beside the training itself.
 
-    keep: on a node of a pool, how its devices are kept free; None where leases do.
+    keep: on a node of a pool, how its devices are kept free; None where leases do. moves: of aliases, begun and not
+    finished.
     """
 
     production: Production
@@ -108,6 +112,7 @@ class Night:
     keep: Keep | None
     models_dir: Path
     standings: Mapping[str, Standing]
+    moves: MoveLog
 
     def check(self, model: ProductionModel) -> Checked:
         """Prepares the model's data as its champion reads it, and says whether the model is due."""
@@ -133,8 +138,12 @@ class Night:
             and (not check.due.is_due or _status_of(name, result) == DONE)
             and (candidate := now[check.model.registered_name].candidate) is not None
         }
-        evaluated = self._evaluate(checked, candidates) if candidates else Evaluated()
-        return [self._verdict(check, candidates.get(name), evaluated, result) for name, check in checked.items()]
+        judged: dict[str, Judged] = {}
+        if candidates:
+            rivals = self._rivals(checked, candidates)
+            with self._device() as device:
+                judged = judge(rivals, self.production.policy, ledger=self.ledger, site=self.site, device=device)
+        return [self._verdict(check, candidates.get(name), judged.get(name), result) for name, check in checked.items()]
 
     def download(self, model: ModelRecord) -> Path:
         """The folder of a model's files."""
@@ -143,31 +152,34 @@ class Night:
     def _survey(self, jobs: Sequence[Job]) -> tuple[dict[str, Survey], dict[str, str]]:
         return survey_jobs(jobs, site=self.site, cluster=self.cluster, notice=current_view.get().notice)
 
-    def _evaluate(self, checked: Mapping[str, Checked], candidates: Mapping[str, ModelRecord]) -> Evaluated:
-        """Each candidate and its champion on the same held-out data, as "MODEL candidate" and "MODEL champion"."""
+    def _rivals(self, checked: Mapping[str, Checked], candidates: Mapping[str, ModelRecord]) -> list[Rival]:
+        """Each candidate and its champion, with the held-out data on which both are compared."""
         folders = {name: self.download(candidate) for name, candidate in candidates.items()}
         # Only now is there a tokenizer by which a first candidate reads what it is compared on.
         compared = {name: with_tokenizer_of(folders[name], checked[name].model).compare_on for name in candidates}
         surveys, faults = self._survey([job for job in compared.values() if job is not None])
-        evaluations: list[Evaluation] = []
-        for name, candidate_dir in folders.items():
-            job, data = checked[name].model.job, checked[name].data
+        rivals = []
+        for name, candidate in candidates.items():
+            model, job, data = checked[name].model, checked[name].model.job, checked[name].data
             if (other := compared[name]) is not None:
                 job, data = other, surveys[other.name].data if other.name in surveys else None
-            if data is not None:
-                dirs = {"candidate": candidate_dir, "champion": checked[name].champion_dir}
-                evaluations += [
-                    Evaluation(name=f"{name} {role}", job=job, model_dir=folder, data=data)
-                    for role, folder in dirs.items()
-                    if folder is not None
-                ]
-        with self._device() as device:
-            found = evaluate_task(evaluations, site=self.site, device=device)
-        untold = {f"{name} candidate": faults[job.name] for name, job in compared.items() if job and job.name in faults}
-        return replace(found, faults={**found.faults, **untold})
+            rivals.append(
+                Rival(
+                    name=name,
+                    metric=model.metric,
+                    min_gain=model.min_gain,
+                    job=job,
+                    data=data,
+                    candidate=candidate,
+                    candidate_dir=folders[name],
+                    champion_dir=checked[name].champion_dir,
+                    fault=faults.get(job.name, ""),
+                )
+            )
+        return rivals
 
     def _verdict(
-        self, check: Checked, candidate: ModelRecord | None, evaluated: Evaluated, result: BatchResult | None
+        self, check: Checked, candidate: ModelRecord | None, judged: Judged | None, result: BatchResult | None
     ) -> Verdict:
         """What becomes of one model; moves its aliases."""
         model, champion = check.model, check.standing.champion
@@ -175,30 +187,51 @@ class Night:
             model=model.name,
             why_due=check.due.why if check.due else check.fault,
             is_due=check.due is not None and check.due.is_due,
-            metric=model.metric,
+            metric=(self.production.policy and self.production.policy.metric) or model.metric,
             champion_version=None if champion is None else champion.version,
         )
         if check.due is None:
             return replace(verdict, outcome=FAILED, why=f"its data cannot be used: {check.fault}")
         if candidate is None:
             return _untrained(verdict, result)
-        names = {role: f"{model.name} {role}" for role in ("candidate", "champion")}
-        verdict = replace(verdict, candidate_version=candidate.version)
-        for role, name in names.items():
-            if name in evaluated.faults:
-                return replace(verdict, outcome=FAILED, why=f"the {role} cannot be evaluated: {evaluated.faults[name]}")
-        values = {
-            role: evaluated.metrics[name][model.metric] for role, name in names.items() if name in evaluated.metrics
-        }
-        decision = decide(values["candidate"], values.get("champion"), metric=model.metric, min_gain=model.min_gain)
-        promote_task(candidate, decision, ledger=self.ledger)
-        return replace(
+        assert judged is not None, "every candidate is judged"
+        verdict = replace(
             verdict,
-            outcome=PROMOTED if decision.promote else KEPT,
-            why=decision.why,
-            candidate_value=values["candidate"],
-            champion_value=values.get("champion"),
+            candidate_version=candidate.version,
+            candidate_value=judged.candidate_value,
+            champion_value=judged.champion_value,
         )
+        if judged.decision is None:
+            return replace(verdict, outcome=FAILED, why=judged.fault)
+        return self._carry_out(verdict, candidate, judged.decision)
+
+    def _carry_out(self, verdict: Verdict, candidate: ModelRecord, decision: Decision) -> Verdict:
+        """Moves the aliases by a decision, once a person has agreed where the policy asks for one."""
+        policy = self.production.policy
+        who = "rule" if policy is None else f"policy {policy.name}"
+        if policy is not None and policy.approval_s is not None and decision.promote:
+            answer = ask(_question(verdict, candidate, decision), timeout_s=policy.approval_s)
+            if answer.approved is None:
+                why = f"it waits for approval: {answer.why} ({decision.why})"
+                leave_waiting(self.ledger, candidate, why, who=who)
+                return replace(verdict, outcome=KEPT, why=why)
+            said = f"{answer.who} {'agrees' if answer.approved else 'does not agree'}"
+            said += f": {answer.why}" if answer.why else ""
+            reasons = (*(decision.reasons if answer.approved else ()), said)
+            decision = Decision(promote=answer.approved, why=f"{decision.why}; {said}", reasons=reasons)
+            who = answer.who
+        try:
+            promote_task(
+                candidate,
+                decision,
+                ledger=self.ledger,
+                log=self.moves,
+                champion=verdict.champion_version,
+                who=who,
+            )
+        except PromotionRefused as refused:
+            return replace(verdict, outcome=FAILED, why=str(refused))
+        return replace(verdict, outcome=PROMOTED if decision.promote else KEPT, why=decision.why)
 
     @contextmanager
     def _device(self) -> Iterator[Device]:
@@ -227,7 +260,8 @@ def _open_night(production: Production) -> Iterator[Night]:
         folder=production.folder,
         text="",
     )
-    with open_bench(every_job, home=home) as bench, _lent(bench.server):
+    with open_bench(every_job, home=home) as bench, _lent(bench.server), open_move_log() as moves:
+        moves.finish_left_behind(bench.ledger)
         yield Night(
             production=production,
             cluster=bench.cluster,
@@ -237,6 +271,7 @@ def _open_night(production: Production) -> Iterator[Night]:
             keep=bench.hold if bench.is_pool_node else None,
             models_dir=home / "cache" / "models",
             standings=standings(bench.ledger, [model.registered_name for model in production.models]),
+            moves=moves,
         )
 
 
@@ -259,6 +294,16 @@ def _batch(production: Production, tonight: list[Checked]) -> Batch:
         for check in tonight
     ]
     return Batch.of(name=production.name, jobs=jobs, devices=production.devices, folder=production.folder)
+
+
+def _question(verdict: Verdict, candidate: ModelRecord, decision: Decision) -> str:
+    """What a person is asked, as markdown."""
+    serving = "none yet" if verdict.champion_version is None else f"version {verdict.champion_version}"
+    reasons = "".join(f"\n- {reason}" for reason in decision.reasons or (decision.why,))
+    return (
+        f"# Promote {candidate.registered_name} version {candidate.version}?\n\nIts champion is {serving}. "
+        f"The policy agrees:\n{reasons}"
+    )
 
 
 def _untrained(verdict: Verdict, result: BatchResult | None) -> Verdict:

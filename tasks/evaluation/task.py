@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.cluster import Device
+from tasks.evaluation.examination import Examined, examine
 from tasks.evaluation.stage import Evaluated, Evaluation, evaluate_models
 from tasks.profiling.trials import Site
 
@@ -16,3 +18,10 @@ from tasks.profiling.trials import Site
 def evaluate_task(evaluations: Sequence[Evaluation], *, site: Site, device: Device) -> Evaluated:
     """Evaluates models on the held-out data of their jobs."""
     return evaluate_models(evaluations, site=site, device=device)
+
+
+@task(name="examine", task_run_name="examine {name}", retries=1, cache_policy=NO_CACHE, persist_result=False)
+def examine_task(name: str, **asked: Any) -> Examined:
+    """Examines a model; `asked` is what `examination.examine` takes."""
+    model = asked.pop("model")
+    return examine(model, **asked)

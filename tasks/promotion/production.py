@@ -16,6 +16,7 @@ from tasks.batch.faults import Place, got, place_text
 from tasks.batch.references import closest
 from tasks.batch.schema import Name, Section
 from tasks.cluster import Devices
+from tasks.promotion.policy_file import Policy, load_policy
 from techniques import Job
 
 ELSEWHERE = {
@@ -46,6 +47,9 @@ class ProductionEntry(Section):
 
     name: Name = Field(description="a name that the registered models' names start with, such as production")
     devices: Any = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
+    policy: str | None = Field(
+        default=None, description="a file that says when a challenger is promoted, such as policy.yaml"
+    )
     models: Annotated[list[ModelEntry], Field(min_length=1)] = Field(description="a list of models")
 
 
@@ -76,12 +80,16 @@ class ProductionModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Production:
-    """The models of a file. folder: the file's, absolute; relative paths and factories are looked for there."""
+    """The models of a file. folder: the file's, absolute; relative paths and factories are looked for there.
+
+    policy: that decides of promotions; None for the plain rule: what is better by `min_gain` is promoted.
+    """
 
     name: str
     models: tuple[ProductionModel, ...]
     devices: Devices
     folder: Path
+    policy: Policy | None = None
 
     @property
     def jobs(self) -> list[Job]:
@@ -104,13 +112,14 @@ def load_production(path: Path) -> Production:
         raise BatchFileError(faults)
     entry, wrong = _entry(read.data)
     batch, wrong_jobs = _batch(read.data, folder=path.parent)
-    for place, message, remedy in [*wrong, *wrong_jobs]:
+    policy, wrong_policy = _policy(read.data.get("policy"), folder=path.parent)
+    for place, message, remedy in [*wrong, *wrong_jobs, *wrong_policy]:
         if place_text(place) not in {fault.place for fault in faults}:
             faults.append(Fault(place_text(place), read.line(place), message, remedy, path.name))
     if faults:
         raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
     assert entry is not None and batch is not None, "a file without a fault has models"
-    return _production(entry, batch)
+    return replace(_production(entry, batch), policy=policy)
 
 
 def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> ProductionModel:
@@ -169,6 +178,16 @@ def _entry(raw: Mapping[str, Any]) -> tuple[ProductionEntry | None, list[Wrong]]
             known = section.model_fields.get(key)
             wrong.append((place, said, f"give {known.description if known else 'a name, a job and its data'}"))
         return None, wrong
+
+
+def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Wrong]]:
+    """The policy that a file names, and what is wrong with it."""
+    if not isinstance(name, str):
+        return None, []
+    try:
+        return load_policy(folder / name), []
+    except BatchFileError as error:
+        return None, [(("policy",), f"{f.file}:{f.line or 1}: {f.place} {f.message}", f.remedy) for f in error.faults]
 
 
 def _misplaced(raw: Mapping[str, Any]) -> Iterator[Wrong]:

@@ -1,8 +1,4 @@
-"""The promotion stage: reads and moves the aliases of a registered model.
-
-`champion` serves. `previous` is the champion before it, to go back to. `challenger` is the version that was compared
-last, whether it won or not; a newer version than both is a candidate that was trained but not compared yet.
-"""
+"""The promotion stage: reads and moves the aliases of a registered model (`names` says what they mean)."""
 
 from __future__ import annotations
 
@@ -10,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from model_lineage import Ledger, ModelRecord
+from tasks.promotion import decisions
+from tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
+from tasks.promotion.moves import Move, MoveLog, PromotionRefused
+from tasks.promotion.names import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.promotion.policy import Decision
-
-CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +56,77 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
     }
 
 
-def apply(ledger: Ledger, candidate: ModelRecord, decision: Decision) -> None:
-    """Moves the aliases of the candidate's name by `decision`; again, it changes nothing.
+def apply(
+    ledger: Ledger,
+    candidate: ModelRecord,
+    decision: Decision,
+    *,
+    log: MoveLog,
+    champion: int | None,
+    who: str = "rule",
+) -> None:
+    """Moves the aliases of the candidate's name by `decision`, and keeps the decision; again, it changes nothing.
 
     In this order a crash between any two steps leaves a champion, and a repetition ends in the same aliases:
-    `challenger` comes last, because it says that the comparison is done.
+    `challenger` comes last, because it says that the comparison is done. champion: the version that it was compared
+    with. who: that decided. Raises PromotionRefused where another promotion was quicker.
     """
     name, version = candidate.registered_name, version_of(candidate)
-    champion = ledger.get_alias(name, CHAMPION)
-    if decision.promote and (champion is None or champion.version != version):
+    moves = [Move(alias=CHALLENGER, version=version)]
+    if decision.promote and champion != version:
+        moves.insert(0, Move(alias=CHAMPION, version=version))
         if champion is not None:
-            ledger.set_alias(name, PREVIOUS, version_of(champion))
-        ledger.set_alias(name, CHAMPION, version)
-    ledger.set_alias(name, CHALLENGER, version)
+            moves.insert(0, Move(alias=PREVIOUS, version=champion))
+    entry = DecisionRecord(
+        version=version,
+        outcome=PROMOTED if decision.promote else KEPT,
+        reasons=decision.reasons or (decision.why,),
+        champion_before=champion,
+        who=who,
+        at=decisions.now(),
+    )
+    log.move(ledger, name, moves, decision=entry, champion=champion)
+
+
+def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "") -> tuple[int, int]:
+    """Lets the previous champion of `name` serve again; returns that version and the one that served until now.
+
+    `previous` then names the champion before that one, where it is known, so that one can go back further. The one
+    that is taken back stays compared: it is promoted again only by a new comparison. Raises PromotionRefused where
+    there is no champion to go back to.
+    """
+    log.finish_left_behind(ledger, name)
+    champion, previous = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, PREVIOUS)
+    if champion is None or previous is None or champion.version == previous.version:
+        said = "no champion" if champion is None else "no previous champion"
+        raise PromotionRefused(f"{name} has {said} to go back to. To fix: name a model that was promoted twice")
+    restored, taken_back = version_of(previous), version_of(champion)
+    before = decisions.champion_before(decisions.read(ledger, previous))
+    moves = [Move(alias=CHAMPION, version=restored), Move(alias=PREVIOUS, version=before)]
+    entry = DecisionRecord(
+        version=taken_back,
+        outcome=ROLLED_BACK,
+        reasons=(why or f"rolled back to version {restored}",),
+        champion_before=taken_back,
+        who=who,
+        at=decisions.now(),
+    )
+    log.move(ledger, name, moves, decision=entry, champion=taken_back)
+    return restored, taken_back
+
+
+def leave_waiting(ledger: Ledger, candidate: ModelRecord, why: str, *, who: str) -> None:
+    """Keeps that a candidate waits for a person's word. No alias moves: the next night asks again."""
+    champion = ledger.get_alias(candidate.registered_name, CHAMPION)
+    entry = DecisionRecord(
+        version=version_of(candidate),
+        outcome=WAITING,
+        reasons=(why,),
+        champion_before=None if champion is None else champion.version,
+        who=who,
+        at=decisions.now(),
+    )
+    decisions.write(ledger, candidate, entry)
 
 
 def training_digest(model: ModelRecord | None) -> str | None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from model_lineage import Ledger, ModelRecord
+from tasks.promotion.moves import MoveLog, PromotionRefused
 from tasks.promotion.policy import Decision
 from tasks.promotion.stage import apply
+
+
+def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
+    """Another promotion that was quicker stays so; all else may pass."""
+    return not isinstance(state.result(raise_on_failure=False), PromotionRefused)
 
 
 # Moving aliases again changes nothing, so that it can be retried whatever failed.
@@ -16,9 +24,12 @@ from tasks.promotion.stage import apply
     task_run_name="promote {candidate.registered_name}",
     retries=2,
     retry_delay_seconds=[1, 5],
+    retry_condition_fn=_may_be_tried_again,
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def promote_task(candidate: ModelRecord, decision: Decision, *, ledger: Ledger) -> None:
-    """Moves the aliases of a registered model by a decision."""
-    apply(ledger, candidate, decision)
+def promote_task(
+    candidate: ModelRecord, decision: Decision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
+) -> None:
+    """Moves the aliases of a registered model by a decision, and keeps the decision."""
+    apply(ledger, candidate, decision, log=log, champion=champion, who=who)

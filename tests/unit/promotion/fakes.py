@@ -1,6 +1,8 @@
 """A registry in memory that may die after some moves of an alias."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from model_lineage import DatasetInput, ModelRecord
 
@@ -30,6 +32,7 @@ class FakeLedger:
         self.records = list(models)
         self.aliases = dict(aliases)
         self.moves_left = moves_left
+        self.tags: dict[int, dict[str, str]] = {}
 
     def models(self) -> list[ModelRecord]:
         return self.records
@@ -43,3 +46,22 @@ class FakeLedger:
             raise Died
         self.moves_left -= 1
         self.aliases[alias] = number
+
+    def delete_registered_model_alias(self, name: str, alias: str) -> None:
+        if self.moves_left == 0:
+            raise Died
+        self.moves_left -= 1
+        del self.aliases[alias]
+
+    def set_model_version_tag(self, name: str, number: str, key: str, value: str) -> None:
+        self.tags.setdefault(int(number), {})[key] = value
+
+    def get_model_version(self, name: str, number: str) -> Any:
+        return SimpleNamespace(tags=self.tags.get(int(number), {}))
+
+    def resolve_model(self, uri: str) -> ModelRecord:
+        return next(model for model in self.records if model.uri == uri)
+
+    @property
+    def client(self) -> "FakeLedger":
+        return self

@@ -2,12 +2,29 @@
 
 import pytest
 
+from tasks.pool.database import Database, file_url
+from tasks.promotion import decisions, stage
+from tasks.promotion.moves import MoveLog, PromotionRefused
 from tasks.promotion.policy import Decision
-from tasks.promotion.stage import Standing, apply, standings, training_digest
+from tasks.promotion.stage import Standing, roll_back, standings, training_digest
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
 YES, NO = Decision(promote=True, why="better"), Decision(promote=False, why="worse")
 NAME = "shop.prices"
+
+
+@pytest.fixture
+def log(tmp_path):
+    database = Database(file_url(tmp_path / "promotions.db"), synced=False)
+    yield MoveLog(database)
+    database.close()
+
+
+def apply(ledger, candidate, decision, log, *, champion=...):
+    """By a decision that was made when `champion` served, by default the one that does now."""
+    if champion is ...:
+        champion = ledger.aliases.get("champion")
+    stage.apply(ledger, candidate, decision, log=log, champion=champion)
 
 
 def standing(ledger: FakeLedger) -> Standing:
@@ -24,29 +41,135 @@ def standing(ledger: FakeLedger) -> Standing:
         ({"champion": 2, "previous": 1, "challenger": 2}, YES, {"champion": 3, "previous": 2, "challenger": 3}),
     ],
 )
-def test_aliases_move_by_the_decision_and_again_nothing_moves(before, decision, after):
+def test_aliases_move_by_the_decision_and_again_nothing_moves(before, decision, after, log):
     ledger = FakeLedger([version(i) for i in (1, 2, 3)], **before)
     for _ in range(2):
-        apply(ledger, version(3), decision)
+        apply(ledger, version(3), decision, log)
         assert ledger.aliases == after
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2])
-def test_a_crash_between_moves_leaves_a_champion_and_a_repetition_ends_alike(moves):
+def test_a_crash_between_moves_leaves_a_champion_and_the_next_start_finishes_it(moves, log):
     ledger = FakeLedger([version(i) for i in (1, 2)], moves_left=moves, champion=1, challenger=1)
     with pytest.raises(Died):
-        apply(ledger, version(2), YES)
+        apply(ledger, version(2), YES, log)
     assert ledger.aliases["champion"] in (1, 2)
     assert standing(ledger).champion is not None
     ledger.moves_left = 1000
-    apply(ledger, version(2), YES)
+    assert log.finish_left_behind(ledger) == [NAME]
+    assert decisions.read(ledger, version(2))[-1].outcome == "promoted"
+    assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 2}
+    assert log.finish_left_behind(ledger) == []
+    apply(ledger, version(2), YES, log)
     assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 2}
 
 
-def test_the_newest_version_is_a_candidate_until_it_was_compared():
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_repetition_of_a_promotion_that_broke_ends_in_the_same_aliases(moves, log):
+    ledger = FakeLedger([version(i) for i in (1, 2)], moves_left=moves, champion=1, challenger=1)
+    with pytest.raises(Died):
+        apply(ledger, version(2), YES, log)
+    ledger.moves_left = 1000
+    apply(ledger, version(2), YES, log, champion=1)
+    assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 2}
+
+
+class Interfering(FakeLedger):
+    """Somebody else promotes, in the middle of a move of ours."""
+
+    def __init__(self, *args, other, **aliases):
+        super().__init__(*args, **aliases)
+        self.other = other
+
+    def set_alias(self, name, alias, number):
+        other, self.other = self.other, None
+        if other is not None:
+            other()
+        super().set_alias(name, alias, number)
+
+
+def test_of_two_promotions_at_once_one_wins_and_the_other_is_told(log):
+    told = []
+
+    def other():
+        with pytest.raises(PromotionRefused, match="under way") as raised:
+            apply(ledger, version(3), YES, log, champion=1)
+        told.append(raised.value)
+
+    ledger = Interfering([version(i) for i in (1, 2, 3)], other=other, champion=1, challenger=1)
+    apply(ledger, version(2), YES, log)
+    assert told
+    assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 2}
+
+
+def test_a_decision_that_another_promotion_has_overtaken_moves_nothing(log):
+    ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=1, challenger=1)
+    apply(ledger, version(3), YES, log, champion=1)
+    before = dict(ledger.aliases)
+    with pytest.raises(PromotionRefused, match="is version 3 by now, not 1"):
+        apply(ledger, version(2), YES, log, champion=1)
+    assert ledger.aliases == before
+    assert log.finish_left_behind(ledger) == []
+
+
+def test_decisions_are_kept_with_the_version_once_each(log):
+    ledger = FakeLedger([version(i) for i in (1, 2)], champion=1, challenger=1)
+    many = Decision(promote=False, why="a; b", reasons=("a", "b"))
+    for decision in (many, many, YES):
+        apply(ledger, version(2), decision, log)
+    found = decisions.read(ledger, version(2))
+    assert [(d.outcome, d.reasons, d.champion_before) for d in found] == [
+        ("kept", ("a", "b"), 1),
+        ("promoted", ("better",), 1),
+    ]
+
+
+def test_a_tag_keeps_the_newest_decisions_within_its_limit(log):
+    ledger = FakeLedger([version(i) for i in (1, 2)], champion=1)
+    for i in range(12):
+        apply(ledger, version(2), Decision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
+    tag = ledger.tags[2][decisions.TAG]
+    assert len(tag) <= decisions.TAG_CHARACTERS
+    assert decisions.read(ledger, version(2))[-1].reasons[0].startswith("11 ")
+    apply(ledger, version(2), Decision(promote=False, why="x", reasons=("z" * 900,) * 20), log)
+    assert len(ledger.tags[2][decisions.TAG]) <= decisions.TAG_CHARACTERS
+
+
+def test_rolling_back_lets_the_previous_champion_serve_and_goes_back_further(log):
+    ledger = FakeLedger([version(i) for i in (1, 2, 3)])
+    for i in (1, 2, 3):
+        apply(ledger, version(i), YES, log)
+    assert ledger.aliases == {"champion": 3, "previous": 2, "challenger": 3}
+    assert roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
+    assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 3}
+    assert standing(ledger).candidate is None
+    assert decisions.read(ledger, version(3))[-1].outcome == "rolled back"
+    assert roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
+    assert ledger.aliases == {"champion": 1, "challenger": 3}
+    with pytest.raises(PromotionRefused, match="no previous champion"):
+        roll_back(ledger, NAME, log=log, who="Ann")
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_rollback_that_broke_is_finished(moves, log):
+    ledger = FakeLedger([version(i) for i in (1, 2)], champion=2, previous=1, challenger=2, moves_left=moves)
+    with pytest.raises(Died):
+        roll_back(ledger, NAME, log=log, who="Ann")
+    assert ledger.aliases["champion"] in (1, 2)
+    ledger.moves_left = 1000
+    log.finish_left_behind(ledger)
+    assert ledger.aliases == {"champion": 1, "challenger": 2}
+
+
+def test_what_was_never_promoted_cannot_be_rolled_back(log):
+    with pytest.raises(PromotionRefused, match="no champion"):
+        roll_back(FakeLedger([version(1)]), NAME, log=log, who="Ann")
+
+
+def test_the_newest_version_is_a_candidate_until_it_was_compared(log):
     ledger = FakeLedger([version(i) for i in (2, 1, 3)], champion=1, challenger=2)
     assert standing(ledger).candidate == version(3)
-    apply(ledger, version(3), NO)
+    apply(ledger, version(3), NO, log)
     assert standing(ledger).candidate is None
 
 

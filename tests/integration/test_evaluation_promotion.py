@@ -1,0 +1,102 @@
+"""Promotion in a real registry: a policy's decision, its aliases, its records, and the way back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_lineage import Ledger, LedgerError
+from tasks.pool.database import Database, file_url
+from tasks.promotion import decisions, stage
+from tasks.promotion.moves import MoveLog, PromotionRefused
+from tasks.promotion.policy import Decision
+
+NAME = "shop.prices"
+YES = Decision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(f"sqlite:///{tmp_path / 'mlflow.db'}", artifact_root=tmp_path / "artifacts")
+
+
+@pytest.fixture
+def log(tmp_path):
+    database = Database(file_url(tmp_path / "promotions.db"))
+    yield MoveLog(database)
+    database.close()
+
+
+@pytest.fixture
+def versions(ledger, tmp_path):
+    batch = ledger.start_batch("nights", params={})
+    return [ledger.record_model(NAME, run_id=run_of(ledger, batch, i), folder=files(tmp_path, i), kind="pretrained")
+            for i in (1, 2, 3)]  # fmt: skip
+
+
+def run_of(ledger, batch, number):
+    return ledger.start_job(batch, f"prices{number}", params={})
+
+
+def files(folder: Path, number: int) -> Path:
+    made = folder / f"model{number}"
+    made.mkdir()
+    (made / "weights").write_text(str(number))
+    return made
+
+
+def aliases(ledger):
+    found = {alias: ledger.get_alias(NAME, alias) for alias in ("champion", "previous", "challenger")}
+    return {alias: record.version for alias, record in found.items() if record is not None}
+
+
+class Away:
+    """A ledger whose server goes away after some moves of aliases."""
+
+    def __init__(self, ledger, moves):
+        self._ledger, self._moves = ledger, moves
+
+    def __getattr__(self, name):
+        return getattr(self._ledger, name)
+
+    def set_alias(self, *arguments):
+        if self._moves == 0:
+            raise LedgerError("MLflow is away")
+        self._moves -= 1
+        self._ledger.set_alias(*arguments)
+
+
+def test_promotions_rollbacks_and_their_records(ledger, log, versions):
+    for champion, record in enumerate(versions[:2]):
+        stage.apply(ledger, record, YES, log=log, champion=champion or None, who="policy careful")
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
+    (kept,) = decisions.read(ledger, versions[1])
+    assert (kept.outcome, kept.reasons, kept.champion_before, kept.who) == (
+        "promoted",
+        YES.reasons,
+        1,
+        "policy careful",
+    )
+    table = json.loads(ledger.read_text(versions[1].run_id, decisions.TABLE))
+    assert table["data"][0][table["columns"].index("reasons")] == "better: loss 1 against 2\np 0.01"
+
+    # What waits for a person stays a candidate, for the next night to ask again.
+    stage.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
+    assert stage.standings(ledger, [NAME])[NAME].candidate == versions[2]
+    assert decisions.read(ledger, versions[2])[-1].outcome == "waiting"
+
+    with pytest.raises(LedgerError, match="away"):
+        stage.apply(Away(ledger, 1), versions[2], YES, log=log, champion=2)
+    assert aliases(ledger) == {"champion": 2, "previous": 2, "challenger": 2}
+    assert log.finish_left_behind(ledger) == [NAME]
+    assert aliases(ledger) == {"champion": 3, "previous": 2, "challenger": 3}
+    assert decisions.read(ledger, versions[2])[-1].outcome == "promoted"
+
+    assert stage.roll_back(ledger, NAME, log=log, who="Ann", why="it is slow") == (2, 3)
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 3}
+    last = decisions.read(ledger, versions[2])[-1]
+    assert (last.outcome, last.reasons, last.who) == ("rolled back", ("it is slow",), "Ann")
+    assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
+    assert aliases(ledger) == {"champion": 1, "challenger": 3}
+    with pytest.raises(PromotionRefused):
+        stage.roll_back(ledger, NAME, log=log, who="Ann")

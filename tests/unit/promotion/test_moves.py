@@ -1,0 +1,69 @@
+"""Promotions that are killed with their process, and what another process makes of them."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from tasks.pool.database import Database, file_url
+from tasks.promotion.decisions import DecisionRecord
+from tasks.promotion.moves import Move, MoveLog, PromotionRefused
+from tests.unit.promotion.fakes import FakeLedger, version
+
+NAME = "shop.prices"
+MOVES = [Move(alias="champion", version=2), Move(alias="challenger", version=2)]
+DECISION = DecisionRecord(version=2, outcome="promoted", reasons=("better",), champion_before=1)
+
+
+class Pausing(FakeLedger):
+    """Tells that it is about to move an alias, and waits to be killed."""
+
+    def __init__(self, ready):
+        super().__init__([version(1), version(2)], champion=1)
+        self.ready = ready
+
+    def set_alias(self, name, alias, number):
+        self.ready.set()
+        signal.pause()
+
+
+def promote_and_pause(file, ready):
+    MoveLog(Database(file_url(file))).move(Pausing(ready), NAME, MOVES, decision=DECISION, champion=1)
+
+
+@pytest.fixture
+def log(tmp_path):
+    database = Database(file_url(tmp_path / "promotions.db"))
+    yield MoveLog(database)
+    database.close()
+
+
+def test_a_promotion_that_was_killed_is_finished_by_another_process_and_never_before(log, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=promote_and_pause, args=(tmp_path / "promotions.db", ready))
+    process.start()
+    assert ready.wait(60)
+    ledger = FakeLedger([version(1), version(2), version(3)], champion=1)
+    assert log.finish_left_behind(ledger) == []  # its process lives
+    with pytest.raises(PromotionRefused, match=f"of process {process.pid} on"):
+        log.move(ledger, NAME, [Move(alias="champion", version=3)], decision=DECISION, champion=1)
+    assert ledger.aliases == {"champion": 1}
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert log.finish_left_behind(ledger) == [NAME]
+    assert ledger.aliases == {"champion": 2, "challenger": 2}
+
+
+def test_a_promotion_of_another_model_is_not_in_the_way(log):
+    ledger = FakeLedger([version(2), version(2, name="shop.other")])
+
+    class Inner(FakeLedger):
+        def set_alias(self, name, alias, number):
+            super().set_alias(name, alias, number)
+            decision = DecisionRecord(version=2, outcome="kept", reasons=())
+            log.move(ledger, "shop.other", [Move(alias="challenger", version=2)], decision=decision, champion=None)
+
+    log.move(Inner([version(2)]), NAME, MOVES[:1], decision=DECISION, champion=None)
+    assert ledger.aliases == {"challenger": 2}
