@@ -25,7 +25,9 @@ T = TypeVar("T")
 LOCK = 0x52494E47  # of our writers on PostgreSQL, a number of our own choosing
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
 SQLITE_MAY_PASS = ("locked", "busy", "full", "disk i/o")
-POSTGRESQL_MAY_PASS = ("08", "53", "57P")  # SQLSTATE: connections, resources (a full disk too), restarts
+# SQLSTATE: connections, resources (a full disk too), a transaction that was ended as FROZEN_S says, restarts
+POSTGRESQL_MAY_PASS = ("08", "53", "25P03", "57P")
+FROZEN_S = 5.0  # within a transaction, after which the server ends it: all other writers wait for it meanwhile
 
 
 class Database:
@@ -77,13 +79,6 @@ class Database:
             if self._closing.wait(wait_s):
                 raise DatabaseClosed(f"{self.url} was closed while it was away")
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-    def _once(self, act: Callable[[Connection], T], *, writes: bool) -> T:
-        engine = self._engine.execution_options(ringmaster_writes=writes)
-        with engine.begin() as connection:
-            if writes and connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-            return act(connection)
 
 
 class DatabaseClosed(SQLAlchemyError):
@@ -138,5 +133,7 @@ def _postgresql(url: str) -> Engine:
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 15_000,
+            # And the server must notice one of us that is frozen, or gone with its node, and still has the lock.
+            "options": f"-c idle_in_transaction_session_timeout={round(1000 * FROZEN_S)}",
         },
     )
