@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from tasks.pool.schema import METADATA
 
@@ -76,6 +77,9 @@ class Database:
                     raise
                 if wait_s == FIRST_WAIT_S:
                     logger.warning("the pool's database does not answer, trying again: %s", error.orig)
+            except NoConnectionFree:  # many threads wait for a database that is away: no reason for any to give up
+                if time.monotonic() + wait_s > deadline_s:
+                    raise
             if self._closing.wait(wait_s):
                 raise DatabaseClosed(f"{self.url} was closed while it was away")
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
