@@ -26,6 +26,7 @@ from tests.unit.execution.fakes import job, profile
 ROOT = Path(__file__).resolve().parent.parent
 DEATHS, DRAWS, JOBS = 10, 20, 1000
 PATIENCE_S = 240
+TOLD_AFTER_S = 0.3  # a rank tells of a checkpoint with the steps after it
 RUN = "import sys, flows; flows.train_batch(sys.argv[1], checkpoint_every_s=0.5)"
 
 
@@ -63,7 +64,7 @@ def deaths(*, number: int = DEATHS) -> dict:
 
 
 def _saver(trace: Trace, folder: Path) -> int | None:
-    """The process that trains now, once a checkpoint of its own is there."""
+    """The process that trains now, once a checkpoint of its own is there, and told of."""
     latest = list(folder.glob("home/batches/*/*/checkpoints/*/latest"))
     steps = trace.read().lines
     if not latest or not steps:
@@ -71,7 +72,7 @@ def _saver(trace: Trace, folder: Path) -> int | None:
     newest = steps[-1]["pid"]
     first_s = min(s["s"] for s in steps if s["pid"] == newest)
     saved_s = time.monotonic() - (time.time() - latest[0].stat().st_mtime)
-    return newest if saved_s > first_s else None
+    return newest if first_s < saved_s < steps[-1]["s"] - TOLD_AFTER_S else None
 
 
 def thousand_jobs(*, num_jobs: int = JOBS) -> dict:
