@@ -1,6 +1,7 @@
 """Decisions by a policy: every rule, and every reason at once."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,9 @@ def test_all_faults_of_a_file_are_told(tmp_path):
     assert [f.place for f in raised.value.faults] == ["suites[0]"]
     with pytest.raises(BatchFileError, match="no suite has any"):
         load_policy(write(tmp_path, "name: x\nmax_loss: 0.1\n"))
+
+
+def test_the_examples_are_right():
+    examples = Path(__file__).parents[3] / "examples"
+    policy = load_policy(examples / "policy.yaml")
+    assert [test.name for test in policy.suites[0].tests] == ["known", "noisy", "covered"]
