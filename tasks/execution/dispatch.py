@@ -16,6 +16,12 @@ DeviceId = tuple[str, int]
 """Node name, and the number of the device on it."""
 
 
+def device_of(lease: str) -> DeviceId:
+    """The device that leases call so, whether it is still there or not."""
+    node, _, number = lease.rsplit(":", 2)
+    return node, int(number)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedSegment:
     """A stretch of a job's steps, up to `last_step` (exclusive), on `devices` under its option number `option`."""

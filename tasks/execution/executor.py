@@ -215,7 +215,7 @@ class Executor:
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
         """Goes on with a segment that another executor started; its gang's words come by `said`."""
-        segment = segment_of(record, profiles=self.roster.profiles[record.job], cluster=self._cluster)
+        segment = segment_of(record, profiles=self.roster.profiles[record.job])
         names, first_step = tuple(record.what["devices"]), record.what["first_step"]
         self._starter.watch(number, segment, names=names, first_step=first_step)
         future.add_done_callback(lambda ended: self._post(number, ended))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tasks.cluster import Cluster
 from tasks.execution.course import Course
-from tasks.execution.dispatch import PlannedSegment
+from tasks.execution.dispatch import PlannedSegment, device_of
 from tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
 from tasks.execution.journal import RUNNING, SegmentRecord
 from tasks.execution.orders import SegmentCall, Submit, gang_folder, gang_order
@@ -158,6 +158,8 @@ def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], 
         "technique": profile.technique,
         "config": dict(profile.config),
         "num_devices": profile.num_devices,
+        "device_type": profile.device_type,
+        "num_nodes": profile.num_nodes,
         "devices": list(names),
         "first_step": first_step,
         "last_step": segment.last_step,
@@ -165,18 +167,19 @@ def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], 
     }
 
 
-def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile], cluster: Cluster) -> PlannedSegment:
-    """The segment that the journal tells of, by the options and devices that are known now."""
+def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile]) -> PlannedSegment:
+    """The segment that the journal tells of, by the options that are known now; its devices may be gone."""
     what = record.what
-    wanted = (what["technique"], dict(what["config"]), what["num_devices"])
-    options = [k for k, p in enumerate(profiles) if (p.technique, dict(p.config), p.num_devices) == wanted]
+    kind = (what.get("device_type", ""), what.get("num_nodes", 1))
+    wanted = (what["technique"], dict(what["config"]), what["num_devices"], *kind)
+    known = [(p.technique, dict(p.config), p.num_devices, p.device_type, p.num_nodes) for p in profiles]
+    options = [k for k, option in enumerate(known) if option == wanted]
     assert options, f"segment {record.id} of {record.job} ran under an option that is not known: {wanted}"
-    by_name = {name: device for device, name in cluster.lease_names().items()}
     return PlannedSegment(
         job=record.job,
         option=options[0],
         last_step=what["last_step"],
-        devices=tuple(by_name[name] for name in what["devices"]),
+        devices=tuple(device_of(name) for name in what["devices"]),
         start_s=what["planned_s"][0],
         end_s=what["planned_s"][1],
     )

@@ -20,6 +20,8 @@ from techniques import Profile
 PRIORITIES = "priorities"  # a batch's fact: by job, "" for the whole batch, what a person has set
 USUAL = 1.0
 
+OptionKey = tuple[str, str, int, str, int]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -64,7 +66,7 @@ def combined_terms(standing: Iterable[Standing]) -> Terms:
     )
 
 
-def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[tuple[str, str, int]]]) -> list[Enlisted]:
+def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[OptionKey]]) -> list[Enlisted]:
     """A batch's jobs as an executor's list has them.
 
     struck_out: by job, the options (`option_key`) under which it has run out of memory.
@@ -110,9 +112,10 @@ def fault_of(submission: Submission) -> str | None:
     return None if terms.objective in OBJECTIVES else f"it cannot be planned: {terms.objective!r} is no objective"
 
 
-def option_key(profile: Profile) -> tuple[str, str, int]:
+def option_key(profile: Profile) -> OptionKey:
     """Names an option of a job, in every process."""
-    return profile.technique, str(sorted(profile.config.items())), profile.num_devices
+    config = str(sorted(profile.config.items()))
+    return profile.technique, config, profile.num_devices, profile.device_type, profile.num_nodes
 
 
 def split(name: str) -> tuple[str, str]:

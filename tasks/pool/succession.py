@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from sqlalchemy import select
 
 from tasks.cluster import Device, Node
-from tasks.execution.dispatch import DeviceId, PlannedSegment
+from tasks.execution.dispatch import PlannedSegment, device_of
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from tasks.execution.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
 from tasks.execution.progress import RunningSegment
 from tasks.pool.database import Database
 from tasks.pool.mail import Mail
 from tasks.pool.schema import TOLD
-from tasks.pool.standing import option_key
+from tasks.pool.standing import OptionKey, option_key
 from tasks.pool.submissions import Submission
 from techniques import Profile
 from techniques.engine.gang import OUT_OF_MEMORY, Outcome
@@ -40,7 +40,7 @@ class Estate:
     open: Sequence[SegmentRecord]
     undecided: Sequence[SegmentRecord]
     past: Sequence[SegmentRecord]
-    struck_out: Mapping[str, frozenset[tuple[str, str, int]]]
+    struck_out: Mapping[str, frozenset[OptionKey]]
     untold: Sequence[ExecutionEvent]
 
     def qualified(self, record: SegmentRecord) -> SegmentRecord:
@@ -109,8 +109,8 @@ def _unknown(kind: str, number: int) -> Device:
     return Device(kind="gpu" if kind == "gpu" else "cpu", index=number, name="", memory_bytes=0, cores=())
 
 
-def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[tuple[str, str, int]]]:
-    found: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
+def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
+    found: dict[str, set[OptionKey]] = defaultdict(set)
     for segment in segments:
         if segment.outcome is not None and segment.outcome["status"] == OUT_OF_MEMORY:
             found[segment.job].add(_key_of(segment))
@@ -169,10 +169,11 @@ def _job_ends(database: Database, batch: str) -> dict[str, str]:
     return {content["job"]: content["status"] for content in rows}
 
 
-def _key_of(record: SegmentRecord) -> tuple[str, str, int]:
+def _key_of(record: SegmentRecord) -> OptionKey:
     """The `option_key` of what a segment ran under."""
     what = record.what
-    return what["technique"], str(sorted(what["config"].items())), what["num_devices"]
+    config = str(sorted(what["config"].items()))
+    return what["technique"], config, what["num_devices"], what.get("device_type", ""), what.get("num_nodes", 1)
 
 
 def _planned(record: SegmentRecord, profiles: Sequence[Profile]) -> PlannedSegment:
@@ -182,12 +183,7 @@ def _planned(record: SegmentRecord, profiles: Sequence[Profile]) -> PlannedSegme
         job=record.job,
         option=keys.index(_key_of(record)) if _key_of(record) in keys else 0,
         last_step=what["last_step"],
-        devices=tuple(_device(name) for name in what["devices"]),
+        devices=tuple(device_of(name) for name in what["devices"]),
         start_s=what["planned_s"][0],
         end_s=what["planned_s"][1],
     )
-
-
-def _device(name: str) -> DeviceId:
-    node, _, number = name.rsplit(":", 2)
-    return node, int(number)

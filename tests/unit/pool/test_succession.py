@@ -1,11 +1,13 @@
 """An executor is killed after each of its writes, and the next one goes on: nothing is lost, and nothing done twice."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from tasks.cluster import Cluster, Node
 from tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, PAUSED, RUNNING, Journal
+from tasks.execution.journal import CANCELLED, DONE, PAUSED, RUNNING, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.mail import OUTCOME, Mail
@@ -203,6 +205,34 @@ def test_an_option_that_ran_out_of_memory_stays_struck_out(database):
         executor.step()
         assert executor.statuses() == {"a": RUNNING}
         assert [option.technique for option in executor.plans[-1].job("b1/a").options] == ["ddp"]
+
+
+def test_options_for_several_kinds_of_devices_are_told_apart_by_the_next_executor(database):
+    clock, worker = Clock(), Worker(database, num_devices=1)
+    kind = Cluster(nodes=(Node(name="n", devices=worker.record.devices),)).device_kind()
+    profiles = (replace(profile(step_s=1.0), device_type=kind), profile(step_s=2.0))
+    pool = PoolBench(database, clock)
+    pool.submit(submission(jobs=("a",), profiles={"a": profiles}))
+    worker.take_all()
+    worker.end(1, "out_of_memory", "no room")
+    pool.step()
+    assert pool.executor.roster.profiles["b1/a"] == [profiles[1]]
+    after = PoolBench(database, clock)
+    assert after.executor.roster.profiles["b1/a"] == [profiles[1]]
+    assert [running.segment.option for running in after.executor._course.running.values()] == [0]
+
+
+def test_a_node_that_came_back_with_fewer_devices_does_not_stop_the_next_executor(database):
+    clock, worker = Clock(), Worker(database, num_devices=2)
+    pool = PoolBench(database, clock)
+    pool.submit(submission(jobs=("a", "b")))
+    worker.take_all()
+    Worker(database, incarnation="n-two", num_devices=1)
+    after = PoolBench(database, clock)
+    after.step()
+    assert {event.outcome.status for event in after.told(SegmentEnded)} == {"lost"}
+    assert sorted(after.statuses().values()) == [RUNNING, WAITING]
+    assert after.held() == {"n:cpu:0": "pool"}
 
 
 def test_what_a_killed_executor_had_leased_and_not_ordered_is_given_back(database):
