@@ -240,6 +240,14 @@ class Executor:
         )
         self._replanner.void()
 
+    def _drop_unusable(self) -> bool:
+        """Plans nothing on devices that are gone or must not be used; returns whether anything was."""
+        there = set(self._cluster.lease_names()) - self._out
+        jobs = {s.job for s in self._course.planned if not there.issuperset(s.devices)}
+        for job in jobs:
+            self._course.drop(job)
+        return bool(jobs)
+
     def _forget_speed(self, job: str) -> None:
         if self._replanner is not None:
             self._replanner.forget(job)
@@ -288,6 +296,7 @@ class Executor:
         thought = replanner.look(state) if self._wanted is None else replanner.demand(state, why=self._wanted)
         if thought is None:  # of what was wanted, nothing is left that could be planned
             self._wanted = None
+            self._stop_gangs(r for r in self._course.running.values() if not self._out.isdisjoint(r.segment.devices))
         if thought is not None:
             thought.plan.add_done_callback(lambda _: self._post(0, thought))
 
@@ -346,6 +355,8 @@ class Executor:
         self._journal.end_segment(number, {"status": outcome.status, "message": outcome.message, **outcome.result})
         self._leases.give_back(running.names)
         decision = self._verdicts.decide(running, outcome)
+        if self._drop_unusable():  # what is left of it was put back
+            self._want(f"{running.segment.job} has lost its devices")
         self._tell(SegmentEnded(number=number, segment=running.segment, outcome=outcome, decision=decision))
 
     def _tell(self, event: ExecutionEvent) -> None:

@@ -225,6 +225,34 @@ def test_while_the_only_gang_stops_nobody_looks_again_and_again(tmp_path, action
     assert pool.statuses["a"] == {"cancel": CANCELLED}.get(action, pool.statuses["a"])
 
 
+def test_where_no_other_device_is_there_a_job_waits_for_one_that_may_be_used(tmp_path):
+    pool = Pool(tmp_path, ["a"], nodes=Cluster(nodes=two_nodes().nodes[:1]))
+    statuses = []
+    pool.at(10.0, lambda: pool.executor.move_to(pool.executor._cluster, out={("n1", 0)}, why="n1's device has errors"))
+    pool.at(90.0, lambda: statuses.append(dict(pool.statuses)))
+    pool.at(95.0, lambda: pool.executor.move_to(pool.executor._cluster, why="it was reset"))
+    pool.serve(until_s=300.0)
+    assert statuses == [{"a": WAITING}]
+    assert pool.statuses == {"a": DONE}
+    assert [e.first_step for e in pool.started("a")] == [0, 10]
+
+
+def test_what_crashes_on_a_device_that_must_not_be_used_is_not_put_back_there(tmp_path):
+    pool = Pool(tmp_path, ["a"])
+
+    def fail():
+        pool.executor.move_to(two_nodes(), out={("n1", 0)}, why="n1's device has errors")
+        gang = pool.gangs.gangs.pop(next(iter(pool.gangs.gangs)))
+        gang.future.set_result(Outcome(status="crashed", message="CUDA error"))
+        pool.executor._replanner.void()
+        pool.executor._replanner._retry_s = pool.gangs.now_s + 10.0  # a plan takes a while
+
+    pool.at(10.0, fail)
+    pool.serve(until_s=300.0)
+    assert pool.statuses == {"a": DONE}
+    assert [e.segment.devices[0][0] for e in pool.started("a")] == ["n1", "n2"]
+
+
 def test_without_any_device_jobs_wait_and_start_when_one_comes(tmp_path):
     pool = Pool(tmp_path, ["a"], nodes=Cluster(nodes=()))
     statuses = []
