@@ -134,21 +134,31 @@ class Verdicts:
         job = running.segment.job
         profile = self._roster.profiles[job][running.segment.option]
         self._course.drop(job)
-        if not self._roster.strike_out(job, profile):
+        is_last = not self._roster.strike_out(job, profile)
+        self._forget_speed(job)  # its options are numbered anew
+        if self._is_cancelled(job):
+            return self._dismissed(job, self._roster.records[job].step)
+        if is_last:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
         if self._is_dismissed(job):
             return self._dismissed(job, self._roster.records[job].step)
         self._roster.write(job, status=WAITING)
-        self._forget_speed(job)
         self._want(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
         return "planned anew without that option"
 
     def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
-        return self.fail(running.segment.job, outcome.message)
+        job = running.segment.job
+        if self._is_cancelled(job):
+            return self._dismissed(job, self._roster.records[job].step)
+        return self.fail(job, outcome.message)
 
     def _is_dismissed(self, job: str) -> bool:
         """Whether the job was paused or cancelled while it ran."""
         return self._roster.records[job].status in (PAUSED, CANCELLED)
+
+    def _is_cancelled(self, job: str) -> bool:
+        """Whether the job was ended while it ran: whatever its gang came to, that was told and stays."""
+        return self._roster.records[job].status == CANCELLED
 
     def _dismissed(self, job: str, step: int) -> str:
         record = self._roster.write(job, step=step)

@@ -129,6 +129,21 @@ def test_a_cancelled_job_stops_at_a_checkpoint_and_those_that_need_it_fail(tmp_p
     assert len([e for e in pool.bench.told(JobEnded) if e.job == "a"]) == 1
 
 
+@pytest.mark.parametrize("status", ["invalid", "out_of_memory", "crashed"])
+def test_a_cancelled_job_stays_cancelled_whatever_its_gang_comes_to(tmp_path, status):
+    pool = Pool(tmp_path, ["a"])
+
+    def cancel():
+        pool.executor.cancel(["a"], message="no longer wanted")
+        gang = pool.gangs.gangs.pop(next(iter(pool.gangs.gangs)))
+        gang.future.set_result(Outcome(status=status, message="its loss is no number"))
+
+    pool.at(50.0, cancel)
+    pool.serve(until_s=100.0)
+    assert pool.statuses == {"a": CANCELLED}
+    assert [event.status for event in pool.bench.told(JobEnded)] == [CANCELLED]
+
+
 def test_a_paused_job_gives_its_device_away_and_goes_on_where_it_was(tmp_path):
     pool = Pool(tmp_path, ["a", "b", "c"])
     pool.at(40.0, lambda: pool.executor.pause(["a", "c"]))
