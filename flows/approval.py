@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from prefect import pause_flow_run, resume_flow_run
@@ -45,7 +47,8 @@ def ask(question: str, *, timeout_s: float) -> Answer:
         return Answer(approved=None, why="nobody can be asked: no Prefect server is up (`ringmaster up` starts one)")
     create_markdown_artifact(key="approval", markdown=question, description="Asked of a person")
     unanswered = threading.Event()
-    timer = threading.Timer(timeout_s, _go_on, [context.flow_run.id, unanswered])
+    go_on = partial(_go_on, context.flow_run.id, unanswered)
+    timer = threading.Timer(timeout_s, copy_context().run, [go_on])  # with the settings of Prefect as they are here
     timer.daemon = True
     timer.start()
     try:

@@ -44,8 +44,8 @@ def answered(server, timeout_s, answer=None):
 
         with ThreadPoolExecutor(1) as pool:
             result = pool.submit(run)
-            until(paused, timeout_s=120)
             if answer is not None:
+                until(paused, timeout_s=120)
                 resume_flow_run(paused()[0].id, run_input=answer)
             return result.result(timeout=120)
 
