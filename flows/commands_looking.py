@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from flows import settings
 from flows.faults import InputError
-from flows.output import AsJson, error_console, print_json
+from flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
     from tasks.execution.journal import Journal
@@ -51,7 +50,7 @@ def techniques(
     table = Table("technique", "what it does", "what it needs", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for name, technique in every:
         table.add_row(name, technique.summary, technique.needs)
-    Console().print(table)
+    output_console().print(table)
 
 
 def status(
@@ -66,7 +65,7 @@ def status(
     table = Table("batch", "run", "job", "status", "step", "message", box=None, header_style="bold")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    output_console().print(table)
 
 
 def logs(
@@ -85,7 +84,10 @@ def logs(
             if not file.exists():
                 ranks = sorted(path.stem.removeprefix("rank-") for path in gangs[-1].glob("rank-*.log"))
                 raise InputError([f"{job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
-            sys.stdout.write(file.read_text(errors="replace"))
+            text = file.read_text(errors="replace")
+            sys.stdout.write(text)
+            if not text:
+                error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
             return
     raise InputError([f"no segment of a job {job!r} has run here; there are jobs {', '.join(names) or 'none'}"])
 

@@ -40,7 +40,7 @@ def plan(
 ) -> None:
     """Plan a problem: a Gantt chart, its makespan, what no plan can beat, and what simple rules would give.
 
-    Families of --draw: tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi; each with a shape, JOBSxDEVICES.
+    Families (-JOBSxDEVICES): tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi, types, sweep, lora.
     """
     from tasks.planning import solve
 

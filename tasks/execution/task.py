@@ -79,7 +79,8 @@ class ProgressArtifact:
     def _update(self) -> None:
         try:
             update_progress_artifact(self._artifact, progress=self._percent())
-        except (httpx.HTTPError, PrefectException) as error:  # a picture that lags is no reason to end a training
+        # A picture that lags is no reason to end a training; the client may be closed once the flow run has ended.
+        except (httpx.HTTPError, PrefectException, RuntimeError) as error:
             get_run_logger().warning("the progress artifact could not be updated: %s", error)
 
     def _percent(self) -> float:
@@ -126,7 +127,7 @@ class GanttArtifact:
     def _draw(self) -> None:
         try:
             self._update(self._artifact, self._markdown())
-        except (httpx.HTTPError, PrefectException, DatabaseClosed) as error:  # as above
+        except (httpx.HTTPError, PrefectException, RuntimeError, DatabaseClosed) as error:  # as above
             get_run_logger().warning("the Gantt chart could not be updated: %s", error)
 
     def _markdown(self) -> str:
