@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from tasks.pool.database import Database
 from tasks.pool.schema import COMMANDS, ORDERS, SAID
@@ -127,6 +127,27 @@ class Mail:
             return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == WITHDRAWN
 
         return self._database.write(act)
+
+    def batches(self) -> set[str]:
+        """The batches of which there are orders, also such as have ended."""
+        query = select(ORDERS.c.batch).distinct()
+        return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+
+    def clear(self, batch: str) -> None:
+        """Drops what was said, told and ordered for the segments of a batch; all of them have ended.
+
+        The newest word and command stay: SQLite would give their numbers away again, and whoever has read up to them
+        would miss what comes next.
+        """
+
+        def act(connection: Connection) -> None:
+            segments = select(ORDERS.c.segment).where(ORDERS.c.batch == batch)
+            for table in (SAID, COMMANDS):
+                newest = select(func.max(table.c.id)).scalar_subquery()
+                connection.execute(delete(table).where(table.c.segment.in_(segments), table.c.id < newest))
+            connection.execute(delete(ORDERS).where(ORDERS.c.batch == batch))
+
+        self._database.write(act)
 
     # -- a node's side -----------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ HOLDER_OF_SEGMENTS = "pool"  # of the leases that the executor takes
 TICK_S = 0.25
 NODES_EVERY_S = 1.0
 PLANNING_TIME_LIMIT_S = 10.0
+MOST_KEPT = 20  # batches that have ended, of which all that their gangs said is kept: for whoever asks what went wrong
 
 
 class Steward:
@@ -289,6 +290,14 @@ class Steward:
         self._executor.forget(id)
         logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
         self._ask_anew()
+        self._clear_mail()
+
+    def _clear_mail(self) -> None:
+        """Drops what the gangs of batches said that have ended long ago."""
+        query = select(BATCHES.c.id).where(BATCHES.c.status != SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
+        ended = self._database.read(lambda connection: connection.execute(query).scalars().all())
+        for batch in self._mail.batches() & set(ended[MOST_KEPT:]):
+            self._mail.clear(batch)
 
     def _on_priority(self, standing: Standing, priorities: Mapping[str, float]) -> None:
         self._standing[standing.submission.id] = replace(standing, priorities=priorities)

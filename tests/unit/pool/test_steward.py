@@ -10,7 +10,9 @@ from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, Se
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING, Journal
 from tasks.planning.terms import Terms
 from tasks.pool import requests as wishes
+from tasks.pool import steward
 from tasks.pool.database import Database, file_url
+from tasks.pool.mail import Mail
 from tasks.pool.nodes import LEAVING, Nodes
 from tasks.pool.requests import Requests
 from tasks.pool.schema import BATCHES
@@ -75,6 +77,18 @@ def test_two_batches_share_devices_and_hear_only_of_themselves(database, pool):
         for planned in pool.told(Planned, batch):
             assert {row.id for row in planned.problem.jobs} <= jobs
     assert {key[0].rpartition("/")[0] for key, *_ in gangs.trained} == {"/runs/b1/checkpoints", "/runs/b2/checkpoints"}
+
+
+def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
+    monkeypatch.setattr(steward, "MOST_KEPT", 1)
+    gangs = Gangs(Worker(database, "n1", num_devices=1))
+    pool.pass_seconds(1, *gangs.workers)
+    for batch in ("b1", "b2", "b3"):
+        pool.submit(submission(batch, jobs=("a",)))
+        run(pool, gangs)
+        assert pool.statuses(batch) == {"a": DONE}
+    assert Mail(database).batches() == {"b3"}
+    assert [word.segment for word in Mail(database).words(after=0)] == [3, 3, 3]
 
 
 def test_what_cannot_be_trained_at_all_does_not_keep_a_batch_from_its_end(database, pool):

@@ -99,6 +99,23 @@ def test_commands_are_read_on_from_where_one_was(database):
     assert mail.commands(after=first) == [second]
 
 
+def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anything(database):
+    mail = Mail(database)
+    for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
+        mail.give(segment, batch=batch, shares={"n": ("one", share())})
+        mail.command(segment, "stop")
+        mail.say(segment, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
+    read, (told, *_) = mail.newest_word(), mail.commands(after=0)[-1]
+    mail.clear("b")
+    assert [word.segment for word in mail.words(after=0)] == [8, 8, 9], "the newest one stays, for its number"
+    assert [segment for _, segment, _ in mail.commands(after=0)] == [8, 9]
+    assert (mail.shares(7), len(mail.shares(8))) == ([], 1)
+    mail.command(10, "stop")
+    mail.say(10, "n", words=[(0, {"event": "ready", "step": 0})])
+    assert [word.segment for word in mail.words(after=read)] == [10]
+    assert [segment for _, segment, _ in mail.commands(after=told)] == [10]
+
+
 def test_a_request_is_asked_once_and_answered(database):
     requests = Requests(database)
     number = requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k")
