@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ def _compared(rival: Rival, evaluated: Evaluated) -> Judged:
 def _by_policy(rival: Rival, policy: Policy, *, ledger: Ledger, site: Site, device: Device) -> Judged:
     """What meets every rule of the policy is promoted; what was found is kept on the run that made the candidate."""
     metric = policy.metric or rival.metric
+    site = replace(site, import_paths=tuple(dict.fromkeys([*site.import_paths, str(policy.folder)])))
     found: list[Examined] = [
         examine_task(
             rival.name,
