@@ -73,25 +73,21 @@ class MoveLog:
         self._database = database
         database.write(lambda connection: METADATA.create_all(connection))
 
-    def move(
-        self, ledger: Ledger, model: str, moves: Sequence[Move], *, decision: DecisionRecord, champion: int | None
-    ) -> None:
+    def move(self, ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:
         """Makes `moves`, in this order, and keeps the decision; first comes what another process left half-done.
 
-        champion: the version that the decision took for the champion. Raises PromotionRefused where the model has
-        another champion by now, or another promotion of it is under way; then nothing was moved by this one.
+        Raises PromotionRefused where the model has another champion by now than the decision took for it, or another
+        promotion of it is under way; then nothing was moved by this one.
         """
         self.finish_left_behind(ledger, model)
         token = self._begin(model, moves, decision)
         try:
-            now = ledger.get_alias(model, CHAMPION)
-            version = None if now is None else now.version
-            wanted = next((move.version for move in moves if move.alias == CHAMPION), version)
-            if version not in (champion, wanted):
+            found = _champion(ledger, model)
+            if not _applies(moves, decision, champion=found):
                 self._end(model, token)
                 raise PromotionRefused(
-                    f"the champion of {model} is version {version} by now, not {champion} as it was when this was "
-                    "decided. To fix: compare with the new champion"
+                    f"the champion of {model} is version {found} by now, not {decision.champion_before} as it was when "
+                    "this was decided. To fix: compare with the new champion"
                 )
             _carry_out(ledger, model, moves, decision)
         except BaseException:
@@ -108,12 +104,16 @@ class MoveLog:
                 continue
             try:
                 moves = [Move(**move) for move in row["moves"]]
-                _carry_out(ledger, row["model"], moves, from_json(DecisionRecord, row["decision"]))
+                decision = from_json(DecisionRecord, row["decision"])
+                # Where somebody else, who does not see this record, has promoted since, it is no longer true.
+                if applies := _applies(moves, decision, champion=_champion(ledger, row["model"])):
+                    _carry_out(ledger, row["model"], moves, decision)
             except BaseException:
                 self._give_up(row["model"], token)
                 raise
             self._end(row["model"], token)
-            finished.append(str(row["model"]))
+            if applies:
+                finished.append(str(row["model"]))
         return finished
 
     def _begin(self, model: str, moves: Sequence[Move], decision: DecisionRecord) -> str:
@@ -158,6 +158,17 @@ class MoveLog:
 
 def _of(model: str, token: str) -> Any:
     return (MOVES.c.model == model) & (MOVES.c.token == token)
+
+
+def _champion(ledger: Ledger, model: str) -> int | None:
+    found = ledger.get_alias(model, CHAMPION)
+    return None if found is None else found.version
+
+
+def _applies(moves: Sequence[Move], decision: DecisionRecord, *, champion: int | None) -> bool:
+    """Whether the champion is still the one that the decision is about, or already the one that it makes."""
+    made = [move.version for move in moves if move.alias == CHAMPION]
+    return champion in [decision.champion_before, *made]
 
 
 def _carry_out(ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:

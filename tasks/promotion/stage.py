@@ -85,7 +85,7 @@ def apply(
         who=who,
         at=decisions.now(),
     )
-    log.move(ledger, name, moves, decision=entry, champion=champion)
+    log.move(ledger, name, moves, entry)
 
 
 def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "") -> tuple[int, int]:
@@ -111,7 +111,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
         who=who,
         at=decisions.now(),
     )
-    log.move(ledger, name, moves, decision=entry, champion=taken_back)
+    log.move(ledger, name, moves, entry)
     return restored, taken_back
 
 

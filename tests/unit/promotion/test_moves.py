@@ -3,13 +3,14 @@
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from tasks.pool.database import Database, file_url
 from tasks.promotion.decisions import DecisionRecord
 from tasks.promotion.moves import Move, MoveLog, PromotionRefused
-from tests.unit.promotion.fakes import FakeLedger, version
+from tests.unit.promotion.fakes import Died, FakeLedger, version
 
 NAME = "shop.prices"
 MOVES = [Move(alias="champion", version=2), Move(alias="challenger", version=2)]
@@ -29,7 +30,7 @@ class Pausing(FakeLedger):
 
 
 def promote_and_pause(file, ready):
-    MoveLog(Database(file_url(file))).move(Pausing(ready), NAME, MOVES, decision=DECISION, champion=1)
+    MoveLog(Database(file_url(file))).move(Pausing(ready), NAME, MOVES, DECISION)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_promotion_that_was_killed_is_finished_by_another_process_and_never_be
     ledger = FakeLedger([version(1), version(2), version(3)], champion=1)
     assert log.finish_left_behind(ledger) == []  # its process lives
     with pytest.raises(PromotionRefused, match=f"of process {process.pid} on"):
-        log.move(ledger, NAME, [Move(alias="champion", version=3)], decision=DECISION, champion=1)
+        log.move(ledger, NAME, [Move(alias="champion", version=3)], DECISION)
     assert ledger.aliases == {"champion": 1}
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -63,7 +64,25 @@ def test_a_promotion_of_another_model_is_not_in_the_way(log):
         def set_alias(self, name, alias, number):
             super().set_alias(name, alias, number)
             decision = DecisionRecord(version=2, outcome="kept", reasons=())
-            log.move(ledger, "shop.other", [Move(alias="challenger", version=2)], decision=decision, champion=None)
+            log.move(ledger, "shop.other", [Move(alias="challenger", version=2)], decision)
 
-    log.move(Inner([version(2)]), NAME, MOVES[:1], decision=DECISION, champion=None)
+    log.move(Inner([version(2)]), NAME, MOVES[:1], replace(DECISION, champion_before=None))
     assert ledger.aliases == {"challenger": 2}
+
+
+def test_a_promotion_that_others_have_overtaken_since_it_broke_is_not_finished(log):
+    ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=1, moves_left=0)
+    with pytest.raises(Died):
+        log.move(ledger, NAME, MOVES, DECISION)
+    ledger.aliases["champion"], ledger.moves_left = 3, 1000  # by a home that does not see our record
+    assert log.finish_left_behind(ledger) == []
+    assert ledger.aliases == {"champion": 3}
+    assert log.finish_left_behind(ledger) == []
+
+
+def test_what_was_kept_against_another_champion_is_refused(log):
+    ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=3)
+    kept = DecisionRecord(version=2, outcome="kept", reasons=("worse",), champion_before=1)
+    with pytest.raises(PromotionRefused, match="version 3 by now, not 1"):
+        log.move(ledger, NAME, [Move(alias="challenger", version=2)], kept)
+    assert ledger.aliases == {"champion": 3}
