@@ -346,7 +346,9 @@ class Executor:
         running.hear(event)
         if self._replanner is not None and event["event"] == "steps":
             self._replanner.hear(running, self.roster.profiles[job][running.segment.option])
-        if event["event"] == "checkpoint":
+        # Of a checkpoint whose gang died before it could tell, the next gang tells, which begins there.
+        is_newer = event["event"] in ("checkpoint", "ready") and event["step"] > self.roster.records[job].step
+        if is_newer:
             self.roster.write(job, step=event["step"])
         self._tell(GangSaid(number=number, job=job, event=event))
 

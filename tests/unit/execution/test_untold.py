@@ -1,0 +1,27 @@
+"""Checkpoints that nobody was told of: their gang died between writing and saying so."""
+
+from tasks.execution.events import SegmentStarted
+from tasks.execution.journal import DONE
+from techniques.engine.gang import Outcome
+from tests.unit.execution.fakes import Bench, FakeRunner, done, job
+
+
+def dies_before_telling(call, runner):
+    """Begins where the last checkpoint is, writes another one, and is gone."""
+    first = runner.steps.get(call.order.job.name, 0)
+    call.on_event({"event": "ready", "step": first})
+    runner.steps[call.order.job.name] = first + 1
+    return Outcome(status="crashed", message="as it should")
+
+
+def begins_and_ends(call, runner):
+    call.on_event({"event": "ready", "step": runner.steps[call.order.job.name]})
+    return done(call, runner)
+
+
+def test_a_checkpoint_that_was_not_told_of_is_progress_all_the_same(tmp_path):
+    runner = FakeRunner(script={"a": [*[dies_before_telling] * 6, begins_and_ends]})
+    bench = Bench(tmp_path, [job("a")], runner=runner)
+    assert bench.run()
+    assert bench.statuses == {"a": DONE}
+    assert [e.first_step for e in bench.told(SegmentStarted)] == [0, 0, 1, 2, 3, 4, 5]
