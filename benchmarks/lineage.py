@@ -104,7 +104,7 @@ def fill(file, num_models):
     with sqlite3.connect(file) as connection:
         (experiment,) = connection.execute("SELECT experiment_id FROM experiments WHERE name = 'ringmaster'").fetchone()
         for i in range(num_models):
-            model(i, experiment, draw, names, now_ms - (num_models - i) * 1000, tables)
+            model(i, experiment, draw, names, now_ms - (num_models - i) * 864_000, tables)
         connection.execute("PRAGMA foreign_keys = OFF")
         insert(connection, "logged_models", tables["models"])
         insert(connection, "logged_model_tags", tables["tags"])

@@ -28,6 +28,7 @@ from flows.run_folder import alone_in, base_weights, checkpoint_root_of
 from flows.settings import PoolAddress
 from flows.views import current_view
 from model_lineage.ledger import Ledger
+from model_lineage.tensors import TensorStore
 from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, Listener, Planned
 from tasks.execution.historian import Historian
@@ -161,7 +162,10 @@ def _follow(
     told = Told(run.database)
     profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
     surveys = surveys_of(submission, journal.get("surveyed", {}))
-    recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=view.notice)
+    tensors = TensorStore(settings.tensors(settings.home()))
+    recorder = PoolRecorder(
+        run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=view.notice, tensors=tensors
+    )
     recorder.begin(
         Recorded(jobs={job.name: job for job in submission.jobs}, surveys=surveys, profiles=submission.profiles),
         devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],

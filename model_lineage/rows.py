@@ -2,7 +2,7 @@
 
 Importing MLflow takes longer than most questions, so the rows of a sqlite ledger are read from its tables directly,
 three selects for any number of models; should a later MLflow arrange them differently, through its client. Rows of a
-server are kept in a file, and only what is new is asked for.
+server are kept in a file, and only what is new is asked for, by its REST API.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from urllib.parse import quote
 
 from model_lineage.ledger import Ledger
 from model_lineage.registry import CHILD, KIND
+from model_lineage.rest import Server
 from model_lineage.tensors.objects import write_once
 
 READY = 2  # of MLflow's LoggedModelStatus
-NEW_FOR_MS = 3_600_000  # rows younger than this are asked for again: their tags may not have been complete
+NEW_FOR_MS = 600_000  # rows younger than this are asked for again: their tags may not have been complete
 WHOLE_FOR_MS = 86_400_000  # a file older than this is made anew: deleted rows only vanish so
 _VERSION = 1  # of the file
 _PAGE = 1000
@@ -128,7 +129,8 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Ro
     if now_ms - whole_ms > WHOLE_FOR_MS:
         rows, whole_ms = {}, now_ms
     since_ms = max((row.creation_timestamp for row in rows.values()), default=0) - NEW_FOR_MS
-    rows |= {row.model_id: row for row in _rows_since(ledger, since_ms)}
+    new, aliases = _news(ledger, since_ms)
+    rows |= {row.model_id: row for row in new}
     ordered = sorted(rows.values(), key=lambda row: (row.creation_timestamp, row.model_id))
     said = {
         "version": _VERSION,
@@ -137,7 +139,58 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Ro
         "rows": [asdict(row) for row in ordered],
     }
     write_once(file, json.dumps(said).encode())
-    return ordered, _aliases(ledger)
+    return ordered, aliases
+
+
+def _news(ledger: Ledger, since_ms: int) -> tuple[list[Row], Aliases]:
+    """The rows that were made since then, and all aliases: by a server's REST API, else by MLflow's client."""
+    try:
+        return _ask_server(Server(ledger.tracking_uri), ledger.experiment, since_ms)
+    except (OSError, ValueError, KeyError):  # whatever it is, MLflow's client tries again, and knows how to tell it
+        return list(_rows_since(ledger, since_ms)), _aliases(ledger)
+
+
+def _ask_server(server: Server, experiment: str, since_ms: int) -> tuple[list[Row], Aliases]:
+    experiment_id = server.get("experiments/get-by-name", experiment_name=experiment)["experiment"]["experiment_id"]
+    body = {
+        "experiment_ids": [experiment_id],
+        "filter": f"creation_timestamp >= {max(since_ms, 0)}",
+        "order_by": [{"field_name": "creation_timestamp", "ascending": True}],
+        "max_results": _PAGE,
+    }
+    rows = [_row_of_json(entry) for entry in server.pages("logged-models/search", body, key="models")]
+    aliases: dict[str, dict[str, int]] = {}
+    token = ""
+    while True:
+        page = server.get("registered-models/search", max_results=_PAGE, page_token=token)
+        for model in page.get("registered_models", ()):
+            if named := model.get("aliases"):
+                aliases[model["name"]] = {entry["alias"]: int(entry["version"]) for entry in named}
+        token = page.get("next_page_token", "")
+        if not token:
+            return [row for row in rows if KIND in row.tags], aliases
+
+
+def _row_of_json(entry: Mapping[str, Any]) -> Row:
+    info, data = entry["info"], entry.get("data", {})
+    metrics = sorted(data.get("metrics", ()), key=lambda metric: (metric.get("step", 0), metric["timestamp"]))
+    return Row(
+        model_id=info["model_id"],
+        experiment_id=str(info["experiment_id"]),
+        name=info["name"],
+        artifact_location=info["artifact_uri"],
+        creation_timestamp=int(info["creation_timestamp_ms"]),
+        source_run_id=info.get("source_run_id"),
+        is_ready=info["status"] == "LOGGED_MODEL_READY",
+        tags=_told({tag["key"]: tag.get("value", "") for tag in info.get("tags", ())}),
+        params={param["key"]: param.get("value", "") for param in data.get("params", ())},
+        metrics={metric["key"]: metric["value"] for metric in metrics},
+    )
+
+
+def _told(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags that rows have: no pages, and no children, which their parents' ids tell."""
+    return {k: v for k, v in tags.items() if k != "mlflow.note.content" and not k.startswith(CHILD)}
 
 
 def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
@@ -168,7 +221,6 @@ def _rows_since(ledger: Ledger, since_ms: int) -> Iterator[Row]:
 
 
 def _row(model: Any) -> Row:
-    tags = {k: v for k, v in model.tags.items() if k != "mlflow.note.content" and not k.startswith(CHILD)}
     metrics = sorted(model.metrics or [], key=lambda metric: (metric.step, metric.timestamp))
     return Row(
         model_id=model.model_id,
@@ -178,7 +230,7 @@ def _row(model: Any) -> Row:
         creation_timestamp=model.creation_timestamp,
         source_run_id=model.source_run_id,
         is_ready=model.status == "READY",
-        tags=tags,
+        tags=_told(model.tags),
         params=dict(model.params or {}),
         metrics={metric.key: metric.value for metric in metrics},
     )

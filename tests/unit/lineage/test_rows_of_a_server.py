@@ -1,0 +1,111 @@
+"""Rows that an MLflow server tells, in pages, by its REST API."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from model_lineage import Ledger, rows
+from model_lineage.rest import Server
+
+
+def model(number, **tags):
+    """A LoggedModel as the API writes it: numbers that may be large are texts, and what is empty is left out."""
+    info = {
+        "model_id": f"m-{number}",
+        "experiment_id": "7",
+        "name": "writer",
+        "artifact_uri": f"file:///models/{number}",
+        "creation_timestamp_ms": number,
+        "status": "LOGGED_MODEL_READY" if number else "LOGGED_MODEL_PENDING",
+        "tags": [{"key": key.replace("_", "."), "value": value} for key, value in tags.items()],
+    }
+    points = [{"key": "loss", "value": 2.0 - step, "timestamp": 5, "step": step} for step in (1, 0)]
+    return {"info": info, "data": {"params": [{"key": "lr", "value": "0.1"}], "metrics": points} if number else {}}
+
+
+OURS = {"ringmaster_kind": "pretrained", "mlflow_note_content": "long", "ringmaster_child_m-9": "{}"}
+PAGES = {
+    None: {"models": [model(0, **OURS), model(1)], "next_page_token": "second"},
+    "second": {"models": [model(2, **OURS)]},
+}
+
+
+@pytest.fixture
+def server():
+    """(its URI, what it was asked); asked with the wrong password it refuses."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(
+                {"experiment": {"experiment_id": "7"}}
+                if "get-by-name" in self.path
+                else {
+                    "registered_models": [
+                        {"name": "writer", "aliases": [{"alias": "champion", "version": "3"}]},
+                        {"name": "x"},
+                    ]
+                }
+            )
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(body)
+            self.answer(PAGES[body.get("page_token")])
+
+        def answer(self, value):
+            self.send_response(200 if self.headers.get("Authorization") in (None, "Basic bWU6cHc=") else 401)
+            self.end_headers()
+            self.wfile.write(json.dumps(value).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}", asked
+        http.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch):
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_all_pages_are_read_and_what_is_not_ours_is_left_out(server, tmp_path):
+    uri, asked = server
+    found, aliases = rows.read_rows(Ledger(uri), cache=tmp_path)
+    assert [row.model_id for row in found] == ["m-0", "m-2"]
+    assert [row.is_ready for row in found] == [False, True]
+    assert found[1].tags == {"ringmaster.kind": "pretrained"}
+    assert (found[1].params, found[1].metrics) == ({"lr": "0.1"}, {"loss": 1.0})
+    assert aliases == {"writer": {"champion": 3}}
+    assert asked[0]["filter"] == "creation_timestamp >= 0" and asked[1]["page_token"] == "second"
+    assert rows.read_rows(Ledger(uri), cache=tmp_path) == (found, aliases)  # what was kept comes back the same
+
+
+def test_user_and_password_are_those_of_the_environment(server, monkeypatch):
+    uri, _ = server
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
+    assert Server(uri).get("experiments/get-by-name")["experiment"]["experiment_id"] == "7"
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
+    with pytest.raises(OSError, match="401"):
+        Server(uri).get("experiments/get-by-name")
+
+
+def test_other_stores_are_left_to_mlflows_client():
+    with pytest.raises(ValueError, match="asked by MLflow's client"):
+        Server("postgresql://me:pw@host/db").get("x")
+
+
+def test_where_the_server_answers_otherwise_mlflows_client_is_asked(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(Server, "_ask", lambda *_, **__: {"something": "else"})
+    monkeypatch.setattr(rows, "_rows_since", lambda ledger, since: iter(()))
+    monkeypatch.setattr(rows, "_aliases", lambda ledger: {"asked": {"client": 1}})
+    assert rows.read_rows(Ledger(server[0]), cache=tmp_path) == ([], {"asked": {"client": 1}})
