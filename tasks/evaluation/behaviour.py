@@ -106,31 +106,48 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
 
 
 def run_images(
-    tests: Sequence[BehaviourEntry], *, models: Sequence[str], images: Mapping[str, Any], score: Score
+    tests: Sequence[BehaviourEntry], *, models: Sequence[str], images: Mapping[str, Any] | None, score: Score
 ) -> dict[str, list[TestResult]]:
-    """Every test of held-out images, by model. images: their columns, `pixel_values` [rows, ...] and others."""
-    pixels, labels = images["pixel_values"], images.get("labels")
-    runs: list[tuple[BehaviourEntry, Scored, Scored | None]] = []
-    plain: dict[int, Scored] = {}
-
-    def asked(number: int, changed: Any = None) -> Scored:
-        columns = {key: values[:number] for key, values in images.items()}
-        return score(Cases(columns=columns if changed is None else {**columns, "pixel_values": changed}))
-
+    """Every test of images, by model. images: the columns of the held-out ones, such as `pixel_values` [rows, ...]."""
+    plain: dict[Any, Scored] = {}
+    found: dict[str, list[TestResult]] = {model: [] for model in models}
     for test in tests:
-        number = min(test.held_out or 0, len(pixels))
+        one, two, labels = Scored(), None, None
         try:
-            changed = changed_images(pixels[:number], test.change, seed=test.seed) if test.change else None
+            columns = _columns_of(test, images)
+            labels = columns.get("labels")
+            change = test.change
+            changed = None if change is None else changed_images(columns["pixel_values"], change, seed=test.seed)
         except ValueError as error:
-            runs.append((test, Scored(), Scored(faults={"": str(error)})))
-            continue
-        if test.kind == MINIMUM and changed is not None:
-            runs.append((test, asked(number, changed), None))
-            continue
-        if number not in plain:
-            plain[number] = asked(number)
-        runs.append((test, plain[number], None if changed is None else asked(number, changed)))
-    return {model: [_of_images(test, model, one, two, labels=labels) for test, one, two in runs] for model in models}
+            one = Scored(faults=dict.fromkeys(models, str(error)))
+        else:
+            if changed is not None:
+                two = score(Cases(columns={**columns, "pixel_values": changed}))
+            if changed is not None and test.kind == MINIMUM:
+                assert two is not None
+                one, two = two, None
+            else:
+                key = test.images or test.held_out
+                one = plain[key] = plain.get(key) or score(Cases(columns=columns))
+        for model in models:
+            found[model].append(_of_images(test, model, one, two, labels=labels))
+    return found
+
+
+def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The images that a test asks for. Raises ValueError where there are none."""
+    if test.images is None:
+        if held_out is None or "pixel_values" not in held_out:
+            raise ValueError("it asks for held-out images, and there are none")
+        return {key: values[: test.held_out] for key, values in held_out.items()}
+    try:
+        with np.load(test.images, allow_pickle=False) as file:
+            columns = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{test.images} is no .npz file: {error}") from error
+    if "pixel_values" not in columns or columns["pixel_values"].ndim != 4:
+        raise ValueError(f"{test.images} has no pixel_values [rows, channels, height, width]")
+    return columns
 
 
 def judge(
@@ -228,14 +245,14 @@ def _label_of(test: BehaviourEntry) -> bool:
 
 
 def _of_images(test: BehaviourEntry, model: str, one: Scored, two: Scored | None, *, labels: Any) -> TestResult:
-    faults = [s.faults.get(model) or s.faults.get("") for s in (one, two) if s is not None]
+    faults = [s.faults.get(model) for s in (one, two) if s is not None]
     broken = TestResult(test=test.name, kind=test.kind, max_failures=test.max_failures)
     if fault := next((fault for fault in faults if fault), None):
         return replace(broken, fault=fault)
     if test.kind == MINIMUM and labels is None:
-        return replace(broken, fault="the held-out images have no labels")
+        return replace(broken, fault="the images have no labels")
     scores = one.scores[model]
-    said = [f"held-out image {i}" for i in range(scores.num_rows)]
+    said = [f"{'held-out image' if test.images is None else 'image'} {i}" for i in range(scores.num_rows)]
     known = [int(label) for label in labels[: scores.num_rows]] if test.kind == MINIMUM else None
     return judge(test, scores, None if two is None else two.scores[model], labels=known, said=said)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from tasks.batch import references
 from tasks.batch.faults import Finding, Place
@@ -31,6 +31,15 @@ Kind = Annotated[str, AfterValidator(references.one_of(KINDS))]
 Move = Annotated[str, AfterValidator(references.one_of(MOVES))]
 Case = Annotated[str, AfterValidator(references.one_of(("upper", "lower", "title")))]
 Flip = Annotated[str, AfterValidator(references.one_of(("horizontal", "vertical")))]
+
+
+def _arrays(name: str, info: ValidationInfo) -> str:
+    """A file of arrays, seen from the suite's folder, made absolute."""
+    assert isinstance(info.context, dict), "validation needs the file's folder as its context"
+    file = Path(info.context["folder"]) / name
+    if file.suffix != ".npz" or not file.is_file():
+        raise references.wrong(f"there is no file {file} that ends in .npz", "write one with numpy.savez")
+    return str(file)
 
 
 class SliceEntry(Section):
@@ -97,6 +106,9 @@ class BehaviourEntry(Section):
         default={}, description="the words of each slot, such as {verb: [love, like]}"
     )
     held_out: Whole | None = Field(default=None, description="how many images of the held-out data, such as 100")
+    images: Annotated[str, AfterValidator(_arrays)] | None = Field(
+        default=None, description="an .npz file with pixel_values [rows, channels, height, width], such as cases.npz"
+    )
     label: Annotated[int, Field(ge=0)] | None = Field(default=None, description="the label of every case, such as 1")
     labels: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, description="the label of each case")
     over: str | Annotated[list[str], Field(min_length=1)] | None = Field(
@@ -113,6 +125,11 @@ class BehaviourEntry(Section):
     max_failures: Share = Field(default=0.0, description="the share of cases that may fail, such as 0.05")
     max_cases: Whole = Field(default=500, description="the most cases of a template, such as 500")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="what random changes are drawn from, such as 0")
+
+    @property
+    def of_images(self) -> bool:
+        """Whether its cases are images."""
+        return self.held_out is not None or self.images is not None
 
 
 class RangeEntry(Section):
@@ -217,7 +234,7 @@ def _findings(suite: Suite) -> Iterator[Finding]:
 
 
 def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
-    yield from _exactly_one(test, ("texts", "template", "held_out"), at)
+    yield from _exactly_one(test, ("texts", "template", "held_out", "images"), at)
     if test.template is not None:
         wanted = slots_of(test.template) + (slots_of(test.over) if isinstance(test.over, str) else [])
         for slot in dict.fromkeys(wanted):
@@ -230,7 +247,7 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
     if test.labels is not None and len(test.labels) != len(test.texts or ()):
         yield Finding((*at, "labels"), "has not one label for each of texts", "give as many, in the same order")
     told = [key for key in ("label", "labels", "over") if getattr(test, key) is not None]
-    if test.kind == MINIMUM and test.held_out is None and len(told) != 1:
+    if test.kind == MINIMUM and not test.of_images and len(told) != 1:
         yield Finding(at, "does not say what is right", "give one of label, labels and over")
     if test.kind != MINIMUM and told:
         yield Finding((*at, told[0]), f"has no meaning for kind {test.kind}", "leave it out")
@@ -240,7 +257,7 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
         said = "is missing" if test.direction is None else f"has no meaning for kind {test.kind}"
         yield Finding((*at, "direction"), said, "kind: direction goes with direction: {moves: down}")
     if test.change is not None:
-        yield from _of_change(test.change, (*at, "change"), is_text=test.held_out is None)
+        yield from _of_change(test.change, (*at, "change"), is_text=not test.of_images)
 
 
 def _of_change(change: ChangeEntry, at: Place, *, is_text: bool) -> Iterator[Finding]:

@@ -166,3 +166,21 @@ def test_images_without_labels_and_of_another_shape_are_faults():
     assert "another shape" in turned.fault
     assert not known.passed
     assert not turned.passed
+
+
+def test_images_may_come_from_a_file(tmp_path):
+    pixels = np.zeros((2, 1, 4, 4), np.float32)
+    pixels[0, ..., 0], pixels[1, ..., 3] = 1.0, 1.0
+    np.savez(tmp_path / "cases.npz", pixel_values=pixels, labels=[1, 1])
+    np.savez(tmp_path / "other.npz", pixels=pixels)
+    (tmp_path / "broken.npz").write_text("nothing")
+
+    def results(name):
+        test = BehaviourEntry.model_validate(
+            {"name": "t", "kind": "minimum", "images": name}, context={"folder": tmp_path}
+        )
+        return run_images([test], models=["it"], images=None, score=bright)["it"][0]
+
+    assert results("cases.npz").examples == ("image 1: predicted 0, not 1",)
+    assert "has no pixel_values" in results("other.npz").fault
+    assert "is no .npz file" in results("broken.npz").fault
