@@ -36,6 +36,7 @@ from techniques.engine.fence import TICK, Fence
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LIBC = ctypes.CDLL(None)
+TELL_S = 1.0  # for the owner to read how a child ended, where its channel is full
 HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
@@ -120,6 +121,7 @@ class _Server:
             with contextlib.suppress(OSError):
                 status = os.waitstatus_to_exitcode(status)
                 line = {"event": "exit", "status": status, "fenced": pid in self.fenced}
+                connection.settimeout(TELL_S)  # an owner that is frozen reads nothing, and the fence must hold
                 connection.sendall(json.dumps(line).encode() + b"\n")
             connection.close()
             self.fenced.discard(pid)

@@ -1,7 +1,9 @@
 """What the fork server's tests run in worker processes."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 
@@ -17,6 +19,16 @@ def fail(channel, argument):
 
 def die(channel, argument):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def flood(channel, argument):
+    """Ends once nothing more fits into its channel, which nobody reads."""
+    connection = socket.socket(fileno=os.dup(channel.fileno()))
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection.send(b" " * size, socket.MSG_DONTWAIT)
+    return 0
 
 
 def linger(channel, argument):

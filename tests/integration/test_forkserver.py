@@ -146,3 +146,14 @@ def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
         server.tick(seconds_since_boot() + 60)
         exit = wait_for(spawn(server, tmp_path, "fail"), "exit")
         assert (exit["status"], exit["fenced"]) == (1, False)
+
+
+def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
+    with ForkServer(fence_after_s=0.2) as server:
+        server.tick(seconds_since_boot() + 5)
+        lingering = spawn(server, tmp_path, "linger")
+        pids = wait_for(lingering, "lingering")["pids"]
+        flooding = spawn(server, tmp_path, "flood")  # how it ended cannot be told
+        for pid in pids:
+            wait_until_gone(pid)
+        flooding.close()
