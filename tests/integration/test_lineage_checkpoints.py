@@ -69,11 +69,11 @@ def test_there_are_no_steps_where_there_is_no_folder(tmp_path):
 
 def test_bisect_names_the_steps_between_which_a_model_broke(trained, tmp_path, monkeypatch):
     root, finished = trained
-    for name, value in {**QUIET_ENVIRONMENT, "RINGMASTER_HOME": str(tmp_path / "home")}.items():
+    for name, value in {**QUIET_ENVIRONMENT, "RINGMASTER_HOME": str(tmp_path / "here")}.items():
         monkeypatch.setenv(name, value)
     for name in ("MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_TENSORS"):
         monkeypatch.delenv(name, raising=False)
-    ledger = Ledger(f"sqlite:///{tmp_path}/home/mlflow.db", artifact_root=tmp_path / "home" / "mlartifacts")
+    ledger = Ledger(f"sqlite:///{tmp_path}/here/mlflow.db", artifact_root=tmp_path / "here" / "mlartifacts")
     run = ledger.start_batch("night", params={})
     origin = Origin(checkpoints=root, num_steps=60)
     ledger.record_model("broken", run_id=run, folder=finished, kind="pretrained", origin=origin)

@@ -13,6 +13,7 @@ class FakeLedger:
         self.away = 0
         self.num_refused = 0
         self.refused = threading.Event()
+        self.kept = []
         self.runs, self.points, self.models, self.tables, self.statuses = {}, [], {}, {}, {}
 
     def _answer(self):
@@ -49,6 +50,10 @@ class FakeLedger:
         return self.models.setdefault(
             run_id, ModelRecord(model_id=f"m-{name}", registered_name=name, version=1, uri=f"models:/{name}/1")
         )
+
+    def keep_tensors(self, record, folder, *, store):
+        self._answer()
+        self.kept.append((record.registered_name, folder))
 
     def finish_run(self, run_id, status="FINISHED"):
         self._answer()

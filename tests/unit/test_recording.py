@@ -2,10 +2,12 @@
 
 import random
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from model_lineage.faults import LedgerError
+from model_lineage.tensors import TensorStore
 from tasks import recording
 from tasks.batch import Batch
 from tasks.execution.dispatch import PlannedSegment
@@ -197,3 +199,32 @@ def test_a_cancelled_job_is_no_failed_one(database):
         recorder.listen(event)
     assert recorder.close() == []
     assert ledger.statuses["run of a"] == "KILLED"
+
+
+def told(database, ledger, notices):
+    """Records a job whose models go to a tensor store as well; returns the faults."""
+    tensors = TensorStore(Path("/nowhere"))
+    journal = Journal(database, batch=KEY)
+    recorder = Recorder(ledger, journal, batch=BATCH, notice=notices.append, tensors=tensors)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story():
+        recorder.listen(event)
+    return recorder.close()
+
+
+def test_a_recorded_model_is_kept_in_the_tensor_store(database):
+    ledger, notices = FakeLedger(), []
+    assert told(database, ledger, notices) == []
+    assert (ledger.kept, notices) == ([("nightly.a", Path("/models/a"))], [])
+
+
+def test_a_tensor_store_that_fails_is_told_and_is_no_fault(database):
+    ledger, notices = FakeLedger(), []
+
+    def keep_tensors(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    ledger.keep_tensors = keep_tensors
+    assert told(database, ledger, notices) == []
+    check(ledger)
+    assert notices == ["nightly.a is not in the tensor store: [Errno 28] No space left on device"]
