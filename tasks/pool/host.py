@@ -208,7 +208,10 @@ class GangHost:
         )
 
     def _beat(self) -> bool:
-        assert self._outbox.is_alive() and self._looking.is_alive(), "a node that is half dead must not seem to live"
+        is_whole = self._outbox.is_alive() and self._looking.is_alive()
+        if not is_whole:
+            self.ended.set()  # so that the worker ends, and another one may be started
+        assert is_whole, "a node that is half dead must not seem to live"
         status = LEAVING if self._is_leaving else SERVING
         return Nodes(self._hasty).beat(
             self.name, incarnation=self._incarnation, health=self._gauges.health(), status=status

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from tasks.cluster import Device
@@ -17,6 +18,7 @@ from tasks.pool.mail import OUTCOME, Mail, Share
 from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from tasks.pool.patience import Patience
 from tasks.pool.pulse import Pulse, is_down_for_all
+from tasks.pool.schema import ORDERS
 from techniques.engine.gang import CRASHED, DONE, PREEMPTED, Outcome
 from techniques.engine.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
@@ -261,6 +263,14 @@ def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
     gang.script.put("no event")
     assert future.result(timeout=20).status == CRASHED
     assert failed.wait(20)
+
+
+def test_a_worker_that_cannot_read_its_orders_any_more_ends(site, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    site.give(1)
+    site.database.write(lambda connection: connection.execute(update(ORDERS).values(content={"of": "another version"})))
+    until(site.host.ended.is_set)
+    assert not site.host.was_replaced
 
 
 def test_a_drained_node_stops_its_gangs_at_a_checkpoint_and_leaves(site):
