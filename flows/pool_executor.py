@@ -92,6 +92,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             steer=runner.steer,
         )
         steward.take_over(executor)
+        runner.on_deaf = partial(executor.call, _give_up)
         runner.start()
         pacemaker = threading.Thread(target=partial(steward.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
@@ -137,6 +138,11 @@ def _resign(leadership: Leadership, address: PoolAddress) -> None:
         hasty = Database(address.database, patience_s=FAREWELL_S)
         leadership.resign(hasty)
         hasty.close()
+
+
+def _give_up() -> None:
+    """In the executor's thread: ends this process, so that another one leads."""
+    raise RuntimeError("what gangs say cannot be read any more: the log says why. The next executor goes on")
 
 
 def _end_at_once() -> None:

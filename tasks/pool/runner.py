@@ -6,24 +6,19 @@ and hears all that its gang has said so far, once and in order, and then what it
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from tasks.execution.orders import LOST, SegmentCall
-from tasks.pool.database import Database
+from tasks.pool.database import Database, DatabaseClosed
 from tasks.pool.launching import Launch, Launcher
 from tasks.pool.mail import GIVEN, KILL, OUTCOME, TAKEN, Mail, OrderRecord, Word
 from tasks.pool.nodes import NodeRecord
 from tasks.pool.shares import FAILURES, merged, shares_of
 from techniques.engine.gang import CRASHED, Event, Outcome
 from techniques.engine.reporter import STOP
-
-logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
 END_TIMEOUT_S = 60.0
@@ -47,10 +42,12 @@ class PoolRunner:
     """Runs segments on the nodes of a pool. All methods may be called from any thread; none waits for a gang or for the
     task engine, but for `join`. They wait while the database is away.
 
-    launch: makes the child run of an order. `start` reads what gangs say every `LOOK_EVERY_S`, until `close`.
+    launch: makes the child run of an order. `start` reads what gangs say every `LOOK_EVERY_S`, until `close`. on_deaf:
+    to be set by whoever must know that it is not read any more, for another reason.
     """
 
     def __init__(self, database: Database, *, launch: Launch) -> None:
+        self.on_deaf: Callable[[], None] = lambda: None
         self._mail = Mail(database)
         self._launcher = Launcher(launch, self._mail, on_over=self._on_over)
         self._changed = threading.Condition(threading.RLock())
@@ -173,8 +170,11 @@ class PoolRunner:
         try:
             while not self._closing.wait(LOOK_EVERY_S):
                 self.look()
-        except SQLAlchemyError as error:  # this process ends, or must not write any more: another one goes on
-            logger.warning("what gangs say is not read any more: %s", error)
+        except DatabaseClosed:  # this process ends
+            self._closing.set()
+        finally:
+            if not self._closing.is_set():
+                self.on_deaf()
 
     def _hear(self, word: Word) -> None:
         """Acts on a word, once: an adopted segment's words come from two sides."""

@@ -98,6 +98,18 @@ def test_it_listens_by_itself_once_started(database, made):
     assert future.result(timeout=WAIT_S).status == "done"
 
 
+def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    worker, told = Worker(database), threading.Event()
+    runner = made(worker)
+    runner.on_deaf = told.set
+    runner.start()
+    runner.submit(call(1))
+    worker.take_all()
+    worker.end(1, "of another version")
+    assert told.wait(WAIT_S)
+
+
 def test_a_launch_is_tried_again_while_the_task_engine_is_away(database, made):
     worker, engine = Worker(database), Engine([ConnectionError("refused")] * 3)
     made(worker, engine=engine).submit(call(1))
