@@ -40,7 +40,7 @@ class ChildRuns:
         """
         try:
             run = self._create(order)
-        except (httpx.HTTPError, PrefectException) as error:
+        except (httpx.HTTPError, PrefectException, ValueError) as error:  # or what answers is not Prefect
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         if run.state is not None and run.state.is_final():
             status = CANCELLED if run.state.type == StateType.CANCELLED else CRASHED

@@ -44,8 +44,9 @@ class CrashedRuns:
 
     def keep_looking(self, until: threading.Event) -> None:
         """Looks again and again until it is told to end; while Prefect is away there is nothing to see."""
+        passing = (httpx.HTTPError, PrefectException, SQLAlchemyError, ValueError)  # or what answers is not Prefect
         while not until.wait(LOOK_EVERY_S):
-            with suppress(httpx.HTTPError, PrefectException, SQLAlchemyError), get_client(sync_client=True) as client:
+            with suppress(*passing), get_client(sync_client=True) as client:
                 self.revive(client)
 
     def revive(self, client: SyncPrefectClient) -> list[str]:

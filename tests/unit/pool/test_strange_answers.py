@@ -1,0 +1,30 @@
+"""What answers in Prefect's place (a proxy, with a page about maintenance) is waited out like Prefect's absence."""
+
+import json
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+
+from flows.child_runs import ChildRuns
+from tasks.pool.database import Database, file_url
+from tasks.pool.submissions import Submissions
+from tests.unit.pool.bench import submission
+
+
+class Proxy:
+    """Answers, but not as Prefect does."""
+
+    def create_flow_run_from_deployment(self, *_, **__):
+        return json.loads("<html>back soon</html>")
+
+
+def test_an_answer_that_is_none_is_tried_again(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    Submissions(database).submit(submission())
+    runs = ChildRuns(Submissions(database))
+    runs._client, runs._deployment = Proxy(), uuid4()
+    share = SimpleNamespace(order=SimpleNamespace(job=SimpleNamespace(name="a")))
+    with pytest.raises(ConnectionError, match="JSONDecodeError"):
+        runs.launch(SimpleNamespace(segment=1, node="n", batch="b1", share=share))
+    database.close()
