@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.commands_planning import plan
 from tasks.batch import parse_batch
+from tasks.planning.families import families
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,3 +83,9 @@ def test_pictures_are_self_contained():
         text = picture.read_text()
         assert "<script" not in text, picture
         assert not re.search(r"(href|src)=\"(?!#)", text), picture
+
+
+def test_the_help_of_plan_names_every_family_that_it_draws():
+    assert plan.__doc__ is not None
+    said = re.search(r"Families .*: (.*)\.", plan.__doc__)
+    assert said is not None and sorted(said[1].split(", ")) == families()

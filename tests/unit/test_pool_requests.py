@@ -147,6 +147,8 @@ def test_status_and_logs_look_at_batches_of_the_pool(pool, tmp_path):
         ("nightly-1", "b", WAITING),
     ]
     assert run("logs", "a") == (0, "step 1\n")
+    (gang / "rank-0.log").write_text("")
+    assert run("logs", "a") == (0, "rank 0 of a has printed nothing in its last segment\n")
 
 
 def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):

@@ -7,6 +7,7 @@ from uuid import UUID
 from xml.etree import ElementTree
 
 import pytest
+from prefect.logging import disable_run_logger
 from sqlalchemy import insert, select
 
 from tasks.execution.behind import Behind
@@ -275,6 +276,19 @@ class Artifacts:
     def update(self, artifact, text):
         assert artifact == UUID(int=7)
         self.texts.append(text)
+
+
+def test_a_picture_that_is_drawn_after_its_flow_run_has_ended_raises_nothing(story):
+    tried = []
+
+    def update(artifact, text):
+        tried.append(text)
+        raise RuntimeError("Cannot send a request, as the client has been closed.")  # httpx's words
+
+    with disable_run_logger():
+        gantt = GanttArtifact(story.historian(), create=Artifacts().create, update=update, in_background=AtOnce)
+        gantt.close()
+    assert len(tried) == 1
 
 
 def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
