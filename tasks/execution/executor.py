@@ -194,10 +194,7 @@ class Executor:
         A node that is still there keeps its devices' numbers.
         """
         self._cluster, self._out = cluster, frozenset(out)
-        there = set(cluster.lease_names()) - self._out
-        gone = {s.job for s in self._course.planned if not there.issuperset(s.devices)}
-        for job in gone:
-            self._course.drop(job)
+        self._drop_unusable()
         self._want(why)
 
     def hold(self, node: str) -> None:
