@@ -19,6 +19,7 @@ from tasks.planning.problem import Running
 from tasks.planning.search import Objective
 from tasks.planning.terms import plan_giving_up_deadlines
 
+EPS_S = 1e-6  # of sums of seconds
 SHARED = 0.9  # share of the variance of a job's error (of its logarithm) that all of its options have in common
 
 
@@ -103,7 +104,7 @@ class When:
             return "in danger of missing their deadlines: " + ", ".join(
                 f"{job} by {late_s[job]:.0f} s" for job in fresh
             )
-        if now_s >= self.next_s:
+        if now_s + EPS_S >= self.next_s:
             return "the clock"
         left_s = max(ends_s.values(), default=now_s) - now_s
         off_s = {job: end_s - self.expected_s[job] for job, end_s in ends_s.items() if job in self.expected_s}

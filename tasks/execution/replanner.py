@@ -14,6 +14,7 @@ from functools import partial
 from tasks.cluster import Cluster
 from tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
 from tasks.execution.introspection import (
+    EPS_S,
     Policy,
     Rest,
     Speeds,
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 POLICY = Policy(worth_s=5.0)
 RETRY_S = 5.0  # after a plan that was needed could not be made
 BLIND_S = 1.0  # before the next look where no end can be forecast: what runs is about to stop, or its node is gone
-EPS_S = 1e-6  # of sums of seconds
 LOOKS = 5  # looks at what is forecast, between two plans by the clock
 
 Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
