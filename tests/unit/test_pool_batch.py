@@ -207,6 +207,7 @@ def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
 
 
 def test_ctrl_c_cancels_the_batch(bench):
+    before = signal.getsignal(signal.SIGINT)
     with played(bench.database) as executor:
         executor.held_back = {"a", "b"}
 
@@ -222,7 +223,7 @@ def test_ctrl_c_cancels_the_batch(bench):
             current_view.reset(token)
     assert (result.status, set(bench.statuses().values())) == ("interrupted", {CANCELLED})
     assert bench.ledger.statuses["run of nightly"] == "KILLED"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench, monkeypatch):
