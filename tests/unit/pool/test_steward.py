@@ -1,6 +1,5 @@
 """A pool's life: nodes come and go, batches are submitted and end, people ask for things."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -115,12 +114,12 @@ def test_a_batch_that_is_reopened_goes_on(database, pool):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (submission("b1", profiles={"a": (profile(step_s=math.nan),), "b": (profile(),)}), "it cannot be planned"),
+        (submission("b1", profiles={"a": (profile("single", 0),), "b": (profile(),)}), "it cannot be planned"),
         (submission("b1", bases={"a": "b", "b": "a"}), "it cannot be planned"),
         (replace(submission("b1"), terms={"objective": "beauty"}), "'beauty' is no objective"),
         (replace(submission("b1"), terms={"speed": 9}), "speed"),
     ],
-    ids=["nan", "circle", "objective", "terms"],
+    ids=["no device", "circle", "objective", "terms"],
 )
 def test_a_batch_that_cannot_be_planned_fails_and_disturbs_nobody(database, pool, batch, message):
     gangs = Gangs(Worker(database))
