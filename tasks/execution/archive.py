@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Select, func, or_, select
 
-from tasks.execution.journal import ENDED, JobRecord, SegmentRecord
+from tasks.execution.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from tasks.planning import Plan, Problem
 from tasks.pool.database import Database
 from tasks.pool.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
@@ -91,17 +91,7 @@ class Archive:
         """The segments of some batches that run, or have ended since then."""
         query = select(SEGMENTS).where(SEGMENTS.c.batch.in_(batches)).order_by(SEGMENTS.c.id)
         rows = self._rows(query.where(or_(SEGMENTS.c.ended_s.is_(None), SEGMENTS.c.ended_s >= since_s)))
-        return [
-            SegmentRecord(
-                id=row.id,
-                job=self._name(row.batch, row.job),
-                what=row.what,
-                started_s=row.started_s,
-                ended_s=row.ended_s,
-                outcome=row.outcome,
-            )
-            for row in rows
-        ]
+        return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
 
     def totals(self, batches: Collection[str]) -> dict[str, int | None]:
         """Steps of each job in all, where they are written down."""

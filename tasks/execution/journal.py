@@ -143,17 +143,7 @@ class Journal:
             batch, name = self._parts(job)
             query = query.where(SEGMENTS.c.batch == batch, SEGMENTS.c.job == name)
         rows = self.database.read(lambda connection: connection.execute(query).all())
-        return [
-            SegmentRecord(
-                id=row.id,
-                job=self._name(row.batch, row.job),
-                what=row.what,
-                started_s=row.started_s,
-                ended_s=row.ended_s,
-                outcome=row.outcome,
-            )
-            for row in rows
-        ]
+        return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
         """Keeps a plan, the newest last."""
@@ -183,6 +173,13 @@ class Journal:
 def _plain(value: Any) -> Any:
     """What the database gives back: mappings of any kind become dicts, tuples lists."""
     return json.loads(json.dumps(value, default=dict))
+
+
+def segment_record(row: Any, *, job: str) -> SegmentRecord:
+    """A row of the segments as a record, under the name that the reader has for the job."""
+    return SegmentRecord(
+        id=row.id, job=job, what=row.what, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome
+    )
 
 
 def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
