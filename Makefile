@@ -25,14 +25,20 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-cluster lint check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-lineage bench-execution environment constraints clean
+.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-browser lint check-style check-format check-types check-imports format bench \
+	bench-planning bench-techniques bench-gpu bench-simulate bench-lineage bench-execution bench-sweeps bench-adapters environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY)  ## Train a batch of eleven models on this machine's devices (BATCH=FILE for another)
 	$(BIN)/ringmaster run $(BATCH)
+
+demo-retrain: $(READY)  ## Let seven nights of retraining go by in a few minutes
+	$(BIN)/python examples/seven_nights/run.py
+
+demo-lineage: $(READY)  ## Find out where a family of models broke, what that reached and who may serve, 2 to 4 minutes
+	$(BIN)/python examples/lineage/demo.py
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 	$(BIN)/python -m pytest $(TESTS)
@@ -42,6 +48,9 @@ test-full: $(READY)  ## Run the long tests, which `make test` leaves out
 
 test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, 25 minutes at most
 	$(BIN)/python -m pytest -m cluster --session-timeout 1500 $(TESTS)
+
+test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
+	$(BIN)/python -m pytest -m browser --session-timeout 1800 $(TESTS)
 
 lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
 
@@ -71,8 +80,9 @@ bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, 
 	$(BIN)/python -m benchmarks.stages
 	$(BIN)/python -m benchmarks.search
 
-bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters on one GPU (PYTHON_GPU=python3 where torch is)
+bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters, and 32 adapters of one, on a GPU (PYTHON_GPU=python3 where torch is)
 	$(PYTHON_GPU) benchmarks/gpu.py
+	$(PYTHON_GPU) benchmarks/gpu_adapters.py
 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
 	$(BIN)/python -m benchmarks.simulate $(BENCH)
@@ -80,6 +90,14 @@ bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wron
 # About 25 minutes; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
 bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles and a thousand jobs
 	$(BIN)/python -m benchmarks.execution $(BENCH)
+
+# About eight minutes; BENCH="--seeds 3" for one of the five.
+bench-sweeps: $(READY)  ## Measure what early stopping saves in a sweep
+	$(BIN)/python -m benchmarks.sweeps $(BENCH)
+
+# About 15 minutes; BENCH="engine memory" for some of its parts, BENCH=--tiny to try it.
+bench-adapters: $(READY)  ## Measure adapters on one base: together, side by side, one after another, and peft with the Trainer
+	$(BIN)/python -m benchmarks.adapters $(BENCH)
 
 bench-lineage: $(READY)  ## Measure questions about 10,000 models, and the tensor store
 	$(BIN)/python -m benchmarks.lineage $(BENCH)

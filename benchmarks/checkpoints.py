@@ -64,7 +64,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
     cores = sorted(os.sched_getaffinity(0))
     trainer = Ours(llama(hidden_size, num_layers, seq_len, batch_size), folder, cores=cores[-1:]).trainer
     root = folder / "checkpoints"
-    saver = Saver(trainer, trainer.store(root), Silent())
+    saver = Saver(trainer, trainer.store(root), Silent(), ranks=trainer.ranks)
 
     def plain():
         started = clock()

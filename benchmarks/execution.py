@@ -24,6 +24,7 @@ MEASURES: dict[str, Callable[[], dict]] = {
     "wrong-profiles": execution_alone.wrong_profiles,
     "short-segments": execution_pool.short_segments,
     "thousand-jobs": execution_alone.thousand_jobs,
+    "thousand-jobs-on-a-pool": execution_pool.thousand_jobs,
 }
 
 
@@ -87,8 +88,15 @@ def _short_segments(found: dict) -> list[str]:
 
 
 def _thousand_jobs(found: dict) -> list[str]:
-    what = f"memory of the parent of {found['num_jobs']:,} jobs, at most"
-    return [_row(what, f"{found['peak_mib']:.0f} MiB", "< 1,024 MiB", found)]
+    return [_peak(f"memory of `ringmaster run` for {found['num_jobs']:,} jobs, at most", found)]
+
+
+def _thousand_on_a_pool(found: dict) -> list[str]:
+    return [_peak(f"memory of the pool's executor for {found['num_jobs']:,} jobs, at most", found)]
+
+
+def _peak(what: str, found: dict) -> str:
+    return _row(what, f"{found['peak_mib']:.0f} MiB", "< 1,024 MiB", found)
 
 
 ROWS: dict[str, Callable[[dict], list[str]]] = {
@@ -97,6 +105,7 @@ ROWS: dict[str, Callable[[dict], list[str]]] = {
     "wrong-profiles": _wrong_profiles,
     "short-segments": _short_segments,
     "thousand-jobs": _thousand_jobs,
+    "thousand-jobs-on-a-pool": _thousand_on_a_pool,
 }
 
 

@@ -91,12 +91,12 @@ def thousand_jobs(*, num_jobs: int = JOBS) -> dict:
         with _run(Path(folder), jobs) as process:
             models = Path(folder, "home/batches")
             until("jobs are done", lambda: len(list(models.glob("*/*/models/*"))) >= 20, seconds=2 * PATIENCE_S)
-            peak_bytes = _peak_bytes(process.pid)
+            most_bytes = peak_bytes(process.pid)
             process.terminate()
-    return {"num_jobs": num_jobs, "peak_mib": peak_bytes / 2**20}
+    return {"num_jobs": num_jobs, "peak_mib": most_bytes / 2**20}
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     """The most resident memory that a process ever had."""
     (line,) = [row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmHWM")]
     return int(line.split()[1]) * 1024

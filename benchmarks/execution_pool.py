@@ -1,4 +1,4 @@
-"""Measures of execution on a pool: a node that is lost, and two hundred short segments on eight nodes."""
+"""Measures of execution on a pool: a node that is lost, two hundred short segments on eight nodes, a thousand jobs."""
 
 import os
 import statistics
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.execution_alone import peak_bytes
 from flows.settings import PoolAddress
 from tasks.planning import Plan, Problem, Segment
 from tasks.pool.patience import Patience
@@ -23,6 +24,7 @@ from tests.cluster.waiting import until
 
 NUM_NODES, NUM_JOBS, NUM_SEGMENTS, SEGMENT_S = 8, 60, 200, 10.0
 STEPS_OF_SEGMENT = 10
+MANY_JOBS = 1000
 PATIENCE_S = 240
 # What Prefect in this process must find in the environment, before it is imported.
 ENVIRONMENT = ("PREFECT_API_URL", "PREFECT_HOME", "RINGMASTER_HOME", "PREFECT_SERVER_ANALYTICS_ENABLED")
@@ -122,6 +124,16 @@ def short_segments(*, num_nodes: int = NUM_NODES, num_jobs: int = NUM_JOBS, num_
             "planned_s": planned_s,
             "idle": 1 - planned_s / makespan_s,
         }
+
+
+def thousand_jobs(*, num_jobs: int = MANY_JOBS) -> dict:
+    """The most memory that the pool's executor needs for a batch of many jobs, until some of them are done."""
+    with pool_of(2, with_executor=True) as pool:
+        jobs = [waiting_job(f"j{i:04d}", num_steps=2, step_s=0.1) for i in range(num_jobs)]
+        batch = pool.submit(jobs, profiles={job.name: profiles_of(job, techniques=("waits",)) for job in jobs})
+        until("jobs are done", lambda: len(pool.segments(batch)) >= 20, seconds=2 * PATIENCE_S)
+        assert pool.executor.poll() is None
+        return {"num_jobs": num_jobs, "peak_mib": peak_bytes(pool.executor.pid) / 2**20}
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """How long questions about a lineage of 10,000 models take, and how much room and time the tensor store needs.
 
-    python -m benchmarks.lineage [--models 10000] [--only questions|store] [--megabytes 400]
+    python -m benchmarks.lineage [--models 10000] [--only questions|store|adapters] [--megabytes 400]
 
 Questions are whole commands (`ringmaster lineage show ...`), each in a process of its own, on a database of MLflow that
 is filled by rows. The store's ratios are those of a small Llama that is really trained and then adapted in each way;
 its rates those of a larger model of the same numbers in another order. Writes benchmarks/results/lineage.json and the
-parts of docs/benchmarks.md between the markers `<!-- lineage -->` and `<!-- tensors -->`.
+parts of docs/benchmarks.md between the markers `<!-- lineage -->`, `<!-- tensors -->` and `<!-- stored-adapters -->`;
+what --only leaves out stays as it was.
 """
 
 import argparse
@@ -34,23 +35,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--megabytes", type=int, default=400, help="of the model that rates are measured with")
-    parser.add_argument("--only", choices=("questions", "store"))
+    parser.add_argument("--only", choices=("questions", "store", "adapters"))
     arguments = parser.parse_args()
     scratch = ROOT / ".ringmaster"  # on a disk, as a home is
     scratch.mkdir(exist_ok=True)
-    results = {}
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    measured = [arguments.only] if arguments.only else ["questions", "store", "adapters"]
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        if arguments.only != "store":
+        if "questions" in measured:
             results["questions"] = questions(Path(folder) / "home", arguments.models)
             write("lineage", question_lines(results["questions"], arguments.models))
-        if arguments.only != "questions":
+        if "adapters" in measured:
+            from benchmarks.lineage_adapters import adapter_lines, measure_adapters
+
+            results["adapters"] = measure_adapters(Path(folder) / "adapters")
+            write("stored-adapters", adapter_lines(results["adapters"]))
+        if "store" in measured:
             from benchmarks.lineage_tensors import measure_rates, measure_ratios, store_lines
 
             results["ratios"] = measure_ratios(Path(folder) / "ratios")
             results["rates"] = measure_rates(Path(folder) / "rates", megabytes=arguments.megabytes)
             write("tensors", store_lines(results["ratios"], results["rates"]))
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine(), **results}, indent=1) + "\n")
+    stamped = {part: {"date": date.today().isoformat(), "machine": machine()} for part in measured}
+    results["measured"] = {**results.get("measured", {}), **stamped}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def questions(home, num_models):

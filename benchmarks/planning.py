@@ -93,6 +93,18 @@ ROWS = (
     ),
     Row(name="fused groups, 12 x 8", makers=(fused("paper-txt"),), with_dear_switches=False, seeds=5),
     Row(
+        name="sweeps of adapters that may be fused, 16 x 2, 32 x 4",
+        makers=(drawn("adapters-16x2"), drawn("adapters-32x4")),
+        with_dear_switches=False,
+        seeds=5,
+    ),
+    Row(
+        name="the same beside other jobs, 100 x 16",
+        makers=(drawn("adapters-100x16"),),
+        with_dear_switches=False,
+        seeds=2,
+    ),
+    Row(
         name="order, releases, start-up, memory, a node that ends, 12 x 16",
         makers=(ruled("paper-img"),),
         with_dear_switches=False,

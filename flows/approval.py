@@ -1,29 +1,56 @@
-"""A person's word in Prefect's UI: the flow run pauses, shows what is asked, and goes on with the answer."""
+"""A person's word in Prefect's UI: the flow run pauses, shows what is asked, and goes on with the answer.
+
+A run in the midst of its work is paused: its process waits (`ask`). One that has only planned is suspended: its process
+ends, no worker is held, and the same run is started again by the answer (`ask_to_start`).
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from uuid import UUID
 
-from prefect import pause_flow_run, resume_flow_run
+import httpx
+from prefect import pause_flow_run, resume_flow_run, suspend_flow_run
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
-from prefect.exceptions import NotPausedError
-from prefect.input import RunInput
+from prefect.exceptions import PrefectException
+from prefect.input import RunInput, keyset_from_base_key, read_flow_run_input
 from prefect.settings import PREFECT_API_URL
 from pydantic import Field
 
+from flows import settings
+
 POLL_S = 5
 SLACK_S = 600  # after our own time-out, in which Prefect would fail the run
+LONG_SLACK_S = 86_400
+NO_SERVER = "nobody can be asked: no Prefect server is up (`ringmaster up` starts one)"
+SOMEBODY = "somebody"
+
+
+NOBODY = "nobody"
+"""Who answers where nobody has in time."""
+TO_START = "start"
+"""Names the one suspension of a flow run that asks whether to start."""
 
 
 class Approval(RunInput):
-    """The form."""
+    """The form that asks whether to promote."""
 
     approve: bool = Field(default=False, title="Promote it", description="Leave it off to keep the champion.")
+    name: str = Field(default="", title="Your name")
+    comment: str = Field(default="", title="Why")
+
+
+class Start(RunInput):
+    """The form that asks whether to train."""
+
+    start: bool = Field(default=False, title="Train it", description="Leave it off to train nothing.")
     name: str = Field(default="", title="Your name")
     comment: str = Field(default="", title="Why")
 
@@ -36,39 +63,104 @@ class Answer:
     who: str = ""
     why: str = ""
 
+    def sentence(self) -> str:
+        """Who said what, and why."""
+        if self.who in ("", NOBODY):
+            return self.why
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.who} {'agreed' if self.approved else 'did not agree'}{why}"
+
 
 def ask(question: str, *, timeout_s: float) -> Answer:
     """Pauses the flow run until a person has answered in Prefect's UI, or `timeout_s` are over.
 
     question: markdown. Without a Prefect server that outlives the run, nobody can be asked.
     """
+    run_id = _run_that_can_ask()
+    if run_id is None:
+        return Answer(approved=None, why=NO_SERVER)
+    create_markdown_artifact(key="approval", markdown=question, description="Asked of a person")
+    silence = {"approve": False, "name": NOBODY, "comment": ""}
+    answer = _paused(run_id, Approval.with_initial_data(description=question), timeout_s=timeout_s, silence=silence)
+    if answer.name == NOBODY:
+        return Answer(approved=None, why=_unanswered(timeout_s))
+    return Answer(approved=answer.approve, who=answer.name or SOMEBODY, why=answer.comment)
+
+
+def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answer: bool) -> Answer:
+    """Asks a person whether this flow run is to go on, which has done nothing yet but to find out what to ask.
+
+    On a pool the run is suspended, and begins anew once it is answered: `question`, which may take its time, is asked
+    for once only. Its executor answers with `without_answer` after `timeout_s` (`flows.late_answers`). Elsewhere the
+    process waits.
+    """
+    run_id = _run_that_can_ask()
+    if run_id is None:
+        return Answer(approved=False, why=NO_SERVER)
+    if not _is_of_pool():
+        text = question()
+        create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
+        form = Start.with_initial_data(description=text)
+        answer = _paused(run_id, form, timeout_s=timeout_s, silence=silence_to_start(timeout_s, without_answer))
+    else:
+        text = ""
+        if read_flow_run_input(keyset_from_base_key(f"suspended-{TO_START}")["response"], run_id) is None:
+            text = question()
+            create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
+        form = Start.with_initial_data(description=text)
+        # The executor answers in time; should none lead for a day, Prefect fails the run.
+        answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)
+        assert answer is not None, "a suspension for input ends with one"
+    return Answer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
+
+
+def silence_to_start(timeout_s: float, without_answer: bool) -> dict[str, Any]:
+    """The answer that is given to `ask_to_start` where nobody has answered in time."""
+    return {"start": without_answer, "name": NOBODY, "comment": _unanswered(timeout_s)}
+
+
+def _is_of_pool() -> bool:
+    """Whether the flow run can be suspended: it has a deployment, and an executor watches over how long it waits."""
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    return settings.pool() is not None and run is not None and run.deployment_id is not None
+
+
+def _run_that_can_ask() -> UUID | None:
     context = FlowRunContext.get()
     if PREFECT_API_URL.value() is None or context is None or context.flow_run is None:
-        return Answer(approved=None, why="nobody can be asked: no Prefect server is up (`ringmaster up` starts one)")
-    create_markdown_artifact(key="approval", markdown=question, description="Asked of a person")
-    unanswered = threading.Event()
-    go_on = partial(_go_on, context.flow_run.id, unanswered)
-    timer = threading.Timer(timeout_s, copy_context().run, [go_on])  # with the settings of Prefect as they are here
-    timer.daemon = True
-    timer.start()
+        return None
+    return context.flow_run.id
+
+
+def _unanswered(timeout_s: float) -> str:
+    return f"nobody answered within {timeout_s:.0f} s"
+
+
+def _paused(run_id: UUID, form: Any, *, timeout_s: float, silence: dict[str, Any]) -> Any:
+    """The form, filled in by a person or, after `timeout_s`, as `silence` says."""
+    over = threading.Event()
+    answers = partial(_answer_late, run_id, silence, timeout_s=timeout_s, over=over)
+    # With the settings of Prefect as they are here.
+    thread = threading.Thread(target=copy_context().run, args=[answers], daemon=True)
+    thread.start()
     try:
-        answer = pause_flow_run(
-            wait_for_input=Approval.with_initial_data(description=question),
-            timeout=int(timeout_s) + SLACK_S,
-            poll_interval=POLL_S,
-        )
+        answer = pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=POLL_S)
     finally:
-        timer.cancel()
+        over.set()
+        thread.join()  # or its answer could be one to the next question
     assert answer is not None, "a pause for input ends with one"
-    if unanswered.is_set():
-        return Answer(approved=None, why=f"nobody answered within {timeout_s:.0f} s")
-    return Answer(approved=answer.approve, who=answer.name or "somebody", why=answer.comment)
+    return answer
 
 
-def _go_on(flow_run_id: UUID, unanswered: threading.Event) -> None:
-    """Ends the pause, so that the run goes on with its other models; Prefect's own time-out would fail it."""
-    unanswered.set()
-    try:
-        resume_flow_run(flow_run_id, run_input={"approve": False, "name": "", "comment": ""})
-    except NotPausedError:  # answered just now
-        unanswered.clear()
+def _answer_late(flow_run_id: UUID, silence: dict[str, Any], *, timeout_s: float, over: threading.Event) -> None:
+    """Ends the pause after `timeout_s`, so that the run goes on; Prefect's own time-out would fail it.
+
+    Tried until the pause is over: it may not have begun by then, its form may not be there yet (a RuntimeError), and
+    the server may be away.
+    """
+    wait_s = timeout_s
+    while not over.wait(wait_s):
+        wait_s = POLL_S
+        with suppress(httpx.HTTPError, PrefectException, RuntimeError):
+            resume_flow_run(flow_run_id, run_input=silence)

@@ -8,6 +8,7 @@ import typer
 
 from flows import (
     commands_converting,
+    commands_datasets,
     commands_executor,
     commands_lineage,
     commands_looking,
@@ -15,6 +16,7 @@ from flows import (
     commands_nodes,
     commands_planning,
     commands_pool,
+    commands_promoting,
     commands_retraining,
     commands_running,
     commands_services,
@@ -45,7 +47,8 @@ for command in (
     commands_looking.logs,
     commands_models.evaluate,
     commands_models.monitor,
-    commands_models.rollback,
+    commands_promoting.promote,
+    commands_promoting.rollback,
     commands_watching.watch,
     commands_converting.convert,
     commands_services.up,
@@ -54,6 +57,7 @@ for command in (
     commands_nodes.worker,
 ):
     app.command()(command)
+app.add_typer(commands_datasets.app, name="datasets")
 app.add_typer(commands_lineage.app, name="lineage")
 
 INPUT_FAULT = 2

@@ -26,6 +26,7 @@ class Format(StrEnum):
     json = "json"
     graphml = "graphml"
     cards = "cards"
+    svg = "svg"
 
 
 def show(
@@ -102,14 +103,16 @@ def export(
     model: Annotated[
         str | None, typer.Argument(help="This model, its ancestors and descendants; by default all.")
     ] = None,
-    kind: Annotated[Format, typer.Option("--format", help="JSON, GraphML, or Hugging Face model cards.")] = Format.json,
+    kind: Annotated[
+        Format, typer.Option("--format", help="JSON, GraphML, Hugging Face model cards, or a picture.")
+    ] = Format.json,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A file, or for cards a folder; by default stdout.")
     ] = None,
     refresh: Refresh = False,
 ) -> None:
-    """Write the graph as JSON or GraphML, or a card with base_model and base_model_relation for each model."""
-    from model_lineage.exporting import card_of, graph_json, graphml
+    """Write the graph as JSON, GraphML or a picture, or a card with base_model and its relation for each model."""
+    from model_lineage.exporting import card_of, drawing, graph_json, graphml
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -121,6 +124,12 @@ def export(
         if kind is Format.cards:
             nodes = [node] if node is not None else list(snapshot.models)
             _write_cards({each.label: card_of(snapshot, each) for each in nodes}, output)
+            return
+        if kind is Format.svg:
+            try:
+                _write(drawing(snapshot, ids, focus=model and home.find(model).id), output)
+            except ValueError as error:
+                raise InputError([str(error)]) from error
             return
         text = graphml(snapshot, ids) if kind is Format.graphml else json.dumps(graph_json(snapshot, ids)) + "\n"
         _write(text, output)

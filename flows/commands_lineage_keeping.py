@@ -11,6 +11,7 @@ import typer
 from flows.faults import InputError
 from flows.lineage_home import LineageHome, Model, lineage_home
 from flows.output import AsJson, error_console, output_console, print_json
+from techniques.adapters.peft_format import is_adapter
 
 if TYPE_CHECKING:
     from model_lineage.snapshot import Node
@@ -77,8 +78,12 @@ def restore(
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
+        base = _base_of_adapter(home, node, folder)
+        if base is not None:
+            error_console().print(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
         if as_json:
-            print_json({"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds})
+            said = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
+            print_json({**said, "base": None if base is None else base.label})
 
 
 def gc(
@@ -118,6 +123,13 @@ def fsck(as_json: AsJson = False) -> None:
             error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
         if found:
             raise typer.Exit(1)
+
+
+def _base_of_adapter(home: LineageHome, node: Node, folder: Path) -> Node | None:
+    """The model that a restored adapter is on, which its own files do not hold."""
+    if not is_adapter(folder) or not node.record.parents:
+        return None
+    return home.snapshot.nodes.get(node.record.parents[0])
 
 
 def _tell(home: LineageHome, nodes: tuple[Node, ...], *, freed_bytes: int | None) -> None:

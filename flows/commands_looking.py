@@ -62,9 +62,10 @@ def status(
     if as_json:
         print_json(rows)
         return
-    table = Table("batch", "run", "job", "status", "step", "message", box=None, header_style="bold")
+    columns = ("batch", "run", "job", "status", "step", "message", "trained with")
+    table = Table(*columns, box=None, header_style="bold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
     output_console().print(table)
 
 
@@ -78,7 +79,8 @@ def logs(
     for run in sorted(_runs(batch), key=lambda run: run.folder.name, reverse=True):
         names += [str(row["job"]) for row in run.rows]
         every = sorted((run.folder / "gangs").glob("[0-9]*-*"))
-        gangs = [path for path in every if path.name.partition("-")[2] == job]
+        leaders = {row["leader"] for row in run.rows if row["job"] == job}  # whose gang trained it, where one did
+        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
         if gangs:
             file = gangs[-1] / f"rank-{rank}.log"
             if not file.exists():
@@ -148,6 +150,9 @@ def _runs_on_pool() -> Iterator[_Run]:
 
 
 def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
+    """A row a job; leader: the job whose gang trained it too, None where it had its own."""
+    from tasks.execution.journal import LEADER
+
     return [
         {
             "batch": batch,
@@ -156,6 +161,7 @@ def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
             "status": record.status,
             "step": record.step,
             "message": record.message,
+            "leader": record.details.get(LEADER),
         }
         for record in journal.jobs().values()
     ]

@@ -1,4 +1,4 @@
-"""Commands about single models: how good one is, whether what it says in production is sane, and back to the last."""
+"""Commands about single models: how good one is, and whether what it says in production is sane."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="A folder with a model, or NAME, NAME/VERSION, NAME@ALIAS or a model id.")
+    models: Annotated[
+        list[str], typer.Argument(help="Folders with models, or NAME, NAME/VERSION, NAME@ALIAS or model ids.")
     ],
     data: Annotated[
         str | None,
@@ -29,27 +29,41 @@ def evaluate(
     record: Annotated[bool, typer.Option(help="Whether a registered model's run keeps what was found.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model on held-out data with intervals, test its behaviour, compare it. Exit 1: something failed."""
+    """Measure models on held-out data with intervals, test their behaviour, compare them. Exit 1: something failed.
+
+    Adapters of one base are asked together.
+    """
     from flows import examining
     from flows.lineage_home import lineage_home
 
     spec = None if data is None else examining.data_spec(data)
     with lineage_home() as home:
-        found = examining.find(model, home)
+        found = [examining.find(model, home) for model in models]
         other = None if against is None else examining.find(against, home)
-        examined = examining.examine_model(
-            found, data=spec, tests=tests, against=other, max_rows=max_rows, notice=error_console().print
-        )
-        if record and found.record is not None:
-            from tasks.evaluation import recording
+        console = error_console()
+        with console.status("") as status:
+            examined = examining.examine_models(
+                found,
+                data=spec,
+                tests=tests,
+                against=other,
+                max_rows=max_rows,
+                notice=console.print,
+                progress=lambda num_done, num_rows: status.update(f"{num_done} of {num_rows} rows"),
+            )
+        for model, seen in zip(found, examined, strict=True):
+            if record and model.record is not None:
+                from tasks.evaluation import recording
 
-            recording.record(home.ledger, found.record, examined, other=None if other is None else other.label)
+                recording.record(home.ledger, model.record, seen, other=None if other is None else other.label)
+    by_label = {model.label: seen for model, seen in zip(found, examined, strict=True)}
     if as_json:
-        said = {"model": found.label, "against": None if other is None else other.label}
-        print_json({**said, **examined.to_json()})
+        against_label = None if other is None else other.label
+        said = [{"model": label, "against": against_label, **seen.to_json()} for label, seen in by_label.items()]
+        print_json(said[0] if len(said) == 1 else {"models": said})
     else:
-        _show(examined)
-    raise typer.Exit(0 if examined.passed else 1)
+        _show(by_label)
+    raise typer.Exit(0 if all(seen.passed for seen in examined) else 1)
 
 
 def monitor(
@@ -58,7 +72,8 @@ def monitor(
     as_json: AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
-    from tasks.evaluation.assertions import check, importable, read_rows
+    from tasks.evaluation.assertions import check, importable
+    from tasks.evaluation.logs import Log
     from tasks.evaluation.suite import load_suite
     from techniques.values import to_json
 
@@ -66,14 +81,14 @@ def monitor(
     if not suite.assertions:
         raise InputError([f"{assertions} has no assertions. To fix: give some, under `assertions:`"])
     try:
-        rows = read_rows(predictions)
         with importable(assertions.parent):
-            results = check(suite.assertions, rows)
+            log = Log(predictions)
+            results = check(suite.assertions, log)
     except ValueError as error:
         raise InputError([str(error)]) from error
     passed = all(result.passed for result in results)
     if as_json:
-        print_json({"passed": passed, "num_rows": len(rows), "assertions": to_json(results)})
+        print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
     else:
         from tasks.evaluation.examination import Examined
         from tasks.evaluation.recording import tables
@@ -82,51 +97,35 @@ def monitor(
     raise typer.Exit(0 if passed else 1)
 
 
-def rollback(
-    name: Annotated[str, typer.Argument(help="A registered model, such as production.digits.")],
-    why: Annotated[str, typer.Option(help="Kept with the decision.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Let the previous champion of a registered model serve again."""
-    import getpass
-
-    from flows.lineage_home import lineage_home
-    from flows.promotions import open_move_log
-    from tasks.promotion.moves import PromotionRefused
-    from tasks.promotion.stage import roll_back
-
-    with lineage_home() as home, open_move_log() as log:
-        try:
-            restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
-        except PromotionRefused as refused:
-            raise InputError([str(refused)]) from refused
-    if as_json:
-        print_json({"model": name, "champion": restored, "taken_back": taken_back})
-    else:
-        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not", markup=False)
-
-
-def _show(examined: Examined) -> None:
-    """What was found, for a person."""
+def _show(examined: Mapping[str, Examined]) -> None:
+    """What was found of each model, for a person: one table of all."""
     from tasks.evaluation.recording import tables
 
-    if examined.measured:
-        level = examined.measured[0].level
-        rows = []
-        for line in examined.measured:
-            row: dict[str, Any] = {"metric": line.metric, "slice": line.slice, "rows": line.num_rows}
-            row |= {"value": line.value, f"{level:.0%} interval": f"{line.low:.4g} to {line.high:.4g}"}
-            if line.gain is not None and line.p_better is not None and line.p_worse is not None:
-                row |= {"other": line.other, "gain": f"{line.gain:+.4g}"}
-                p, way = (line.p_better, "better") if line.gain > 0 else (line.p_worse, "worse")
-                row["p"] = f"{p:.2g} {way}" if line.gain else ""
-            rows.append(row)
-        _table("held-out data", rows)
-    for name, rows in tables(examined).items():
-        if rows:
-            _table(name, rows)
-    for fault in examined.faults:
-        error_console().print(fault, style="red", markup=False, highlight=False)
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for label, seen in examined.items():
+        which = {"model": label} if len(examined) > 1 else {}
+        for title, rows in {"held-out data": _measured(seen), **tables(seen)}.items():
+            found.setdefault(title, []).extend({**which, **row} for row in rows)
+    for title, lines in found.items():
+        if lines:
+            _table(title, lines)
+    for label, seen in examined.items():
+        for fault in seen.faults:
+            said = fault if len(examined) == 1 else f"{label}: {fault}"
+            error_console().print(said, style="red", markup=False, highlight=False)
+
+
+def _measured(examined: Examined) -> list[dict[str, Any]]:
+    rows = []
+    for line in examined.measured:
+        row: dict[str, Any] = {"metric": line.metric, "slice": line.slice, "rows": line.num_rows}
+        row |= {"value": line.value, f"{line.level:.0%} interval": f"{line.low:.4g} to {line.high:.4g}"}
+        if line.gain is not None and line.p_better is not None and line.p_worse is not None:
+            row |= {"other": line.other, "gain": f"{line.gain:+.4g}"}
+            p, way = (line.p_better, "better") if line.gain > 0 else (line.p_worse, "worse")
+            row["p"] = f"{p:.2g} {way}" if line.gain else ""
+        rows.append(row)
+    return rows
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

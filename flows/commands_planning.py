@@ -38,14 +38,17 @@ def plan(
     svg: Annotated[Path | None, typer.Option(help="Draw the plan's Gantt chart into this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a problem: a Gantt chart, its makespan, what no plan can beat, and what simple rules would give.
+    """Plan a problem: a Gantt chart, its makespan, what no plan can beat, what simple rules would give, and what it
+    saves to train jobs together where they may be.
 
-    Families (-JOBSxDEVICES): tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi, types, sweep, lora.
+    Families (-JOBSxDEVICES): tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi, types, sweep, lora,
+    adapters.
     """
-    from tasks.planning import solve
+    from tasks.planning.fusion import choose_groups
 
     problem = _problem(problem_file, draw, seed)
-    found = solve(problem, time_limit_s=time_limit, preemption=preemption, objective=objective, seed=seed)
+    fusion = choose_groups(problem, time_limit_s=time_limit, preemption=preemption, objective=objective, seed=seed)
+    found = fusion.together
     if save_problem:
         _write(save_problem, json.dumps(problem.to_json(), indent=1))
     if output:
@@ -56,11 +59,12 @@ def plan(
         _write(svg, render_svg(found, problem))
     simple = _simple(problem)
     if as_json:
-        print_json(found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple})
+        result = found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple}
+        print_json(result | ({"fusion": fusion.to_json()} if problem.is_fused else {}))
     else:
         from flows.plan_report import print_plan
 
-        print_plan(found, problem, simple, output_console())
+        print_plan(found, problem, simple, output_console(), fused=fusion.in_words() if problem.is_fused else "")
 
 
 def check(
@@ -107,17 +111,22 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of the errors and failures.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """What a plan is worth when predictions are wrong, with re-planning and without."""
+    """What a plan is worth when predictions are wrong, with re-planning and without.
+
+    Its groups of jobs that are trained together stay as they are.
+    """
     from tasks.execution.introspection import Policy
     from tasks.execution.simulate import clairvoyant
     from tasks.execution.simulate import simulate as run
     from tasks.planning import verify
+    from tasks.planning.fusion import as_executed
 
     problem, planned = _problem(problem_file, None, seed), _plan(plan_file)
     if faults := verify(planned, problem):
         raise InputError([f"{plan_file}: {fault}" for fault in faults])
     errors: dict[str, Any] = {"noise": noise, "failures_per_day": failures_per_day, "seed": seed}
     try:
+        problem, planned = as_executed(problem, planned)
         kept = run(problem, planned, **errors)
     except ValueError as error:
         raise InputError([str(error)]) from None

@@ -37,7 +37,7 @@ def submit(
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
     from flows.pool_asking import pool_address
     from tasks.batch import load_batch
-    from tasks.batch.schema import NAME_PATTERN
+    from tasks.batch.field_types import NAME_PATTERN
 
     pool = pool_address()
     if not re.fullmatch(NAME_PATTERN, batch):
@@ -58,7 +58,7 @@ def submit(
         raise
     ui = pool.prefect_api.removesuffix("/api")
     error_console().print(
-        f"{len(jobs.jobs)} jobs of batch {batch} are handed over to flow run {started.name}:\n"
+        f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over to flow run {started.name}:\n"
         f"{ui}/runs/flow-run/{started.id}\n`ringmaster status {batch}` and `ringmaster watch` follow them",
         highlight=False,
         soft_wrap=True,

@@ -18,14 +18,21 @@ Seed = Annotated[int, typer.Option(help="Of the planner.", min=0)]
 def sweep(
     sweep_file: Annotated[Path, typer.Argument(help="A file such as examples/sweep.yaml, which shows what it says.")],
     as_json: AsJson = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last run of this sweep, which did not end well.")
+    ] = False,
 ) -> None:
-    """Train one job under every combination of some values, as one planned batch, and rank what comes of it."""
-    from flows.sweep_form import load_sweep
+    """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
+    from flows.sweep_file import load_sweep
 
     form = load_sweep(sweep_file)
-    result = _run("flows.sweep:sweep", form.parameters())
+    result = _run("flows.sweep:sweep", {**form.parameters(), "resume": resume})
     console = error_console()
     console.print(_table(result["leaderboard"]))
+    if result["challenger"]:
+        console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}", highlight=False)
+    for fault in result["faults"]:
+        console.print(f"not recorded: {fault}", style="yellow", markup=False, highlight=False)
     if as_json:
         print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
@@ -33,14 +40,22 @@ def sweep(
 
 def retrain(
     models_file: Annotated[Path, typer.Argument(help="A file of models, such as examples/retraining.yaml.")],
+    night: Annotated[
+        str | None, typer.Option(help="Its date, such as 2026-11-20; the one that started last, if left out.")
+    ] = None,
+    force: Annotated[list[str], typer.Option(help="A model to train in any case; may be given again.")] = [],  # noqa: B006
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Train the production models whose data has changed, and promote what turns out better."""
-    from tasks.promotion.production import load_production
+    """Train the production models that are due, as many as fit in the night, and promote what turns out better.
+
+    A night is kept by its date: the same one again goes on where it was cut short, and trains nothing twice.
+    """
+    from tasks.retraining.production import load_production
 
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    result = _run("flows.retrain_daily:retrain_daily", {"file": str(models_file), "seed": seed})
+    asked = {"file": str(models_file), "night": night, "force": force, "seed": seed}
+    result = _run("flows.retrain_daily:retrain_daily", asked)
     error_console().print(Markdown(result["report"]))
     if as_json:
         print_json(result)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 
 from flows import settings
-from flows.output import AsJson, error_console, print_json
+from flows.faults import InputError
+from flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
     from tasks.batch import Batch
 
 HEARTBEAT_S = 30
+
+Profiles = Literal["measure", "predict"]  # as `flows.batch_form` says it, which imports pydantic
 
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
@@ -31,12 +34,51 @@ def run(
         typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only plan: show when it would end, and what that would cost.")
+    ] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Plan, show the plan, and train only if you then say so.")] = False,
+    profiles: Annotated[
+        Profiles,
+        typer.Option(help="For --dry-run and --ask: measure jobs that are not known, or predict without any trial."),
+    ] = "measure",
 ) -> None:
     """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
     from tasks.batch import load_batch
 
+    if dry_run and ask:
+        raise InputError(["--dry-run trains nothing, so there is nothing to --ask. To fix: give one of the two"])
     batch = load_batch(batch_file)
+    if dry_run or ask:
+        is_good = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
+        if dry_run:
+            raise typer.Exit(0 if is_good else 1)
+        typer.confirm("Train it?", err=True, abort=True)
     raise typer.Exit(train(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, as_json=as_json))
+
+
+def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> bool:
+    """Plans a batch and shows the plan; returns whether all of it can be trained, and in time.
+
+    is_result: whether that is what was asked for, and goes to stdout.
+    """
+    settings.embed(settings.home())
+    from flows.dry_run import dry_run
+    from flows.plan_report import print_gantt
+    from flows.views import shown
+
+    console = error_console()
+    with shown(console):
+        found = dry_run(batch, profiles=profiles, seed=seed)
+    if as_json and is_result:
+        print_json(found.to_json())
+        return found.is_good
+    page = output_console() if is_result else console
+    if found.plan is not None and found.problem is not None:
+        print_gantt(found.plan, found.problem, page)
+    for line in found.sentences():
+        page.print(line.replace("**", "").replace("`", ""), markup=False, soft_wrap=True)
+    return found.is_good
 
 
 def train(

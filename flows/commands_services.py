@@ -30,6 +30,13 @@ def up(
         Path | None, typer.Option(help="A file with one line, the password of both servers, which only you may read.")
     ] = None,
     worker: Annotated[bool, typer.Option(help="Whether this machine's devices serve, and flows run here.")] = True,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            help="Where alarms go: a webhook's address, or TYPE/NAME of one of Prefect's notification blocks, such as "
+            f"slack-webhook/on-call; by default what {settings.NOTIFY} says."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the executor, and this machine as a node; `down` ends it."""
@@ -48,6 +55,7 @@ def up(
         port_mlflow=port_mlflow,
         password=services.read_password(password_file) if password_file else "",
         worker=worker,
+        notify=notify or "",
     )
     if not pool_services.start(options, database_server=database):
         raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """What a pool's Prefect server must know before work comes: `python -m flows.deployments`, as often as one likes.
 
-The work pool, the deployments of prefect.yaml, and the automation that finds flow runs whose process has gone.
+The work pool, the deployments of prefect.yaml, the automation that finds flow runs whose process has gone, and those
+that tell people of alarms.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
 
 from flows import settings
+from flows.automations import make_alarms
+from flows.faults import InputError
 
 PROJECT = Path(__file__).parents[1]
 AUTOMATION = "ringmaster-silent-runs"
@@ -38,12 +41,14 @@ def make_work_pool(client: SyncPrefectClient, name: str) -> None:
 
 def make_automation(client: SyncPrefectClient) -> None:
     """Flow runs that beat and then fall silent are marked as crashed: their process has gone with its machine."""
-    ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    # A run that is suspended has no process either, and waits for a person: that is no silence.
+    states = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
+    at_rest = {f"prefect.flow-run.{state}" for state in states}
     trigger = EventTrigger(
         match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
         for_each={"prefect.resource.id"},
         after={"prefect.flow-run.heartbeat"},
-        expect={"prefect.flow-run.heartbeat", *ended},
+        expect={"prefect.flow-run.heartbeat", *at_rest},
         posture=Posture.Proactive,
         threshold=1,
         within=SILENT_AFTER,
@@ -78,6 +83,11 @@ def main() -> int:
     with get_client(sync_client=True) as client:
         make_work_pool(client, address.work_pool)
         make_automation(client)
+        try:
+            make_alarms(client)
+        except InputError as error:
+            sys.stderr.write("\n".join(error.faults) + "\n")
+            return 1
     return deploy()
 
 

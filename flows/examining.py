@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from flows import settings
 from flows.faults import InputError
 from flows.own_node import own_node
 from tasks.batch import document
+from tasks.batch.data_schema import Data
 from tasks.batch.faults import place_text
-from tasks.batch.schema import Data
 from tasks.batch.wording import findings
 from tasks.cluster import Device, detect
+from tasks.datasets.naming import NamedData
 from tasks.evaluation.suite import Suite, load_suite
 from tasks.execution.leases import leases_of
 from tasks.profiling.stage import Notice
@@ -26,13 +28,14 @@ from tasks.profiling.trials import Site
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from techniques.engine.data import SOURCES
 from techniques.engine.processes import ForkServer
-from techniques.engine.scoring import model_spec
+from techniques.engine.scoring import Progress, model_spec
 from techniques.values import from_json
 
 if TYPE_CHECKING:
     from flows.lineage_home import LineageHome
     from model_lineage import ModelRecord
     from tasks.evaluation.examination import Examined
+    from tasks.promotion.policy_file import Policy
 
 LEASE_RETRY_S = 1.0
 SEQ_LEN = 128  # tokens of a row of text where nobody says it
@@ -65,7 +68,8 @@ def find(name: str, home: LineageHome) -> Found:
 def data_spec(text: str) -> DataSpec:
     """The data that a person names: a source, a glob of files, a mapping as in a batch file, or a file with one.
 
-    Raises InputError with every fault in it.
+    A data set is named by a mapping, and found in datasets.yaml beside that file, else here. Raises InputError with
+    every fault in it.
     """
     file = Path(text)
     if file.suffix in (".yaml", ".yml") and file.is_file():
@@ -78,6 +82,10 @@ def data_spec(text: str) -> DataSpec:
     if read.data is None:
         raise InputError([f"--data: {finding.message}. To fix: {finding.remedy}." for finding in read.findings])
     raw = read.data["data"] if set(read.data) == {"data"} else read.data
+    datasets = NamedData(None, folder=folder.resolve())
+    raw = datasets.with_files({"data": raw}, origin=lambda place: place)["data"]
+    if datasets.findings:
+        raise InputError([f"--data: {f.message}. To fix: {f.remedy}." for f in datasets.findings])
     if ("path" in raw or raw.get("source") == "python-stdlib") and "seq_len" not in raw:
         raw = {**raw, "seq_len": SEQ_LEN}
     try:
@@ -88,36 +96,69 @@ def data_spec(text: str) -> DataSpec:
     return from_json(DataSpec, entry.model_dump())
 
 
-def examine_model(
-    model: Found, *, data: DataSpec | None, tests: Path | None, against: Found | None, max_rows: int, notice: Notice
-) -> Examined:
-    """Metrics on held-out data, tests and assertions of one model. Raises InputError where there is nothing to do."""
+def examine_models(
+    models: Sequence[Found],
+    *,
+    data: DataSpec | None,
+    tests: Path | None,
+    against: Found | None,
+    max_rows: int,
+    notice: Notice,
+    progress: Progress | None = None,
+) -> list[Examined]:
+    """Metrics on held-out data, tests and assertions of each model. Raises InputError where there is nothing to do."""
     suite = None if tests is None else load_suite(tests)
     if data is None and (suite is None or not suite.tests):
         raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
+    if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
+        raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
-    job = Job(
-        name="evaluation",
-        model=ModelSpec(),
-        data=data or DataSpec(source="digits"),
-        num_steps=1,
-        evaluation=EvaluationSpec(),
-    )
     folder = Path() if tests is None else tests.parent
     with one_device(folder, notice=notice) as (site, device):
-        from tasks.evaluation.examination import examine
+        from tasks.evaluation.examination import examine_each
 
-        return examine(
-            model.folder,
-            job=job,
+        found = examine_each(
+            {model.label: model.folder for model in models},
+            job=_job(data),
             held_out=data is not None,
             suite=suite,
             against=None if against is None else against.folder,
             max_rows=max_rows,
+            progress=progress,
             site=site,
             device=device,
             folder=folder,
         )
+    return list(found.values())
+
+
+def examine_by(
+    policy: Policy, model: Found, *, data: DataSpec, against: Found | None, notice: Notice
+) -> list[Examined]:
+    """What a policy asks to be known of a model: an examination for each of its suites, against another model."""
+    with one_device(policy.folder, notice=notice) as (site, device):
+        from tasks.evaluation.examination import examine
+
+        return [
+            examine(
+                model.folder,
+                job=_job(data),
+                suite=suite,
+                against=None if against is None else against.folder,
+                metrics=None if policy.metric is None else [policy.metric],
+                max_rows=policy.max_rows,
+                site=site,
+                device=device,
+                folder=policy.folder,
+            )
+            for suite in policy.suites or (Suite(name="metrics"),)
+        ]
+
+
+def _job(data: DataSpec | None) -> Job:
+    """What an examination needs of a job: data, where there is some, and how a loss is computed."""
+    data = data or DataSpec(source="digits")
+    return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
 
 
 @contextmanager

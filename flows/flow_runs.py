@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.states import Failed
+from prefect.states import Cancelled, Failed
 
 from flows import settings
 from flows.faults import InputError
@@ -58,7 +58,8 @@ def is_started_by_prefect() -> bool:
 
 
 def ended(result: T, *, status: str, message: str) -> T:
-    """What a flow returns: its result or, where it is a deployment's run and not all is done, a failed state.
+    """What a flow returns: its result or, where it is a deployment's run and not all is done, a failed or
+    cancelled state.
 
     Whoever calls a flow in Python wants its result; who looks at Prefect's list of runs wants to see the failure.
     """
@@ -66,7 +67,7 @@ def ended(result: T, *, status: str, message: str) -> T:
     deployment = None if context is None or context.flow_run is None else context.flow_run.deployment_id
     if deployment is None or status == "done":
         return result
-    return cast(T, Failed(message=message))
+    return cast(T, Cancelled(message=message) if status == "cancelled" else Failed(message=message))
 
 
 def start_training(batch: Batch, *, file: Path, checkpoint_every_s: float | None) -> FlowRun:
@@ -74,7 +75,7 @@ def start_training(batch: Batch, *, file: Path, checkpoint_every_s: float | None
 
     Raises InputError where Prefect does not answer, or does not know the deployment.
     """
-    parameters = {"batch": str(file), "name": batch.name, "checkpoint_every_s": checkpoint_every_s}
+    parameters = {"batch": {"path": str(file)}, "name": batch.name, "checkpoint_every_s": checkpoint_every_s}
     try:
         run: Any = run_deployment(
             "train-batch/train-batch", parameters=parameters, timeout=0, idempotency_key=file.stem, as_subflow=False

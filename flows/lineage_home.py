@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
@@ -16,7 +17,8 @@ import typer
 from flows import settings
 from flows.faults import InputError
 from flows.output import error_console
-from model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
+from model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
+from techniques.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
     from model_lineage.snapshot import Node, Snapshot
@@ -69,28 +71,62 @@ class LineageHome:
     def model_dir(self, node: Node) -> Path:
         """The folder of a model's files: MLflow's own where that is on a disk here, else a copy in the cache.
 
-        Where MLflow's files are gone, what the tensor store has. Raises InputError where nobody has them.
+        Where MLflow's files are gone, what the tensor store has. An adapter whose base is no longer where it was
+        names the base as this home has it, in a copy. Raises InputError where nobody has the files.
         """
+        folder = self._files(node)
+        parents = [self.snapshot.nodes[id] for id in node.record.parents if id in self.snapshot.nodes]
+        if not parents or not has_lost_base(folder):
+            return folder
+        copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"
+        return on_base(folder, self.model_dir(parents[0]), copy=copy)
+
+    def _files(self, node: Node) -> Path:
         parts = urlsplit(node.location)
-        if parts.scheme in ("", "file") and Path(unquote(parts.path)).is_dir():
-            return Path(unquote(parts.path))
-        cache = self.folder / "cache" / "models"
+        of_ledger, cache = Path(unquote(parts.path)), self.folder / "cache" / "models"
+        is_here = parts.scheme in ("", "file") and of_ledger.is_dir()
+        if is_here and (node.record.kind != IMPORTED or any(of_ledger.rglob("*.safetensors"))):
+            return of_ledger
+        if node.record.kind == IMPORTED and (whole := self._whole(node, cache / f"{node.id}-whole")) is not None:
+            return whole
+        if is_here:
+            return of_ledger
         if (cache / node.id).is_dir():
             return cache / node.id
-        if node.record.tensors_id in self.store.ids():
-            assert node.record.tensors_id is not None, "it is in the store"
-            self.store.restore(node.record.tensors_id, cache / node.id)
-            return cache / node.id
+        if (id := node.record.tensors_id) is not None and id in self.store.ids():
+            return self._restored(id, cache / node.id)
         return self.ledger.download_model(node.id, cache)
+
+    def _restored(self, id: str, folder: Path) -> Path:
+        """The folder, with what the tensor store has of a model; it appears complete or not at all."""
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
+                self.store.restore(id, Path(aside) / "model")
+                with suppress(OSError):  # another process was first
+                    (Path(aside) / "model").rename(folder)
+        return folder
+
+    def _whole(self, node: Node, restored: Path) -> Path | None:
+        """An imported model with its weights, which MLflow may not have: from the tensor store, or where it was."""
+        source, id = node.record.origin.source, node.record.tensors_id
+        if id is not None and id in self.store.ids():
+            return self._restored(id, restored)
+        if source is not None and Path(source).is_absolute() and any(Path(source).rglob("*.safetensors")):
+            return Path(source)
+        return None
 
 
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     """The lineage of this home; what goes wrong is told: exit 2 for faults in the input, 1 for all else."""
+    from model_lineage.graph import Circle
     from model_lineage.tensors import StoreFault
 
     try:
         yield LineageHome(folder=settings.home(), is_fresh=is_fresh)
+    except Circle as error:
+        raise InputError([f"{error}. To fix: correct the tag ringmaster.parents of one of them in MLflow"]) from error
     except (LedgerError, StoreFault) as error:
         if isinstance(error, LedgerError) and not error.may_pass:
             raise InputError([str(error)]) from error

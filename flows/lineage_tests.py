@@ -46,19 +46,24 @@ class CommandTest:
 
     command: str
 
-    def is_good(self, folder: Path) -> bool:
-        """Runs it; what it prints goes to stderr. Raises InputError where its end says nothing of the model."""
+    def is_good(self, folder: Path) -> bool | None:
+        """Runs it; what it prints goes to stderr. None where it says that this model cannot be tested.
+
+        Raises InputError where it could not be run to its end, which says nothing of the model.
+        """
         done = subprocess.run(
             ["sh", "-c", f'exec 1>&2; {self.command} "$@"', "sh", str(folder)],
             env={**os.environ, FOLDER_VARIABLE: str(folder)},
             check=False,
         )
-        if done.returncode in (SKIP, 126, 127) or done.returncode < 0 or done.returncode > 127:
-            what = "says that it cannot be tested" if done.returncode == SKIP else "could not be run to its end"
+        if done.returncode == SKIP:
+            return None
+        if done.returncode in (126, 127) or done.returncode < 0 or done.returncode > 127:
             raise InputError(
                 [
-                    f"the test {what}: `{self.command} {folder}` ended with {done.returncode}. "
-                    "To fix: let it end with 0 for a good model and with 1 for a bad one"
+                    f"the test could not be run to its end: `{self.command} {folder}` ended with {done.returncode}. "
+                    "To fix: let it end with 0 for a good model, with 1 for a bad one, and with 125 for one that "
+                    "cannot be tested; the same command then goes on from here"
                 ]
             )
         return done.returncode == 0

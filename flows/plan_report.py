@@ -20,8 +20,10 @@ MOST_DEVICES = 64  # rows that a person still reads
 BAR = 30  # columns of the longest bar
 
 
-def print_plan(found: Plan, problem: Problem, simple: Mapping[str, float], console: Console) -> None:
-    """Prints a plan. simple: makespans of simple rules, by name."""
+def print_plan(
+    found: Plan, problem: Problem, simple: Mapping[str, float], console: Console, *, fused: str = ""
+) -> None:
+    """Prints a plan. simple: makespans of simple rules, by name. fused: what training jobs together saves, in words."""
     if problem.num_devices <= MOST_DEVICES:
         print_gantt(found, problem, console)
     else:
@@ -29,7 +31,7 @@ def print_plan(found: Plan, problem: Problem, simple: Mapping[str, float], conso
     console.print()
     console.print(_comparison(found, simple))
     console.print()
-    for line in (_quality(found, problem), _how_to_check(found), _seconds(found)):
+    for line in filter(None, (_quality(found, problem), fused, _how_to_check(found), _seconds(found))):
         console.print(line, highlight=False, soft_wrap=True)
 
 

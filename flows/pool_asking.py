@@ -104,7 +104,8 @@ def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, l
         there = ", ".join(sorted({f"{name} ({key})" for key, name in standing.items()})) or "none"
         has_ended = any(batch in (key, name) for key, name, _ in every)
         what = f"batch {batch!r} has ended" if has_ended else f"there is no batch {batch!r}"
-        raise InputError([f"{what}; batches that stand: {there}"])
+        late = "" if has_ended else "; one that was handed over just now stands once its jobs are measured"
+        raise InputError([f"{what}; batches that stand: {there}{late}"])
     if not jobs:
         return {key: [] for key in chosen}
     names = {key: list(Journal(database, batch=key).jobs()) for key in chosen}

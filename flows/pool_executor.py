@@ -14,8 +14,10 @@ from functools import partial
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
+from flows.alarms import PoolAlarms
 from flows.child_runs import ChildRuns
 from flows.crashed_runs import CrashedRuns
+from flows.late_answers import LateAnswers
 from flows.process_log import log_to_stderr
 from flows.settings import PoolAddress
 from flows.views import describe
@@ -98,6 +100,10 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker.start()
         crashed = CrashedRuns(Submissions(database))
         threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
+        alarms = PoolAlarms(database)
+        threading.Thread(target=alarms.keep_looking, args=(stopping,), name="alarms", daemon=True).start()
+        late = LateAnswers()
+        threading.Thread(target=late.keep_looking, args=(stopping,), name="late-answers", daemon=True).start()
         yield executor
 
 

@@ -28,6 +28,7 @@ from tasks.pool.database import Database
 from tasks.pool.nodes import SERVING, NodeRecord, Nodes
 from tasks.profiling.stage import Profiled
 from tasks.profiling.task import profile_task
+from techniques import Profile
 from techniques.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
@@ -65,7 +66,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
     journal = Journal(database, batch=key)
     failed: set[str] = set()
     for _ in range(MOST_ATTEMPTS):
-        nodes = one_of_each_kind(_serving(batch, database), avoid=failed)
+        nodes = one_of_each_kind(serving(batch, database), avoid=failed)
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
         if any(is_here(node) for node in missing.values()):
@@ -110,6 +111,10 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
         )
         for name in names
     }
+    groups: dict[str, tuple[Profile, ...]] = {}
+    for kind, profiled in found.items():
+        for leader, mine in profiled.groups.items():
+            groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in mine))
     faults: dict[str, str] = {}
     for name in dict.fromkeys(name for profiled in found.values() for name in profiled.faults):
         if not profiles.get(name):
@@ -120,6 +125,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
         surveys=surveys,
         profiles=profiles,
         faults=faults,
+        groups=groups,
         num_trials=sum(profiled.num_trials for profiled in found.values()),
     )
 
@@ -155,7 +161,7 @@ def _fact(cluster: Cluster) -> str:
     return f"profiled:{cluster.device_kind()}"
 
 
-def _serving(batch: Batch, database: Database) -> list[NodeRecord]:
+def serving(batch: Batch, database: Database) -> list[NodeRecord]:
     """The nodes that the batch may use; waits for a first one.
 
     Raises InputError where there are nodes, and none with the devices that the batch asks for.

@@ -16,7 +16,7 @@ from flows.flow_runs import cancel_batches, ended
 from flows.pool_asking import ask_about, open_database, pool_address
 from flows.train_batch import train_batch
 from tasks.batch import Batch, load_batch, parse_batch
-from tasks.batch.schema import NAME_PATTERN
+from tasks.batch.field_types import NAME_PATTERN
 from tasks.pool import requests as wishes
 
 BatchName = Annotated[str, Field(min_length=1)]

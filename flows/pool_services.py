@@ -31,6 +31,7 @@ from techniques.values import to_json
 
 LOOK_EVERY_S = 0.2
 LONGEST_LINE = 12  # of a log that is shown
+ANSWER_PATIENCE_S = 300.0  # of a server that is up, and has to open its database yet
 DEADLINE_S = 900.0  # for all of it to be up; each server has a shorter one of its own
 
 
@@ -82,11 +83,14 @@ def is_let_in(address: PoolAddress) -> bool:
         credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {credentials}")
     try:
-        with urllib.request.urlopen(request, timeout=60):
+        with urllib.request.urlopen(request, timeout=ANSWER_PATIENCE_S):
             return True
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
             return True  # it answers, and what else it says is not about the password
+    except OSError as error:
+        error_console().print(f"[red]MLflow did not say whether it takes the password:[/] {error}", highlight=False)
+        return False
     error_console().print(
         f"[red]MLflow does not let {address.username} in with this password.[/] To fix: give the one that its users "
         "were made with; docs/operations.md says how to change it",
@@ -187,7 +191,7 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
     shown: dict[str, str] = {}
     while time.monotonic() < deadline_s:
         ended = supervisor.wait(LOOK_EVERY_S)
-        for state in files.states():
+        for state in reversed(files.states()):  # as they end: between two looks several may have
             if state.status != shown.get(state.name):
                 shown[state.name] = state.status
                 if state.status not in (UP, DONE):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, and more on a machine that is busy
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ProcessId:
         in_order = self.wait(grace_s)
         if not in_order:
             self.signal(signal.SIGKILL, group=group)
-            self.wait(grace_s)
+            self.wait(max(grace_s, KILL_PATIENCE_S))
         return in_order
 
 

@@ -22,10 +22,17 @@ class Measured:
     problem: Problem | None
 
     def to_json(self) -> dict[str, Any]:
-        """What `profile --json` prints: each job's profiles, and what was left out before any trial, and why."""
+        """What `profile --json` prints: each job's profiles, those of groups that it would lead, and what was left out
+        before any trial, and why.
+        """
         found = self.profiled
         jobs = [
-            {"name": job.name, "profiles": to_json(found.profiles[job.name]), "refused": found.refused(job.name)}
+            {
+                "name": job.name,
+                "profiles": to_json(found.profiles[job.name]),
+                "groups": to_json(found.groups.get(job.name, ())),
+                "refused": found.refused(job.name),
+            }
             for job in found.jobs
         ]
         return {"num_trials": found.num_trials, "jobs": jobs, "faults": dict(found.faults)}
@@ -44,5 +51,6 @@ def profile_batch(batch: str | dict[str, Any]) -> Measured:
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:
             return Measured(profiled=profiled, problem=None)
-        problem = planning_problem(jobs, profiled.profiles, bench.cluster, name=bench.batch.name)
+        name, groups = bench.batch.name, profiled.groups
+        problem = planning_problem(jobs, profiled.profiles, bench.cluster, name=name, groups=groups)
         return Measured(profiled=profiled, problem=bench.batch.terms.on(problem))

@@ -36,8 +36,8 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     _print_times(result, console)
     for fault in result.faults:
         console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
-    if result.status == "interrupted":
-        console.print("[bold]interrupted:[/] `ringmaster run --resume` goes on from the last checkpoints")
+    if result.status in ("interrupted", "cancelled"):
+        console.print(f"[bold]{result.status}:[/] `ringmaster run --resume` goes on from the last checkpoints")
     pool = settings.pool()
     mlflow = f"mlflow ui --backend-store-uri {settings.tracking_uri(home)} --workers 1"
     prefect = f"PREFECT_HOME={home / 'prefect'} prefect server start"
@@ -73,6 +73,11 @@ def _print_times(result: BatchResult, console: Console) -> None:
     if result.objective != "makespan" and result.plan["value"] is not None:
         planned = f"planned {result.plan['value']:.2f}"
         rows.append((result.objective, f"{result.value:.2f}", f"{planned}, off by {_off(result):+.1%}"))
+    if result.fusion is not None:
+        num_groups = len(result.fusion["groups"])
+        how = f"{num_groups} groups on shared bases" if num_groups != 1 else "one group on a shared base"
+        said = f"trained together in {how}" if num_groups else "no jobs are trained together"
+        rows.append(("each by itself", f"{result.fusion['alone_s']:.1f} s", f"by a plan; {said}"))
     if result.current_practice_s is not None:
         saved = f"{result.current_practice_s / planned_s:.2f} times the plan"
         rows.append(("current practice", f"{result.current_practice_s:.1f} s", f"one job after another: {saved}"))

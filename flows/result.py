@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tasks.batch import Batch
-from tasks.execution.journal import DONE, FAILED, Journal, SegmentRecord
+from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, Journal, SegmentRecord
 from tasks.planning import Plan, Problem, baselines
 from tasks.planning.terms import HOUR_S
+from tasks.scribe import FUSION
 from techniques import Job
 from techniques.values import to_json
 
@@ -18,13 +19,15 @@ from techniques.values import to_json
 class BatchResult:
     """What became of a batch.
 
-    status: "done", "failed" (some jobs failed), or "interrupted" (it can be resumed).
+    status: "done", "failed" (some jobs failed), "cancelled" (some were, and none has failed), or "interrupted" (some
+    jobs have not ended). All but the first can be resumed.
     makespan_s: seconds from the first segment's start to the last one's end, since the batch was started or resumed;
         plan: the first plan since then: when it ends, what no plan beats, their gap, and its objective with its value.
     objective, value: what was minimised, and what came of it, as seconds or in the currency of the devices' price.
     current_practice_s: what each job on all devices, one after another, would have taken by the same profiles.
     idle_s: the longest time that a device waited between two segments.
-    faults: what could not be recorded.
+    faults: what could not be recorded. fusion: which jobs were trained together, what the plan so takes, and what it
+        would take with every job by itself; None where no jobs could be.
     """
 
     batch: str
@@ -39,6 +42,7 @@ class BatchResult:
     profiling_s: float
     jobs: tuple[Mapping[str, Any], ...]
     faults: tuple[str, ...] = ()
+    fusion: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `run --json` prints."""
@@ -80,15 +84,18 @@ def collect(
     records = journal.jobs()
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
     statuses = {records[job.name].status for job in jobs}
-    status = "done" if statuses == {DONE} else "failed" if statuses <= {DONE, FAILED} else "interrupted"
+    status = _status(statuses)
     plan, problem = _first_plan(journal, since_s=since_s)
+    fusion = journal.get(FUSION)
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
     practice_s = None
     if plan is not None and problem is not None:
         figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.lower_bound_s, "gap": plan.gap}
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
-        practice_s = baselines.current_practice(problem).makespan_s
+        practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
+    if fusion and plan is not None:
+        figures |= _bound_over_groups(plan, fusion)
     return BatchResult(
         batch=batch.name,
         status=status,
@@ -105,7 +112,24 @@ def collect(
             for job in jobs
         ),
         faults=tuple(faults),
+        fusion=fusion,
     )
+
+
+def _bound_over_groups(plan: Plan, fusion: Mapping[str, Any]) -> dict[str, float | None]:
+    """No division of the jobs into groups beats this; the plan's own bound is of the division that was chosen."""
+    lower_s = fusion["lower_bound_s"]
+    if plan.objective != "makespan" or plan.lower_bound_s is None or not lower_s:
+        return {}
+    lower_s = min(lower_s, plan.lower_bound_s)
+    return {"lower_bound_s": lower_s, "gap": max(0.0, plan.makespan_s / lower_s - 1)}
+
+
+def _status(statuses: Collection[str]) -> str:
+    """What became of a batch whose jobs stand so."""
+    if not set(statuses) <= set(ENDED):
+        return "interrupted"
+    return next((status for status in (FAILED, CANCELLED) if status in statuses), DONE)
 
 
 def longest_idle_s(segments: Sequence[SegmentRecord]) -> float:
@@ -140,9 +164,17 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord]) -> float:
         return held_s * batch.price_per_device_hour / HOUR_S
     if batch.objective == "weighted":
         began_s = min((segment.started_s for segment in segments), default=0.0)
-        last = {segment.job: end_s - began_s for segment, end_s in ended}
+        last = {
+            job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
+        }
         return sum(batch.weights.get(job, 1.0) * end_s for job, end_s in last.items())
     return _span_s(segments)
+
+
+def _device_s(segment: SegmentRecord) -> float:
+    """One job's share of what the devices of its gang were held for."""
+    seconds = (segment.ended_s or segment.started_s) - segment.started_s
+    return float(seconds * segment.what["num_devices"] / segment.num_jobs)
 
 
 def _punctuality(job: str, batch: Batch, journal: Journal) -> dict[str, float | None]:
@@ -164,6 +196,7 @@ def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
             "last_step": (segment.outcome or {}).get("step"),
             "status": (segment.outcome or {}).get("status", "lost"),
             "seconds": (segment.ended_s or segment.started_s) - segment.started_s,
+            "device_s": _device_s(segment),
         }
         for segment in journal.segments(job.name)
     ]
@@ -173,6 +206,7 @@ def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
         "message": record.message,
         "num_steps": record.step,
         "metrics": record.details.get("metrics", {}),
+        "compared": record.details.get("compared", []),
         "segments": segments,
         "model_dir": record.details.get("model_dir"),
         "model_uri": record.details.get("model_uri"),

@@ -13,6 +13,8 @@ from flows.faults import InputError
 from model_lineage import LedgerError
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
+from tasks.batch.parents import unfit_parents
+from tasks.batch.references import is_folder
 from tasks.execution.journal import Journal
 from techniques.engine.places import place_of
 from techniques.values import digest
@@ -20,8 +22,13 @@ from techniques.values import digest
 
 def fresh_folder(batch: Batch, home: Path) -> Path:
     """A new folder for a run of the batch, named after the time."""
+    return stamped_folder(home / "batches" / batch.name)
+
+
+def stamped_folder(parent: Path) -> Path:
+    """A new folder in `parent`, named after the time."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = home / "batches" / batch.name / stamp
+    folder = parent / stamp
     number = 1
     folder.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -87,22 +94,31 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
 
 
 def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> dict[str, Path]:
-    """Folders of the base models that are not jobs of the batch, fetched from the registry.
+    """Folders of the models that jobs come from and that are not jobs of the batch: fetched from the registry, or as
+    they were named. Of bases by the job, of others by the name that they are given.
 
     An alias is followed once a run: the version is kept in the journal, and taken again where the run is resumed.
+    Raises InputError with every model that is not there, and every one that an adaptation cannot take.
     """
     names = {job.name for job in batch.jobs}
     folders: dict[str, Path] = {}
     faults = []
     for job in batch.jobs:
-        if job.base is None or job.base in names:
-            continue
-        try:
-            uri = journal.get(f"base:{job.name}") or ledger.resolve_model(job.base).uri
-            folders[job.name] = ledger.download_model(uri, home / "cache" / "models")
-            journal.put(f"base:{job.name}", uri)
-        except LedgerError as error:
-            faults.append(f"job {job.name}: base {job.base}: {error}")
+        for parent in job.parents:
+            is_base = parent == job.base
+            key = job.name if is_base else parent
+            if parent in names or key in folders:
+                continue
+            if is_folder(parent):
+                folders[key] = Path(parent)
+                continue
+            try:
+                uri = journal.get(f"base:{key}") or ledger.resolve_model(parent).uri
+                folders[key] = ledger.download_model(uri, home / "cache" / "models")
+                journal.put(f"base:{key}", uri)
+            except LedgerError as error:
+                faults.append(f"job {job.name}: {'base' if is_base else 'parent'} {parent}: {error}")
+    faults += unfit_parents(batch.jobs, folders)
     if faults:
         raise InputError(faults)
     return folders

@@ -36,7 +36,7 @@ class Service:
     once: bool = False
     group: bool = True
     patience_s: float = 400.0
-    grace_s: float = 20.0
+    grace_s: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.faults import InputError
 from flows.pool_databases import PoolDatabases
 from flows.service_files import Service, write_secret
-from flows.settings import JSON_RESULTS, PoolAddress
+from flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
 from model_lineage import QUIET_ENVIRONMENT
 
 PREFECT, MLFLOW, DEPLOYMENTS, EXECUTOR, WORKER = "prefect", "mlflow", "deployments", "executor", "worker"
@@ -23,7 +23,10 @@ DRAIN_S = 300.0  # for the jobs of this machine's worker to write their checkpoi
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """What a person chooses. host: of this machine, on which the servers listen. worker: whether it is a node too."""
+    """What a person chooses. host: of this machine, on which the servers listen. worker: whether it is a node too.
+
+    notify: where alarms go, see `flows.automations`; what the environment says where it is empty.
+    """
 
     home: Path
     databases: PoolDatabases
@@ -32,6 +35,7 @@ class PoolOptions:
     port_mlflow: int = 5000
     password: str = field(default="", repr=False)
     worker: bool = True
+    notify: str = field(default="", repr=False)  # a webhook's address is a secret
 
     @property
     def folder(self) -> Path:
@@ -125,7 +129,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         Service(
             name=DEPLOYMENTS,
             command=(*python, "flows.deployments"),
-            environment=member,
+            environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
             after=(PREFECT,),
             once=True,
         ),

@@ -20,6 +20,9 @@ JSON_RESULTS = {
 OWN_NODE = "RINGMASTER_NODE"
 """Names the node whose worker started a process; without it, a machine's own name is its node's."""
 
+NOTIFY = "RINGMASTER_NOTIFY"
+"""Says where a pool's alarms go: a webhook's address, or TYPE/NAME of one of Prefect's notification blocks."""
+
 # Whoever records waits for a server that is away, and can be told to stop; inside MLflow it would wait for minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 

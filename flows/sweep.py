@@ -1,24 +1,44 @@
-"""Trains one job under every combination of some values, as one planned batch, and ranks what comes of it."""
+"""Trains one job under many values as one planned batch, stops what is not worth going on with, and ranks the rest."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from flows import settings
 from flows.flow_runs import cancel_batches, ended
-from flows.result import BatchResult
-from flows.sweep_form import DeviceChoice, InlineJob, JobFromFile, Over, Seed, Sweep, SweepName
-from flows.train_batch import train_batch
-from tasks.batch import Batch
-from tasks.evaluation.compare import ranked
-from techniques import Job
-from techniques.values import to_json
+from flows.sweep_file import spec_of
+from flows.sweep_form import (
+    DeviceChoice,
+    EarlyStopping,
+    InlineJob,
+    JobFromFile,
+    Line,
+    NumParallel,
+    NumTrials,
+    Objective,
+    OtherName,
+    Parameter,
+    Sampler,
+    Seconds,
+    Seed,
+    Space,
+    Sweep,
+    SweepName,
+)
+from flows.train_batch import train
+from model_lineage.faults import LedgerError
+from model_lineage.ledger import Ledger
+from tasks.sweeping.conductor import Conductor
+from tasks.sweeping.leaderboard import best, leaderboard
+from tasks.sweeping.recording import challenge, figures, record
 
 EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
+RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 
 @flow(
@@ -31,68 +51,97 @@ EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 def sweep(
     name: SweepName = "sweep",
     template: JobFromFile | InlineJob = EXAMPLE,
-    over: Over = {"optimizer.lr": [1e-3, 3e-3]},  # noqa: B006 - never changed; what the form starts with
+    base: Line = "",
+    data: dict[str, Any] | None = None,
+    space: Space = RATES,
+    sampler: Sampler = "random",
+    num_trials: NumTrials | None = 8,
+    early_stopping: EarlyStopping = EarlyStopping(),
+    objective: Objective | None = None,
     devices: DeviceChoice = DeviceChoice(),
+    deadline_s: Seconds | None = None,
+    challenger_of: OtherName = "",
+    num_parallel: NumParallel = 4,
     seed: Seed = 0,
+    resume: bool = False,
 ) -> dict[str, Any]:
-    """Trains a job under every combination of some values, and ranks what comes of it.
+    """Trains a job under many values, stops what is not worth going on with, and ranks what comes of it.
 
     Args:
         name: Names the batch, and with it the registered models: letters, digits, "-", "_" and ".".
         template: The job that is varied: one of a batch file, or one that is written out.
-        over: The values to try, by dotted keys of the job; every combination is trained.
+        base: A model that each trial starts from, such as models:/production.digits@champion; fresh weights if empty.
+        data: Other data than the template's, with the keys of a batch file: {"source": "digits"}.
+        space: What is searched, key by key of the job.
+        sampler: random draws; grid trains every combination; tpe learns from the trials so far what to try next.
+        num_trials: How many trials at the most; a grid may leave it empty.
+        early_stopping: When a trial is not worth going on with.
+        objective: The metric on held-out data by which trials are compared; the template's first one if empty.
         devices: What the sweep may use of this machine.
-        seed: Of the planner; a job's own seed is a key that can be varied.
+        deadline_s: Seconds after which no trial goes on; the best of those that are done then wins.
+        challenger_of: The registered model whose challenger the best becomes; one of the sweep's own name if empty.
+        num_parallel: With tpe, of how many trials nothing may be known yet when it proposes the next.
+        seed: Of the sampler and of the planner; a job's own seed is a key that can be searched.
+        resume: Go on with the last run of this sweep, which was interrupted.
     """
-    form = Sweep(name=name, template=template, over=over, devices=devices, seed=seed)
-    batch = form.batch()
-    result = train_batch(batch.to_json(), name=name, seed=seed)
-    rows = leaderboard(batch, result, over=over)
-    create_table_artifact(key="leaderboard", table=rows, description=f"The jobs of {name}, the best first")
+    form = Sweep(
+        name=name,
+        template=template,
+        base=base,
+        data=data,
+        space=space,
+        sampler=sampler,
+        num_trials=num_trials,
+        early_stopping=early_stopping,
+        objective=objective,
+        devices=devices,
+        deadline_s=deadline_s,
+        challenger_of=challenger_of,
+        num_parallel=num_parallel,
+        seed=seed,
+    )
+    spec = spec_of(form)
+    conductor = Conductor(spec)
+    result = train(spec.batch(), resume=resume, seed=seed, conductor=conductor)
+    rows = leaderboard(
+        spec.trials,
+        objective=spec.objective,
+        values=conductor.values,
+        reports=conductor.reports,
+        jobs=result.jobs,
+    )
     found = {
         "name": name,
         "status": result.status,
-        "metric": _metric(batch),
-        "best": rows[0] if rows and rows[0]["rank"] == 1 else None,
+        "metric": spec.objective,
+        "best": best(rows),
         "leaderboard": rows,
+        **_recorded(conductor, rows, challenger_of=challenger_of or name),
         "batch": result.to_json(),
     }
     return ended(found, status=result.status, message=result.summary())
 
 
-def leaderboard(batch: Batch, result: BatchResult, *, over: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row a job, the best by its first metric first; a job without a finite value comes last and has no rank."""
-    metric = _metric(batch)
-    jobs = {job.name: job for job in batch.jobs}
-    ended = {row["name"]: row for row in result.jobs}
-    values = {name: ended[name]["metrics"].get(metric, math.nan) for name in jobs}
-    return [
-        {
-            "rank": place if math.isfinite(values[name]) else None,
-            "job": name,
-            **{f"held-out {key}": _shown(value) for key, value in ended[name]["metrics"].items()},
-            **{key: _value(jobs[name], key) for key in over},
-            "status": ended[name]["status"],
-            "seconds": round(sum(segment["seconds"] for segment in ended[name]["segments"]), 1),
-            "model": ended[name]["model_uri"],
-        }
-        for place, name in enumerate(ranked(values, metric=metric), start=1)
-    ]
-
-
-def _metric(batch: Batch) -> str:
-    """The metric that jobs are ranked by: the first one of the first job."""
-    return batch.jobs[0].evaluation.metrics[0]
-
-
-def _value(job: Job, key: str) -> Any:
-    """What a job has under a dotted key; lists and mappings as text, for tables."""
-    value: Any = to_json(job)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return str(value) if isinstance(value, (list, dict)) else value
-
-
-def _shown(value: float) -> float | None:
-    """A metric as tables show it; what is not finite, which JSON lacks, as nothing."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _recorded(conductor: Conductor, rows: Sequence[Mapping[str, Any]], *, challenger_of: str) -> dict[str, Any]:
+    """Shows and keeps what came of a sweep; the run in MLflow, the challenger, and what could not be recorded."""
+    drawn, won, faults = figures(conductor, rows), best(rows), []
+    uri = settings.tracking_uri(settings.home())
+    ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts")
+    where, challenger = None, None
+    try:
+        if conductor.run_id is not None:
+            record(ledger, conductor.run_id, rows, drawn)
+            where = ledger.ui_links(run_id=conductor.run_id)["run"]
+        if won is not None and won["model"] is not None:
+            challenger = challenge(ledger, won["model"], challenger_of).uri
+    except LedgerError as error:
+        faults.append(str(error))
+    link = f"[The sweep in MLflow]({uri}/{where})" if where and uri.startswith("http") else ""
+    encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
+    pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
+    said = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
+    create_markdown_artifact("\n\n".join([*said, link, *pictures]), key="sweep", description="What the trials came to")
+    create_table_artifact(
+        key="leaderboard", table=[dict(row) for row in rows], description="The trials, the best first"
+    )
+    return {"run": conductor.run_id, "challenger": challenger, "faults": faults}

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from tasks.batch import Batch, BatchFileError, Fault, document, load_batch, parse_batch
-from tasks.batch.faults import got, place_text
-from tasks.batch.references import closest
-from tasks.batch.schema import NAME_PATTERN
+from tasks.batch.field_types import NAME_PATTERN
+from tasks.sweeping.space import Choice, Range
+from tasks.sweeping.space import Parameter as SpaceParameter
+from tasks.sweeping.stopping import Stopping
 
-Values = Annotated[list[Any], Field(min_length=1)]
-Over = Annotated[dict[str, Values], Field(min_length=1)]
 SweepName = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]
+Sampler = Literal["random", "grid", "tpe"]
+Objective = Literal["loss", "perplexity", "accuracy"]
+NumTrials = Annotated[int, Field(ge=1, le=1000)]
+NumParallel = Annotated[int, Field(ge=1, le=1000)]
+Seconds = Annotated[float, Field(gt=0)]
+
+# A line of text, also where it is a list in a file: Prefect's pages have no field for a list of anything.
+TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}], "examples": ["1e-3, 3e-3, 1e-2"]}
+
+
+def _or_empty(value: Any) -> Any:
+    """Takes a file's null for an empty line: in a form, what may be null is a switch between two kinds of field."""
+    return "" if value is None else value
+
+
+Line = Annotated[str, BeforeValidator(_or_empty)]
+OtherName = Annotated[str, BeforeValidator(_or_empty), Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 
 class Part(BaseModel):
@@ -33,8 +46,8 @@ class JobFromFile(Part):
     model_config = ConfigDict(title="A job of a batch file")
 
     path: str = Field(title="Batch file", description="Its path, seen from the folder that is worked in.")
-    job: str | None = Field(
-        default=None,
+    job: Line = Field(
+        default="",
         title="Job",
         description="The name of one of its jobs, or of a grid's template; may be left out where there is only one.",
     )
@@ -51,6 +64,115 @@ class InlineJob(Part):
     folder: str = Field(
         default=".", title="Folder", description="Where relative paths and factories of the job are looked for."
     )
+
+
+def _listed(value: Any) -> Any:
+    """Takes "1e-3, 3e-3" as well as a list: a form's line holds text. Nothing in it is nothing that was given."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return [_number(each) for each in yaml.safe_load(f"[{value}]")] or None
+    except yaml.YAMLError as error:
+        raise ValueError("must be values between commas, such as 1e-3, 3e-3") from error
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 1e-3 for text: it wants a dot in it."""
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value)
+    return float(value) if is_number else value
+
+
+class Parameter(Part):
+    """What is searched under one key of the job: some values, or a range."""
+
+    model_config = ConfigDict(title="Parameter")
+
+    key: str = Field(
+        title="Key",
+        pattern=r"^[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*$",
+        description="A key of the job, with dots: optimizer.lr, schedule.warmup_steps, seed.",
+    )
+    values: Annotated[list[Any] | None, BeforeValidator(_listed), WithJsonSchema(TEXT)] = Field(
+        default=None, title="Values", description="Those to choose from, with commas between them; or give a range."
+    )
+    low: float | None = Field(default=None, title="From", description="The least value of a range.")
+    high: float | None = Field(default=None, title="To", description="The greatest value of a range.")
+    log: bool = Field(
+        default=False, title="Logarithmic", description="As likely from 0.001 to 0.01 as from 0.01 to 0.1."
+    )
+    step: float | None = Field(
+        default=None, gt=0, title="Step", description="Between the values of a range; a grid needs one."
+    )
+    integer: bool = Field(default=False, title="Whole numbers", description="Only whole numbers of the range.")
+
+    def fault(self) -> str | None:
+        """Why this is neither values nor a range, None where it is one of them."""
+        is_range = self.low is not None or self.high is not None
+        if self.values is not None and is_range:
+            return "has values and a range"
+        if self.values is not None:
+            return None if self.values else "has no value"
+        return None if self.low is not None and self.high is not None else "has neither values nor both low and high"
+
+    def parameter(self) -> SpaceParameter:
+        """The same as samplers take it."""
+        if self.values is not None:
+            return Choice(key=self.key, values=tuple(self.values))
+        assert self.low is not None and self.high is not None, "its fault is told first"
+        return Range(
+            key=self.key, low=self.low, high=self.high, is_log=self.log, step=self.step, is_integer=self.integer
+        )
+
+
+def _as_list(value: Any) -> Any:
+    """Takes a mapping by key as files have it: {optimizer.lr: {low: 1e-4, high: 1e-1}, seed: [0, 1]}."""
+    if not isinstance(value, dict):
+        return value
+    return [
+        {"key": key, "values": each}
+        if isinstance(each, (list, str))
+        else {"key": key, **each}
+        if isinstance(each, dict)
+        else {"key": key, "values": [each]}
+        for key, each in value.items()
+    ]
+
+
+Space = Annotated[list[Parameter], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class EarlyStopping(Part):
+    """When a trial is not worth going on with."""
+
+    model_config = ConfigDict(title="Early stopping")
+
+    policy: Literal["none", "asha", "halving", "median"] = Field(
+        default="asha",
+        title="Policy",
+        description="asha: a trial rests at each rung, and the best of those there go on as soon as devices are free. "
+        "halving: as soon as all have come to the rung. median: a trial ends once it is worse than half of the "
+        "others at its step. none: all trials are trained to their end.",
+    )
+    min_steps: int | None = Field(
+        default=None,
+        ge=1,
+        title="First rung",
+        description="Steps before a trial is judged; a rung of asha and halving is as many times this as the reduction "
+        "factor says. Left out: the steps divided by the reduction factor, twice.",
+    )
+    reduction_factor: int = Field(
+        default=4, ge=2, le=100, title="Reduction factor", description="One of so many trials goes on from each rung."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Takes the name of a policy alone, too."""
+        return {"policy": value} if isinstance(value, str) else value
+
+    def stopping(self) -> Stopping:
+        """The same as policies take it."""
+        return Stopping(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
 
 
 class DeviceChoice(Part):
@@ -90,99 +212,33 @@ class DeviceChoice(Part):
 
 
 class Sweep(Part):
-    """A whole sweep: a template of a job, and the values to try."""
+    """A whole sweep; `flows.sweep.sweep` says what each part is."""
 
     name: SweepName = "sweep"
     template: JobFromFile | InlineJob
-    over: Over
+    space: Space
+    sampler: Sampler = "random"
+    num_trials: NumTrials | None = 8
+    early_stopping: EarlyStopping = EarlyStopping()
+    objective: Objective | None = None
+    base: Line = ""
+    data: dict[str, Any] | None = None
     devices: DeviceChoice = DeviceChoice()
+    deadline_s: Seconds | None = None
+    challenger_of: OtherName = ""
+    num_parallel: NumParallel = 4
     seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over(cls, value: Any) -> Any:
+        """Takes `over: {KEY: [...]}` for a grid in which every trial is trained to its end."""
+        if not isinstance(value, dict) or "over" not in value or "space" in value:
+            return value
+        plain = {key: each for key, each in value.items() if key != "over"}
+        grid = {"sampler": "grid", "num_trials": None, "early_stopping": {"policy": "none"}}
+        return {**grid, **plain, "space": value["over"]}
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of the flow, as plain values."""
         return self.model_dump(mode="json")
-
-    def batch(self) -> Batch:
-        """Every combination as a job of one batch. Raises BatchFileError with every fault."""
-        template, folder = _template(self.template)
-        raw = {
-            "name": self.name,
-            "devices": self.devices.in_batch_file(),
-            "grid": [{"template": {"name": self.name, **template}, "over": self.over}],
-        }
-        try:
-            return parse_batch(json.dumps(raw), folder=folder, name=self.name)
-        except BatchFileError as error:
-            faults = [replace(f, place=f.place.removeprefix("grid[0]."), line=None, file="") for f in error.faults]
-            raise BatchFileError(faults) from error
-
-
-def load_sweep(path: Path) -> Sweep:
-    """The sweep of a YAML file; relative paths in it start in its folder. Raises BatchFileError with every fault."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        fault = Fault("", None, f"cannot be read: {error}", "name a sweep's file, such as sweep.yaml", str(path))
-        raise BatchFileError([fault]) from error
-    read = document.read(text)
-    faults = [
-        Fault(place_text(found.place), found.line or read.line(found.place), found.message, found.remedy, path.name)
-        for found in read.findings
-    ]
-    if faults:
-        raise BatchFileError(faults)
-    try:
-        sweep = Sweep.model_validate(_from_folder(read.data, folder=path.parent.resolve()))
-    except ValidationError as error:
-        raise BatchFileError(_faults(error, read=read, file=path.name)) from error
-    sweep.batch()  # tells what is wrong with the jobs
-    return sweep
-
-
-def _from_folder(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
-    """The values with the paths of the template made absolute."""
-    template = raw.get("template")
-    if not isinstance(template, dict):
-        return dict(raw)
-    key, path = ("path", template.get("path")) if "path" in template else ("folder", template.get("folder", "."))
-    return {**raw, "template": {**template, key: str(folder / path) if isinstance(path, str) else path}}
-
-
-def _faults(error: ValidationError, *, read: document.Document, file: str) -> list[Fault]:
-    """One fault a place; of a template, which is one of two kinds, those of the kind that is meant."""
-    template = read.data.get("template")
-    meant = JobFromFile if isinstance(template, dict) and "path" in template else InlineJob
-    found: dict[tuple[str | int, ...], Fault] = {}
-    for details in error.errors(include_url=False):
-        place, kind = details["loc"], details["type"]
-        if place[0] == "template" and len(place) > 1:
-            if place[1] != meant.__name__:
-                continue
-            place = (place[0], *place[2:])
-        message = f"{details['msg'][:1].lower()}{details['msg'][1:]}, {got(details['input'])}"
-        remedy = "write it as in examples/sweep.yaml"
-        if kind == "missing":
-            message = "is missing"
-        elif kind == "extra_forbidden":
-            section = {"template": meant, "devices": DeviceChoice}.get(str(place[0]), Sweep)
-            message, remedy = "is an unknown key", closest(str(place[-1]), section.model_fields, what="The keys are")
-        found.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
-    return sorted(found.values(), key=lambda fault: fault.line or 0)
-
-
-def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
-    """The job that is varied, as plain values, and the folder where its paths start."""
-    if isinstance(choice, InlineJob):
-        return choice.job, Path(choice.folder)
-    path = Path(choice.path)
-    batch = load_batch(path)
-    raw = document.read(batch.text).data
-    jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]
-    named = {job["name"]: job for job in jobs}
-    if choice.job is None and len(jobs) == 1:
-        return jobs[0], batch.folder
-    if choice.job in named:
-        return named[choice.job], batch.folder
-    problem = f"names no job of {path.name}" if choice.job is None else f"{choice.job!r} is no job of {path.name}"
-    remedy = closest(choice.job or "", named, what="Use one of")
-    raise BatchFileError([Fault("template.job", None, problem, remedy)])

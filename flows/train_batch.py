@@ -14,15 +14,21 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from flows import settings
+from flows.batch_artifacts import DecisionArtifact, show_cost
 from flows.batch_records import finish_records, job_rows, log_decision
 from flows.flow_runs import cancel_batches, ended
+from flows.fusing import choose_together, goals_in
 from flows.guard import guard_embedded_server
+from flows.page_links import flow_run_page, show_records
 from flows.pool_batch import train_on_pool
 from flows.result import BatchResult, collect
 from flows.views import current_view
 from flows.workshop import BatchInput, Workshop, as_batch, open_workshop
+from tasks.alarms import DeadlineAlarms, batch_failed
+from tasks.alarms.task import sound
 from tasks.batch import Batch
-from tasks.execution.executor import Executor, MakePlan
+from tasks.execution.executor import Executor
+from tasks.execution.forethought import MakePlan
 from tasks.execution.historian import Historian
 from tasks.execution.journal import RUNNING, begin
 from tasks.execution.measured import Measured, watching
@@ -37,6 +43,8 @@ from tasks.planning.terms import plan_giving_up_deadlines
 from tasks.profiling.stage import Profiled
 from tasks.profiling.task import profile_task
 from tasks.recording import Recorded
+from tasks.scribe import FLOW_RUN_PAGE
+from tasks.sweeping.conductor import Conductor
 
 PLANNING_TIME_LIMIT_S = 10.0
 
@@ -64,16 +72,38 @@ def train_batch(
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
         seed: Of the planner.
     """
-    asked = as_batch(batch)
-    if (pool := settings.pool()) is not None:
-        result = train_on_pool(asked, pool, resume=resume, checkpoint_every_s=checkpoint_every_s)
-    else:
-        result = _train_here(asked, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
+    result = train(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     return ended(result, status=result.status, message=result.summary())
 
 
-def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int) -> BatchResult:
+def train(
+    batch: Batch,
+    *,
+    resume: bool = False,
+    checkpoint_every_s: float | None = None,
+    seed: int = 0,
+    conductor: Conductor | None = None,
+) -> BatchResult:
+    """Trains a batch within a flow run: on the pool that this machine belongs to, else on this machine alone.
+
+    conductor: of the sweep whose trials the jobs are.
+    """
+    if (pool := settings.pool()) is not None:
+        result = train_on_pool(batch, pool, resume=resume, checkpoint_every_s=checkpoint_every_s, conductor=conductor)
+    else:
+        result = _train_here(
+            batch, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed, conductor=conductor
+        )
+    create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
+    show_cost(batch, result)
+    if result.status == "failed":
+        sound(batch_failed(batch.name, message=result.summary()))
+    return result
+
+
+def _train_here(
+    batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int, conductor: Conductor | None
+) -> BatchResult:
     """Trains a batch on this machine alone."""
     guard_embedded_server()
     view = current_view.get()
@@ -81,6 +111,7 @@ def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None,
         since_s, started_s = time.time(), time.monotonic()
         shop.journal.put("started_s", shop.journal.get("started_s", since_s))  # a resumed batch keeps its deadlines
         shop.journal.put("status", RUNNING)
+        shop.journal.put(FLOW_RUN_PAGE, flow_run_page())
         bench = shop.bench
         with bench.all_devices(view.notice):
             profiled = profile_task(
@@ -89,7 +120,7 @@ def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None,
         profiling_s = time.monotonic() - started_s
         try:
             with watching(bench.cluster) as measured:
-                _execute(shop, profiled, measured=measured, seed=seed)
+                _execute(shop, profiled, measured=measured, seed=seed, conductor=conductor)
         finally:
             summary = partial(
                 collect,
@@ -105,10 +136,16 @@ def _train_here(batch: Batch, *, resume: bool, checkpoint_every_s: float | None,
             shop.journal.put("status", result.status)
             finish_records(shop.recorder, result)
             faults = shop.recorder.close()
-        return summary(faults=faults)  # the models have their addresses now
+            if conductor is not None:
+                conductor.close(run_id=shop.recorder.run_of())
+        result = summary(faults=faults)  # the models have their addresses now
+        show_records(shop.recorder, result)
+        return result
 
 
-def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, seed: int) -> None:
+def _execute(
+    shop: Workshop, profiled: Profiled, *, measured: Measured | None, seed: int, conductor: Conductor | None
+) -> None:
     """Runs the batch to its end, or until it is interrupted."""
     view, batch = current_view.get(), shop.bench.batch
     jobs = {job.name: job for job in profiled.jobs}
@@ -118,12 +155,28 @@ def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, s
         num_trials=profiled.num_trials,
     )
     begin(shop.journal, batch.jobs, faults=profiled.faults)
+    if conductor is not None:
+        conductor.begin(shop.journal, profiled.jobs, num_slots=len(shop.bench.cluster.devices))
+        for name, details in conductor.details().items():
+            shop.journal.write_job(name, details=details)
     total_steps = sum(job.total_steps for job in profiled.jobs)
-    make_plan = _planner(shop, seed=seed)
 
     def on_terms(problem: Problem) -> Problem:
         return batch.terms.on(problem, elapsed_s=_elapsed_s(shop))
 
+    together = choose_together(
+        profiled,
+        jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
+        name=batch.name,
+        cluster=shop.bench.cluster,
+        journal=shop.journal,
+        goals=goals_in(shop.journal.jobs()),
+        on_terms=on_terms,
+        objective=batch.terms.objective,
+        time_limit_s=PLANNING_TIME_LIMIT_S,
+        seed=seed,
+    )
+    make_plan = _planner(shop, seed=seed, start=together.plan)
     replanner = Replanner(
         name=batch.name,
         # No Prefect task: most of these plans are not followed, and one may still be in the making when the flow ends.
@@ -133,14 +186,24 @@ def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, s
     )
     place = replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()})
     progress = ProgressArtifact(shop.journal, total_steps=total_steps)
-    gantt = GanttArtifact(Historian(shop.journal.database, name=batch.name))
+    deadlines = DeadlineAlarms(batch.name, deadlines_s=batch.deadlines_s, started_s=shop.journal.get("started_s"))
+    gantt = GanttArtifact(
+        Historian(shop.journal.database, name=batch.name),
+        look=lambda chronicle: deadlines.tell(chronicle, sound),
+    )
+    decisions = DecisionArtifact()
     executor = Executor(
         name=batch.name,
         cluster=shop.bench.cluster,
         leases=shop.bench.leases,
         holder=shop.bench.holder,
         entries=[
-            Enlisted(job=jobs.get(job.name, job), profiles=profiled.profiles.get(job.name, ()), place=place)
+            Enlisted(
+                job=jobs.get(job.name, job),
+                profiles=profiled.profiles.get(job.name, ()),
+                place=place,
+                together=together.profiles.get(job.name, ()),
+            )
             for job in batch.jobs
         ],
         journal=shop.journal,
@@ -156,11 +219,17 @@ def _execute(shop: Workshop, profiled: Profiled, *, measured: Measured | None, s
             gantt.listen,
             Words(shop.journal.database).listen,
             log_decision,
+            decisions.listen,
+            *([] if conductor is None else [conductor.listen]),
         ],
+        is_open=conductor.is_open if conductor is not None else lambda: False,
     )
+    if conductor is not None:
+        conductor.attach(executor.direct, later=executor.call, started_s=float(shop.journal.get("started_s")))
     with ExitStack() as stack:
         stack.callback(progress.close)
         stack.callback(gantt.close)
+        stack.callback(decisions.close)
         # Whatever ends the batch, its gangs end and their devices are free for the next one of this process.
         stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
         stack.callback(shop.runner.join)
@@ -174,14 +243,17 @@ def _elapsed_s(shop: Workshop) -> float:
     return time.time() - float(shop.journal.get("started_s"))
 
 
-def _planner(shop: Workshop, *, seed: int) -> MakePlan:
-    """How the batch's problems are planned: the first one must meet all deadlines, later ones what can still be met."""
+def _planner(shop: Workshop, *, seed: int, start: Plan | None) -> MakePlan:
+    """How the batch's problems are planned: the first one must meet all deadlines, later ones what can still be met.
+
+    start: the plan by which groups were chosen, which is the first one to be followed.
+    """
     objective = shop.bench.batch.terms.objective
     make_plan = partial(plan_task, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=objective)
 
     def first(problem: Problem) -> Plan:
         try:
-            return make_plan(problem)
+            return make_plan(problem, start=start)
         except ProblemError as error:
             so_far_s = _elapsed_s(shop)
             faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]

@@ -23,7 +23,8 @@ from tasks.execution.events import (
     SegmentStarted,
     Waiting,
 )
-from tasks.execution.journal import CANCELLED, DONE
+from tasks.execution.journal import CANCELLED, DONE, STOPPED
+from tasks.execution.orders import called
 
 
 class View:
@@ -83,6 +84,7 @@ class LiveView(View):
         )
         self._live = Live(Group(self._bars, self._status), console=console, refresh_per_second=5, transient=True)
         self._bar_of: dict[int, TaskID] = {}
+        self._leads: dict[int, str] = {}  # by the number of a segment, the job whose steps its bar shows
         self._num_done = self._num_jobs = 0
 
     def __enter__(self) -> Self:
@@ -102,7 +104,8 @@ class LiveView(View):
         """Moves the bars; what ends is printed above them."""
         match event:
             case Planned():
-                self._num_jobs = max(self._num_jobs, self._num_done + len(event.problem.jobs))
+                planned = sum(1 + len(job.fellows) for job in event.problem.jobs)
+                self._num_jobs = max(self._num_jobs, self._num_done + planned)
             case SegmentStarted():
                 self._start(event)
             case GangSaid():
@@ -117,8 +120,9 @@ class LiveView(View):
 
     def _start(self, event: SegmentStarted) -> None:
         segment = event.segment
+        self._leads[event.number] = segment.job
         self._bar_of[event.number] = self._bars.add_task(
-            segment.job,
+            called(segment.job, event.fellows),
             total=segment.last_step,
             completed=event.first_step,
             option=f"{event.technique} x{event.num_devices}",
@@ -128,7 +132,7 @@ class LiveView(View):
 
     def _move(self, event: GangSaid) -> None:
         said = event.event
-        if said["event"] == "steps" and event.number in self._bar_of:
+        if said["event"] == "steps" and event.number in self._bar_of and self._leads[event.number] == event.job:
             step = said["first_step"] + len(said["losses"])
             self._bars.update(self._bar_of[event.number], completed=step, loss=f"{said['losses'][-1]:.3f}")
 
@@ -147,12 +151,14 @@ def shown(console: Console) -> Iterator[None]:
 def describe(event: ExecutionEvent) -> str:
     """An event as a line for a person; empty where it is not worth one."""
     match event:
-        case Planned(plan=plan, why=why):
+        case Planned(problem=problem, plan=plan, why=why):
             bound = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best possible"
-            return f"planned ({why}): {plan.makespan_s:.1f} s for {len({s.job for s in plan.segments})} jobs{bound}"
-        case SegmentStarted(segment=segment, first_step=first, attempt=attempt):
+            jobs = {name for s in plan.segments for name in (s.job, *problem.job(s.job).fellows)}
+            return f"planned ({why}): {plan.makespan_s:.1f} s for {len(jobs)} jobs{bound}"
+        case SegmentStarted(segment=segment, first_step=first, attempt=attempt, fellows=fellows):
             again = f" (attempt {attempt})" if attempt > 1 else ""
-            return f"{segment.job} starts at step {first} on {_devices(segment.devices)}{again}"
+            who = f"{called(segment.job, fellows)} start" if fellows else f"{segment.job} starts"
+            return f"{who} at step {first} on {_devices(segment.devices)}{again}"
         case GangSaid(event={"event": "checkpoint_failed", "message": message}):
             return f"[yellow]warning:[/] {escape(message)}"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
@@ -160,6 +166,8 @@ def describe(event: ExecutionEvent) -> str:
         case JobEnded(job=job, status=status, details=details, message=message):
             if status == CANCELLED:
                 return f"[yellow]{job} is cancelled:[/] {escape(message)}"
+            if status == STOPPED:
+                return f"{job} is {escape(message)}"
             if status != DONE:
                 return f"[red]{job} has failed:[/] {escape(message)}"
             return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from flows.views import current_view
 from model_lineage.ledger import Ledger
 from model_lineage.tensors import TensorStore
 from tasks.batch import Batch, load_batch, parse_batch
+from tasks.batch.parents import with_teachers
 from tasks.cluster import Cluster, detect
 from tasks.execution.journal import Journal
 from tasks.execution.leases import Leases, leases_of
@@ -173,6 +174,7 @@ def open_workshop(
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
         weights = base_weights(batch, bench.ledger, journal, home)
+        bench = replace(bench, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
         checkpoint_root = checkpoint_root_of(journal, resume=resume)
         journal.put("batch", batch.to_json())
         journal.put("digest", digest(batch.to_json()))

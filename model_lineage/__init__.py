@@ -7,11 +7,12 @@ from model_lineage.connection import QUIET_ENVIRONMENT
 from model_lineage.faults import LedgerError
 from model_lineage.graph import Adaptation, Graph
 from model_lineage.ledger import Ledger
-from model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, MetricPoint, ModelRecord, Origin
+from model_lineage.records import ADAPTATION_KINDS, COMPONENT, IMPORTED, DatasetInput, MetricPoint, ModelRecord, Origin
 
 __all__ = [
     "ADAPTATION_KINDS",
     "COMPONENT",
+    "IMPORTED",
     "QUIET_ENVIRONMENT",
     "Adaptation",
     "DatasetInput",

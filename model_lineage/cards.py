@@ -30,7 +30,8 @@ def card(
     lines += _origin_lines(model)
     for dataset in model.datasets:
         rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
-        where = links.link(dataset.name, links.artifact_path(experiment_id, run_id, DATA_TABLE))
+        rows += "".join(f", {key} {value}" for key, value in dataset.facts().items() if key in ("split", "window"))
+        where = links.link(dataset.label, links.artifact_path(experiment_id, run_id, DATA_TABLE))
         lines.append(f"- data for {dataset.context}: {where} (`{dataset.digest[:12]}`{rows})")
     files = links.logged_model_path(experiment_id, model.model_id)
     lines.append(f"- files and metrics: {links.link(model.model_id, files)}")
@@ -51,12 +52,13 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
     origin, experiment_id = model.origin, str(model.experiment_id)
     if origin.plan is not None and origin.batch_run_id is not None:
         where = links.artifact_path(experiment_id, origin.batch_run_id, origin.plan)
-        trained = "" if origin.technique is None else f", trained by {origin.technique}"
+        how = "made" if origin.num_steps == 0 else "trained"  # what was rewritten was not trained
+        trained = "" if origin.technique is None else f", {how} by {origin.technique}"
         yield f"- after {links.link('this plan', where)}{trained}"
     if origin.profiles is not None:
         where = links.artifact_path(experiment_id, str(model.run_id), origin.profiles)
         yield f"- {links.link('what was measured of its techniques', where)}"
-    if origin.num_steps is not None:
+    if origin.num_steps:
         seed = "" if origin.seed is None else f", seed {origin.seed}"
         yield f"- {origin.num_steps} steps{seed}"
     if origin.code_version is not None:

@@ -1,4 +1,4 @@
-"""Parts that models share: a tower, an embedding, a frozen stem, found by their equal tensors."""
+"""Parts that models share: a tower, an embedding, a frozen stem, found by their equal tensors, or named by people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from model_lineage.tensors import StoredModel
@@ -18,16 +18,17 @@ SMALLEST_SHARE = 0.01  # of a model's bytes: equal biases and norms are no compo
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPart:
-    """A part that two models have alike, under the same name.
+    """A part that two models have alike under the same name, or that has a name of its own.
 
     name: of the module, or of a run of numbered ones, such as "model.layers.0-3". digest: of its tensors, with their
-    names below it, so that equal parts have equal digests whatever models they are found in.
+    names below it, so that equal parts have equal digests whatever models they are found in. is_named: by a person.
     """
 
     name: str
     digest: str
     num_tensors: int
     num_bytes: int
+    is_named: bool = False
 
 
 @dataclass
@@ -47,6 +48,29 @@ def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
     total = sum(_num_bytes(tensor) for tensor in first.tensors.values())
     parts = [_part(name, modules) for name, modules in _largest(root, ())]
     return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
+
+
+def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
+    """The part that a person calls `name`: all tensors of `prefix`, a module's or a parameter's name.
+
+    Models that have it under other prefixes have the same part where name and tensors are equal. Raises ValueError
+    where the model has no such tensor.
+    """
+    found = {
+        full.removeprefix(prefix).removeprefix("."): tensor
+        for full, tensor in sorted(model.tensors.items())
+        if is_within(full, prefix)
+    }
+    if not found:
+        there = ", ".join(sorted({full.partition(".")[0] for full in model.tensors})[:8])
+        raise ValueError(f"component {name}: no parameter is within {prefix!r}. To fix: begin with one of {there}")
+    part = _of(name, [(f"{name}:{below}", tensor) for below, tensor in found.items()])
+    return replace(part, is_named=True)
+
+
+def is_within(name: str, prefix: str) -> bool:
+    """Whether a module or parameter is `prefix` or below it."""
+    return name == prefix or name.startswith(f"{prefix}.")
 
 
 def _modules(first: StoredModel, second: StoredModel) -> _Module:
@@ -81,7 +105,11 @@ def _largest(module: _Module, path: tuple[str, ...]) -> Iterator[tuple[str, Sequ
 
 
 def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
-    tensors = [entry for word, module in modules for entry in _leaves(module, word)]
+    return _of(name, [entry for word, module in modules for entry in _leaves(module, word)])
+
+
+def _of(name: str, tensors: Sequence[tuple[str, StoredTensor]]) -> SharedPart:
+    """The part of these tensors, under the names that they have in it."""
     said = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
     return SharedPart(
         name=name,

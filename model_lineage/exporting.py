@@ -1,4 +1,4 @@
-"""A lineage in forms that other programs read: JSON, GraphML, and cards as Hugging Face's hub has them."""
+"""A lineage in forms that others read: JSON, GraphML, a picture, and cards as Hugging Face's hub has them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from model_lineage.hub_cards import hub_card
+from model_lineage.pictures import Relative, family_svg
 from model_lineage.records import COMPONENT
-from model_lineage.snapshot import Node, Snapshot
+from model_lineage.snapshot import CHAMPION, Node, Snapshot
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that has it
+MOST_DRAWN = 120  # models of one picture
 _GRAPHML = "http://graphml.graphdrawing.org/xmlns"
 _NODE_KEYS = ("name", "version", "kind", "aliases", "run", "job", "seed", "code_version", "datasets")
 
@@ -70,6 +72,33 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
         ElementTree.SubElement(element, "data", key="adaptation").text = edge["kind"]
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
+    """The same as a picture (SVG): each model below its parents, with `champion` or its first alias.
+
+    focus: the id of the one that it is about. Raises ValueError where there are too many for a picture.
+    """
+    nodes = [node for node in snapshot.models if ids is None or node.id in ids]
+    if not 0 < len(nodes) <= MOST_DRAWN:
+        raise ValueError(
+            f"a picture of {len(nodes)} models says nothing: it has room for {MOST_DRAWN}. "
+            "To fix: name a model, whose relatives are drawn, or export another form"
+        )
+    relatives = [
+        Relative(
+            id=node.id,
+            title=node.label.replace("/", " v"),
+            kind=node.record.kind,
+            detail=next((f"@{alias}" for alias in (CHAMPION, *node.aliases) if alias in node.aliases), ""),
+        )
+        for node in nodes
+    ]
+    known = {node.id for node in nodes}
+    gone = dict.fromkeys(parent for node in nodes for parent in node.record.parents if parent not in snapshot.nodes)
+    relatives += [Relative(id=id, title=id, kind="deleted") for id in gone]
+    edges = [(parent, node.id) for node in nodes for parent in node.record.parents if parent in known | set(gone)]
+    return family_svg(relatives, edges, focus=focus or "")
 
 
 def card_of(snapshot: Snapshot, node: Node) -> str:

@@ -24,6 +24,12 @@ class Families(Registry):
             if record.run_id is not None:
                 self.write_svg(record.run_id, family_path(record), self.family_picture(record))
 
+    def siblings(self, record: ModelRecord) -> list[ModelRecord]:
+        """The other children of a model's parents, as many as a page has room for: its coming is to be seen there."""
+        ids = [child.id for parent in record.parents for child in self._children(parent)[: MOST_SIBLINGS + 1]]
+        found = [self._known(id) for id in dict.fromkeys(ids) if id != record.model_id]
+        return [sibling for sibling in found if sibling is not None]
+
     def family_picture(self, record: ModelRecord) -> str:
         """The drawing of a model's family, as the tags of its relatives tell it."""
         relatives = {record.model_id: _relative(record)}

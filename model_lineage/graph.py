@@ -29,11 +29,15 @@ class Adaptation:
             )
 
 
+class Circle(ValueError):
+    """Records say that a model is its own ancestor."""
+
+
 class Graph:
     """The models and the adaptations between them.
 
     A model may have several adaptations (it was distilled from one model, then merged with another). A
-    parent that no adaptation made is a node too. Raises ValueError where a model would be its own ancestor.
+    parent that no adaptation made is a node too. Raises Circle where a model would be its own ancestor.
     """
 
     def __init__(self, adaptations: Iterable[Adaptation]) -> None:
@@ -52,7 +56,7 @@ class Graph:
             self.models = tuple(graphlib.TopologicalSorter(self._parents).static_order())
         except graphlib.CycleError as error:
             path = " -> ".join(error.args[1])
-            raise ValueError(f"these models would be their own ancestors: {path}") from error
+            raise Circle(f"these models would be their own ancestors: {path}") from error
 
     def made_by(self, model: str) -> tuple[Adaptation, ...]:
         """The adaptations that made `model`; none for a root that was only ever a parent."""

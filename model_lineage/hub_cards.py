@@ -23,6 +23,7 @@ RELATIONS = {
     "pruned": "finetune",
     "lora": "adapter",
     "prefix-tuned": "adapter",
+    "ia3": "adapter",
     "quantized": "quantized",
     "merged": "merge",
 }

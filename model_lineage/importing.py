@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def import_model(
     card = read_card(folder)
     stored = store.add(folder)
     known = {node.record.origin.source: node.id for node in snapshot.models if node.record.origin.source is not None}
-    parents = _bases(ledger, card, snapshot, known, fetch, path=(source,))
+    parents = base_ids(ledger, card, snapshot, known, fetch, path=(source,))
     key = f"import {name} {stored.id}"
     run_id = ledger.start_batch(f"import {name}", params={"source": source}, key=key)
     record = ledger.record_model(
@@ -53,6 +54,12 @@ def import_model(
     ledger.keep_tensors(record, folder, store=store)
     ledger.finish_run(run_id)
     return record
+
+
+def registered_name(source: str) -> str:
+    """What a model from elsewhere is called here: the folder's name, or the hub name with its slash replaced."""
+    name = Path(source).name if Path(source).is_absolute() else source.strip("/").replace("/", "--")
+    return re.sub(r"[^\w.-]", "-", name) or "imported"
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
@@ -71,7 +78,7 @@ def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
         ) from error
 
 
-def _bases(
+def base_ids(
     ledger: Ledger,
     card: CardMetadata,
     snapshot: Snapshot,
@@ -108,8 +115,8 @@ def _stub(
             text = (fetched / CARD).read_text(encoding="utf-8")
         except (OSError, ValueError):  # it has no card that can be read: it is a root
             card = CardMetadata()
-    parents = _bases(ledger, card, snapshot, known, fetch, path=(*path, base))
-    name = base.strip("/").replace("/", "--")
+    parents = base_ids(ledger, card, snapshot, known, fetch, path=(*path, base))
+    name = registered_name(base)
     run_id = ledger.start_batch(f"import {name}", params={"source": base}, key=f"import {name} without weights")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / CARD).write_text(text, encoding="utf-8")

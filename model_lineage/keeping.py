@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_lineage import cards, links
+from model_lineage import beside, cards, links
 from model_lineage.models import Models
 from model_lineage.records import COMPONENT, ModelRecord
 from model_lineage.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
@@ -26,13 +26,20 @@ _NOTE = "mlflow.note.content"
 class Keeping(Models):
     """The models of a ledger that a tensor store has too."""
 
-    def keep_tensors(self, record: ModelRecord, folder: Path, *, store: TensorStore) -> StoredModel:
+    def keep_tensors(
+        self, record: ModelRecord, folder: Path, *, store: TensorStore, components: Mapping[str, str] | None = None
+    ) -> StoredModel:
         """Keeps the files of a recorded model in `store`, as a difference to its first parent where that is there.
 
         Its page says how much room it takes, and which parts it shares with its parents and siblings; each of these
         becomes a node of kind "component". Again, it changes nothing. Raises StoreFault, OSError or LedgerError.
+
+        components: parts that a person has named, each with the prefix of its parameters' names: nodes too, whether or
+        not another model has them yet. Raises ValueError, once all else is done, where a prefix has no parameter.
         """
-        from model_lineage.components import shared_parts
+        from model_lineage.components import is_within, named_part, shared_parts
+
+        named = components or {}
 
         parents = [self._stored(parent, store) for parent in record.parents]
         base = parents[0] if parents else None
@@ -40,10 +47,15 @@ class Keeping(Models):
         self.client.set_logged_model_tags(record.model_id, {TENSORS: stored.id})
         for other_id, other in self._relatives(record, store):
             for part in shared_parts(stored, other):
-                self._join(part, record.model_id, other_id)
+                if not any(is_within(part.name, prefix) for prefix in named.values()):
+                    self._join(part, record.model_id, other_id)
         alone = store.size_bytes([base.id]) if base else 0
         taken = store.size_bytes([stored.id] + ([base.id] if base else [])) - alone
         self._say_size(record, plain_bytes=_size_bytes(folder), taken_bytes=taken)
+        if base is not None and record.kind in beside.KINDS:
+            self._say_beside(record, weight_bytes=(stored.weight_bytes, base.weight_bytes))
+        for name, prefix in named.items():
+            self._join(named_part(stored, name, prefix=prefix), record.model_id)
         return stored
 
     def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
@@ -72,7 +84,7 @@ class Keeping(Models):
     def _join(self, part: SharedPart, *model_ids: str) -> None:
         """Lets some models point to the component that they share, which is made where nobody had it yet."""
         component = self._component(part)
-        entry = json.dumps({"name": part.name, "num_bytes": part.num_bytes})
+        entry = json.dumps({"name": part.name, "num_bytes": part.num_bytes, "is_named": part.is_named})
         for model_id in model_ids:
             self.client.set_logged_model_tags(model_id, {f"{COMPONENT_OF}{component.model_id}": entry})
             model = self._logged_model(model_id)
@@ -82,7 +94,7 @@ class Keeping(Models):
                 self._write_page(record_of(model))
         tags = self.client.get_logged_model(component.model_id).tags
         members = "\n".join(f"- {text}" for key, text in sorted(tags.items()) if key.startswith(MEMBER))
-        note = f"{part.num_tensors} tensors, {_megabytes(part.num_bytes)}, that these models share:\n\n{members}"
+        note = f"{part.num_tensors} tensors, {beside.megabytes(part.num_bytes)}, part of:\n\n{members}"
         self.client.set_logged_model_tags(component.model_id, {_NOTE: note})
 
     def _component(self, part: SharedPart) -> Any:
@@ -100,9 +112,22 @@ class Keeping(Models):
 
     def _say_size(self, record: ModelRecord, *, plain_bytes: int, taken_bytes: int) -> None:
         times = plain_bytes / taken_bytes if taken_bytes else 1.0
-        text = f"takes {_megabytes(taken_bytes)} of {_megabytes(plain_bytes)} ({times:.1f} times smaller)"
+        text = f"takes {beside.megabytes(taken_bytes)} of {beside.megabytes(plain_bytes)} ({times:.1f} times smaller)"
         self.client.set_logged_model_tags(record.model_id, {STORE_LINES: text})
         self._write_page(record)
+
+    def _say_beside(self, record: ModelRecord, *, weight_bytes: tuple[int, int]) -> None:
+        """Lets a model's page compare it with its first parent, as far as both are recorded."""
+        own, parent = self._logged_model(record.model_id), self._logged_model(record.parents[0])
+        if own is None or parent is None or record.version is None:
+            return
+        table = beside.beside_base(
+            record, record_of(parent), weight_bytes=weight_bytes, metrics=_metrics(own), base_metrics=_metrics(parent)
+        )
+        version = self.client.get_model_version(record.registered_name, str(record.version))
+        text = beside.with_beside(version.description or "", table, limit=cards.DESCRIPTION_LIMIT)
+        self.client.update_model_version(record.registered_name, str(record.version), text)
+        self.client.set_logged_model_tags(record.model_id, {_NOTE: text})
 
     def _write_page(self, record: ModelRecord) -> None:
         """Writes what the store knows of a model into its description and its note."""
@@ -112,7 +137,8 @@ class Keeping(Models):
             if key.startswith(COMPONENT_OF):
                 part = json.loads(text)
                 path = links.logged_model_path(str(record.experiment_id), key.removeprefix(COMPONENT_OF))
-                lines.append(f"shares {links.link(part['name'], path)} ({_megabytes(part['num_bytes'])})")
+                how = "has" if part.get("is_named") else "shares"
+                lines.append(f"{how} {links.link(part['name'], path)} ({beside.megabytes(part['num_bytes'])})")
         if record.version is None:
             return
         version = self.client.get_model_version(record.registered_name, str(record.version))
@@ -121,9 +147,9 @@ class Keeping(Models):
         self.client.set_logged_model_tags(record.model_id, {_NOTE: text})
 
 
+def _metrics(model: Any) -> dict[str, float]:
+    return {metric.key: metric.value for metric in model.metrics or []}
+
+
 def _size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"

@@ -93,8 +93,25 @@ class Models(Families):
             self.write_table(run_id, cards.DATA_TABLE, [vars(dataset) for dataset in datasets])
         for parent in parent_records:
             self._link_child(parent, record)
-        self.draw_families([record, *parent_records])
+        self.draw_families([record, *parent_records, *self.siblings(record)])
         return record
+
+    def add_version(self, record: ModelRecord, name: str, *, text: str = "") -> ModelRecord:
+        """Make a recorded model the next version of another registered model, too; its record as that version.
+
+        For the best of several that were trained for one name. Again, it changes nothing. text: for its card.
+        """
+        model, client = self.client.get_logged_model(record.model_id), self.client
+        versions = client.search_model_versions(f"name = '{name}'")
+        version = next((found for found in versions if found.tags.get(MODEL_ID) == record.model_id), None)
+        if version is None:
+            parents = [self.resolve_model(parent) for parent in record.parents]
+            version = self._create_version(model, name, description=self._card(model, parents, text))
+        known = json.loads(model.tags.get(VERSIONS, "[]"))
+        entry = {"name": name, "version": str(version.version)}
+        tag = json.dumps([*(other for other in known if other != entry), entry])
+        client.set_logged_model_tags(model.model_id, {VERSIONS: tag})
+        return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
 
     def models(self) -> list[ModelRecord]:
         """Every model that was recorded in this ledger's experiment, oldest first."""
@@ -168,23 +185,27 @@ class Models(Families):
         ]
         self.client.log_batch(run_id, metrics=entries)
 
+    def _create_version(self, model: Any, name: str, *, description: str) -> Any:
+        """The next version of the registered model `name`, which is made where it is not there."""
+        self._create_registered_model(name)
+        return self.client.create_model_version(
+            name,
+            # not models:/MODEL_ID, which MLflow would look up in its global tracking URI
+            source=model.artifact_location,
+            run_id=model.source_run_id,
+            tags={MODEL_ID: model.model_id, KIND: model.tags[KIND], PARENTS: model.tags[PARENTS]},
+            description=description,
+            model_id=model.model_id,
+            await_creation_for=None,  # it is there at once; MLflow would print that it waits
+        )
+
     def _register(self, model: Any, parents: Sequence[ModelRecord], text: str) -> ModelRecord:
         """Make the LoggedModel a version of the registered model of its name, unless it is one."""
         name, client = model.tags[NAME], self.client
         versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
         version = next((found for found in versions if found.tags.get(MODEL_ID) == model.model_id), None)
         if version is None:
-            self._create_registered_model(name)
-            version = client.create_model_version(
-                name,
-                # not models:/MODEL_ID, which MLflow would look up in its global tracking URI
-                source=model.artifact_location,
-                run_id=model.source_run_id,
-                tags={MODEL_ID: model.model_id, KIND: model.tags[KIND], PARENTS: model.tags[PARENTS]},
-                description=self._card(model, parents, text),
-                model_id=model.model_id,
-                await_creation_for=None,  # it is there at once; MLflow would print that it waits
-            )
+            version = self._create_version(model, name, description=self._card(model, parents, text))
         versions_tag = json.dumps([{"name": name, "version": str(version.version)}])
         client.set_logged_model_tags(model.model_id, {VERSIONS: versions_tag, _NOTE: version.description})
         return record_of(client.get_logged_model(model.model_id))
@@ -259,7 +280,7 @@ def _dataset_inputs(datasets: Sequence[DatasetInput]) -> list[Any]:
             digest=dataset.digest[:_DIGEST_LIMIT],
             source_type="local",
             source=json.dumps({"uri": dataset.source}),
-            profile=None if dataset.num_rows is None else json.dumps({"num_rows": dataset.num_rows}),
+            profile=json.dumps(facts) if (facts := dataset.facts()) else None,
         )
         inputs.append(MlflowDatasetInput(entity, tags=[InputTag("mlflow.data.context", dataset.context)]))
     return inputs

@@ -11,6 +11,7 @@ COLOURS = {
     "fine-tuned": "#2b9348",
     "lora": "#0f9aa8",
     "prefix-tuned": "#0f9aa8",
+    "ia3": "#0f9aa8",
     "distilled": "#b5651d",
     "pruned": "#8d6a9f",
     "quantized": "#8d6a9f",

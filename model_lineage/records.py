@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
+IMPORTED = "imported"
 ADAPTATION_KINDS = (
     "pretrained",
     "fine-tuned",
     "lora",
     "prefix-tuned",
+    "ia3",
     "distilled",
     "pruned",
     "quantized",
     "merged",
-    "imported",
+    IMPORTED,
 )
 COMPONENT = "component"
 """The kind of a node that is no model but a part that several models share: a tower, an embedding, a frozen stem."""
@@ -33,6 +35,8 @@ class DatasetInput:
 
     digest: names the content; equal data have equal digests. source: where it was read, a path or a name.
     context: what it was used for, e.g. "training" or "evaluation". num_rows: samples, where they were counted.
+    version, split, window: of a data set with a name, the part of it that was read. rows_digest: names the rows alone,
+    however they were cut into samples.
     """
 
     name: str
@@ -40,6 +44,20 @@ class DatasetInput:
     source: str
     context: str = "training"
     num_rows: int | None = None
+    version: str | None = None
+    split: str | None = None
+    window: str | None = None
+    rows_digest: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, and the version where it has one, as in "reviews/3"."""
+        return self.name if self.version is None else f"{self.name}/{self.version}"
+
+    def facts(self) -> dict[str, str | int]:
+        """What is known of it beside its name, digest, source and use."""
+        known = {key: getattr(self, key) for key in ("num_rows", "version", "split", "window", "rows_digest")}
+        return {key: value for key, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,28 @@ class Registry(Runs):
         self._version_record(name, version)
         self.client.set_registered_model_alias(name, alias, str(version))
 
+    def add_version(self, model: ModelRecord, name: str) -> ModelRecord:
+        """Make a recorded model a version of registered model `name` too; where it is one, that is returned."""
+        client = self.client
+        found = client.search_model_versions(f"name = '{name}'")
+        version = next((each for each in found if each.tags.get(MODEL_ID) == model.model_id), None)
+        if version is None:
+            try:
+                client.create_registered_model(name)
+            except LedgerError as error:
+                if error.code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            version = client.create_model_version(
+                name,
+                source=client.get_logged_model(model.model_id).artifact_location,
+                run_id=model.run_id,
+                tags={MODEL_ID: model.model_id, KIND: model.kind, PARENTS: json.dumps(list(model.parents))},
+                description=f"{model.registered_name} version {model.version}",
+                model_id=model.model_id,
+                await_creation_for=None,
+            )
+        return self._version_record(name, int(version.version))
+
     def get_alias(self, name: str, alias: str) -> ModelRecord | None:
         """The model that `alias` of `name` names; None where it names none yet."""
         try:
@@ -87,6 +109,17 @@ class Registry(Runs):
             if error.code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
+
+    def tagged(self, key: str) -> dict[str, str]:
+        """The values of a tag of registered models, by the names of those that have it."""
+        found: dict[str, str] = {}
+        token = None
+        while True:
+            page = self.client.search_registered_models(max_results=100, page_token=token)
+            found |= {model.name: str(model.tags[key]) for model in page if key in model.tags}
+            token = page.token
+            if not token:
+                return found
 
     def _version_record(self, name: str, version: int | str) -> ModelRecord:
         """The model of a version number or an alias. Raises LedgerError with what there is instead."""

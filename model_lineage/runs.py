@@ -74,6 +74,10 @@ class Runs(Connection):
             raise LedgerError(f"a run cannot end as {status!r}: use one of {', '.join(FINAL_STATUSES)}")
         self.client.set_terminated(run_id, status=status)
 
+    def is_finished(self, run_id: str) -> bool:
+        """Whether a run has ended well: all that it was to record is there."""
+        return bool(self.client.get_run(run_id).info.status == "FINISHED")
+
     def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Log `params`; a nested mapping {"a": {"b": 1}} becomes "a.b". Equal values may be logged again.
 
@@ -127,6 +131,10 @@ class Runs(Connection):
     def set_note(self, run_id: str, markdown: str) -> None:
         """Set the description that the run's page shows; links in it can be clicked."""
         self.set_tags(run_id, {"mlflow.note.content": markdown})
+
+    def note(self, run_id: str) -> str:
+        """The description that the run's page shows, empty where there is none."""
+        return str(self.client.get_run(run_id).data.tags.get("mlflow.note.content", ""))
 
     def write_text(self, run_id: str, path: str, text: str) -> None:
         """Keep `text` as the artifact `path` (relative, "/" between folders); what was there is replaced."""

@@ -183,6 +183,6 @@ def _parts(text: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_data(said: str, dataset: DatasetInput) -> bool:
-    return said in (dataset.name, dataset.digest, dataset.source) or (
+    return said in (dataset.name, dataset.label, dataset.digest, dataset.source, dataset.rows_digest) or (
         len(said) >= _SHORTEST_ID and dataset.digest.startswith(said)
     )

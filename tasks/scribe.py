@@ -13,20 +13,28 @@ from typing import Any
 from model_lineage import links
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
-from model_lineage.records import DatasetInput, MetricPoint, ModelRecord, Origin
+from model_lineage.records import MetricPoint, ModelRecord, Origin
 from model_lineage.tensors import StoreFault, TensorStore
+from tasks.ancestry import Ancestry, beside_parents, kind_of
 from tasks.batch import Batch
 from tasks.code_version import code_version
+from tasks.datasets.recording import ROWS, dataset_inputs, rows_text
+from tasks.execution.directions import LIKE, SETTLED
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, JobRecord, Journal
+from tasks.execution.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
 from tasks.execution.workplace import Workplace
 from tasks.planning import gantt
 from tasks.system_metrics import Energy, telemetry_points
 from techniques import Job, Profile
 from techniques.surveys import Survey
-from techniques.values import to_json
+from techniques.values import from_json, to_json
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
+FLOW_RUN_PAGE = "flow_run_page"  # the fact: where Prefect's UI shows the flow run of a batch
+FUSION = "fusion"
+"""The fact: what was chosen about training jobs together: {"words", "groups" (fellows by leader), "together_s",
+"alone_s", "lower_bound_s", "practice_s"}."""
+NOT_DONE = {CANCELLED: ("Cancelled", "KILLED"), STOPPED: ("Stopped early", "FINISHED")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +77,16 @@ class Scribe:
         run_id: str | None = self._journal.get(f"run:{job}" if job else "run")
         return run_id
 
+    @property
+    def _ancestry(self) -> Ancestry:
+        return Ancestry(
+            ledger=self.ledger,
+            journal=self._journal,
+            jobs=self._known.jobs,
+            tensors=self._tensors,
+            notice=self._notice,
+        )
+
     def begin(self, known: Recorded, *, key: str, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or goes on with it. key: names this run of the batch for good."""
         self._known = known
@@ -92,14 +110,17 @@ class Scribe:
             case Planned():
                 self._write_plan(event)
             case SegmentStarted():
-                self.ledger.resume_run(self._job_run(event.segment.job))
+                for job in (event.segment.job, *event.fellows):
+                    self.ledger.resume_run(self._job_run(job))
             case GangSaid():
                 self._points.setdefault(event.job, []).extend(_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
             case SegmentEnded():
-                self._points.setdefault(event.segment.job, []).extend(self._energy.end(event, at_ms=at_ms))
+                for job, points in self._energy.end(event, at_ms=at_ms).items():
+                    self._points.setdefault(job, []).extend(points)
                 self.flush()
-                self._write_segments(event.segment.job)
+                for job in (event.segment.job, *event.fellows):
+                    self._write_segments(job)
             case JobEnded():
                 self.flush()
                 self._end_job(event)
@@ -124,12 +145,23 @@ class Scribe:
         self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
         if table:
             self.ledger.write_table(run_id, "jobs.json", table)
+        if note := self._batch_note(run_id, metrics):
+            self.ledger.set_note(run_id, note)
+        self.ledger.finish_run(run_id, status)
+
+    def _batch_note(self, run_id: str, metrics: Mapping[str, float]) -> str:
+        """What the page of the batch's run says of it."""
+        lines = []
         if (planned_s := metrics.get("planned_makespan_s")) is not None:
             took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
             practice_s = metrics.get("current_practice_s")
             than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
-            self.ledger.set_note(run_id, f"{_picture(run_id)}\n\n{took}{than}.")
-        self.ledger.finish_run(run_id, status)
+            lines += [_picture(run_id), f"{took}{than}."]
+        if fusion := self._journal.get(FUSION):
+            lines.append(f"Which jobs train together was planned: {fusion['words']}.")
+        if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
+            lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
+        return "\n\n".join(lines)
 
     def _catch_up(self) -> None:
         """Records what ended before this run began and was not recorded: a kill, or MLflow away."""
@@ -143,13 +175,26 @@ class Scribe:
             batch_run = self.run_of()
             if batch_run is None:
                 raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
-            job = self._known.jobs[name]
+            job = self._job(name)
             run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
-            rows = [_profile_row(profile) for profile in self._known.profiles.get(name, ())]
+            rows = [_profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
                 self.ledger.write_table(run_id, PROFILES, rows)
             self._journal.put(f"run:{name}", run_id)
         return run_id
+
+    def _job(self, name: str) -> Job:
+        """A job as it is known by now: one whose place was kept has been settled since."""
+        settled = self._details(name).get(SETTLED)
+        return self._known.jobs[name] if settled is None else from_json(Job, settled)
+
+    def _like(self, name: str) -> str:
+        """The job whose survey and profiles hold for a job: mostly it itself."""
+        return str(self._details(name).get(LIKE, name))
+
+    def _details(self, name: str) -> Mapping[str, Any]:
+        record = self._journal.jobs().get(name)
+        return {} if record is None else record.details
 
     def _write_plan(self, event: Planned) -> None:
         run_id = self.run_of()
@@ -186,40 +231,36 @@ class Scribe:
     def _end_job(self, event: JobEnded) -> None:
         run_id = self._job_run(event.job)
         if event.status != DONE:
-            is_cancelled = event.status == CANCELLED
-            self.ledger.set_note(run_id, f"**{'Cancelled' if is_cancelled else 'Failed'}**: {event.message}")
-            self.ledger.finish_run(run_id, "KILLED" if is_cancelled else "FAILED")
+            how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
+            self.ledger.set_note(run_id, f"**{how}**: {event.message}")
+            self.ledger.finish_run(run_id, status)
             return
         model = self._record_model(event, run_id)
         self._journal.write_job(event.job, details={"model_uri": model.uri})
         self.ledger.set_note(run_id, self._job_note(event, model))
         self.ledger.finish_run(run_id)
-        self._keep(model, Path(event.details["model_dir"]))
+        self._keep(model, Path(event.details["model_dir"]), components=self._job(event.job).components)
 
     def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
-        job, survey = self._known.jobs[event.job], self._known.surveys[event.job]
-        parent = self._parent(job)
+        job, survey = self._job(event.job), self._known.surveys[self._like(event.job)]
+        parents = self._ancestry.parents(job)
         data = survey.data
-        datasets = [
-            DatasetInput(
-                name=data["name"], digest=data["digest"], source=data["source"], context=context, num_rows=num_rows
-            )
-            for context, num_rows in (("training", data["num_samples"]), ("evaluation", data["num_held_out"]))
-            if data["num_samples"]  # a command that reads its own data does not say which
-        ]
+        if (rows := rows_text(data)) is not None:
+            self.ledger.write_text(run_id, ROWS, rows)
         num_parameters = survey.facts["num_parameters"]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
             folder=Path(event.details["model_dir"]),
-            kind="fine-tuned" if parent else "pretrained",
-            parents=[parent] if parent else [],
-            datasets=datasets,
+            kind=kind_of(job, has_parents=bool(parents)),
+            parents=parents,
+            datasets=dataset_inputs(job.data, data),
             params={
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 "num_steps": event.details["step"],
             },
             metrics=event.details["metrics"],
+            description=beside_parents(event.details.get("compared") or ()),
             origin=self._origin(event, job),
         )
 
@@ -240,34 +281,24 @@ class Scribe:
             seed=job.seed,
         )
 
-    def _keep(self, model: ModelRecord, folder: Path) -> None:
+    def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
         """Keeps a recorded model in the tensor store. The model is recorded already: what fails here is no fault."""
         if self._tensors is None:
             return
         try:
-            self.ledger.keep_tensors(model, folder, store=self._tensors)
-        except (StoreFault, OSError, LedgerError) as error:
+            self.ledger.keep_tensors(model, folder, store=self._tensors, components=components)
+        except (ValueError, OSError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise
-            self._notice(f"{model.registered_name} is not in the tensor store: {error}")
+            is_kept = not isinstance(error, (StoreFault, LedgerError, OSError))
+            what = "lacks a component" if is_kept else "is not in the tensor store"
+            self._notice(f"{model.registered_name} {what}: {error}")
 
     def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
         where = self.ledger.ui_links(run_id=self.run_of(), model=model)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
         made = links.link(f"{model.registered_name} version {model.version}", where["model"])
         return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
-
-    def _parent(self, job: Job) -> str | None:
-        if job.base is None:
-            return None
-        if job.base not in self._known.jobs:
-            # The very version that was trained from, whatever the alias names by now.
-            trained_from: str = self._journal.get(f"base:{job.name}", job.base)
-            return trained_from
-        uri: str | None = self._journal.jobs()[job.base].details.get("model_uri")
-        if uri is None:
-            raise LedgerError(f"the model of {job.name} is not recorded: its base {job.base} is not, and would be lost")
-        return uri
 
 
 def end_details(record: JobRecord) -> dict[str, Any]:

@@ -58,17 +58,20 @@ class Energy:
         if used:
             self._running.setdefault(said.number, {})[said.event["node"]] = sum(used)
 
-    def end(self, ended: SegmentEnded, *, at_ms: int) -> list[MetricPoint]:
-        """A segment has ended: what its job has taken since it began, nothing where no device could tell.
+    def end(self, ended: SegmentEnded, *, at_ms: int) -> dict[str, list[MetricPoint]]:
+        """A segment has ended: what each of its jobs has taken since it began, nothing where no device could tell.
 
-        at_ms: when it was told, since the epoch.
+        Jobs that are trained together share alike. at_ms: when it was told, since the epoch.
         """
-        job, number = ended.segment.job, str(ended.number)
+        jobs, number = (ended.segment.job, *ended.fellows), str(ended.number)
         used = self._running.pop(ended.number, None)
-        by_segment = dict(self._journal.jobs()[job].details.get("energy_j", {}))
-        if used is not None:
-            by_segment[number] = sum(used.values())
-            self._journal.write_job(job, details={"energy_j": by_segment})
-        if number not in by_segment:
-            return []
-        return [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]
+        records = self._journal.jobs()
+        found: dict[str, list[MetricPoint]] = {}
+        for job in jobs:
+            by_segment = dict(records[job].details.get("energy_j", {}))
+            if used is not None:
+                by_segment[number] = sum(used.values()) / len(jobs)
+                self._journal.write_job(job, details={"energy_j": by_segment})
+            if number in by_segment:
+                found[job] = [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]
+        return found

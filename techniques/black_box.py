@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 
 class BlackBox(Technique):
-    """Trains by itself, on all devices of a gang, what no other technique can; one worker process watches over it."""
+    """Trains by itself, on all devices of a gang, what no other technique can; one worker process watches over it.
+
+    rank: of this process in the gang, set by the harness before `profile` and `run`; 0 where only one watches.
+    """
+
+    rank: int = 0
 
     @abstractmethod
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:

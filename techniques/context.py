@@ -22,6 +22,7 @@ from techniques.technique import (
     StepWork,
     Technique,
     micro_batches,
+    no_prefix,
     training_state_bytes,
     undivided_batch_only,
 )
@@ -49,7 +50,7 @@ class Context(Technique):
         """Needs devices, a known model with its own loss, and tokens to divide."""
         if gang.num_devices < 2:
             return "needs two devices or more"
-        if reason := why_unknown(facts.decoder):
+        if reason := no_prefix(job) or why_unknown(facts.decoder):
             return reason
         assert facts.decoder is not None
         if job.model.attention not in ("auto", "sdpa"):

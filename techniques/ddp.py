@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from techniques.data_parallel import DataParallel
+from techniques.job import DISTILLED, PRUNED
 from techniques.technique import Config
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Ddp(DataParallel):
     name = "ddp"
     summary = "a replica a device, gradients averaged by all-reduce"
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
+    adaptations = frozenset({DISTILLED, PRUNED})
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Wraps the model; gradients live in the communication buckets, so that they are never copied."""

@@ -11,15 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from techniques.data_parallel import DataParallel
-from techniques.job import Job
+from techniques.job import DISTILLED, PRUNED, Job
 from techniques.technique import (
-    GRADIENT_BYTES,
-    OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
-    WEIGHT_BYTES,
     Config,
     GangShape,
     micro_batches,
+    training_state_bytes,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +42,7 @@ class Fsdp(DataParallel):
     name = "fsdp"
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
+    adaptations = frozenset({DISTILLED, PRUNED})
 
     saves_memory_of = "ddp"
     moves_model = True
@@ -81,9 +80,8 @@ class Fsdp(DataParallel):
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """A share of the state unless that is offloaded, and the gathered weights: some layers, or all."""
-        per_weight = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
         num_shards = gang.num_devices // config.get("num_replicas", 1)
-        state_bytes = 0 if config.get("offload", False) else facts.num_parameters * per_weight // num_shards
+        state_bytes = 0 if config.get("offload", False) else training_state_bytes(job, facts) // num_shards
         ahead_bytes = (1 + config.get("prefetch", 1)) * facts.largest_layer_bytes
         gathered_bytes = min(ahead_bytes, facts.parameter_bytes) if config["reshard"] else facts.parameter_bytes
         return state_bytes + gathered_bytes
@@ -92,9 +90,8 @@ class Fsdp(DataParallel):
         """The share of the state that is offloaded."""
         if gang.kind != "gpu" or not config.get("offload", False):
             return 0
-        per_weight = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
         num_shards: int = gang.num_devices // config.get("num_replicas", 1)
-        return facts.num_parameters * per_weight // num_shards
+        return training_state_bytes(job, facts) // num_shards
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Shards each layer, then what is left (embedding, norm, head) with the root."""

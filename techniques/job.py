@@ -1,8 +1,10 @@
 """What is trained: a `Job` says everything that decides the weights, and nothing about how it is parallelised."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from techniques.values import SINCE_LATER
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
@@ -10,6 +12,17 @@ OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
 METRICS = ("loss", "perplexity", "accuracy")
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
+ADAPTERS = ("lora", "prefix", "ia3")
+DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
+ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
+    DISTILLED: (),
+    PRUNED: ("magnitude", "2:4"),
+    QUANTIZED: ("dynamic-int8", "weight-only-int8"),
+    MERGED: ("average", "task-arithmetic"),
+}
+"""The kinds of adaptations beside plain training, and the methods of each."""
+FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
+"""What of a pretrained model's `config` may give it a head that its file lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +48,11 @@ class ModelSpec:
     command: tuple[str, ...] | None = None
     configs: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether first weights follow from a seed, where no base gives them: all, or those of a fresh head."""
+        return self.from_pretrained is None or not FRESH_HEAD.isdisjoint(self.config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
@@ -48,6 +66,10 @@ class DataSpec:
     seq_len: tokens of a text sample. vocab_size: of the byte-level BPE that is trained on the text where no
         `tokenizer` (a folder or hub name) is given. text_column: the field or column that holds the text.
     split, held_out_split: of a `datasets` data set. held_out: the share kept for evaluation where there is no split.
+    name, version: of a data set of a catalogue (docs/datasets.md), whose files `path` and `held_out_path` then name:
+        globs or fsspec URLs, the latter of what is kept for evaluation. format: of files whose names do not tell it.
+    window: which of the rows of `path`: {"last_days": n}, {"last_rows": n} or {"since": time, "until": time}.
+        time_column: the column with a row's time.
     """
 
     source: str | None = None
@@ -62,6 +84,40 @@ class DataSpec:
     split: str = "train"
     held_out_split: str | None = None
     held_out: float = 0.1
+    name: str | None = field(default=None, metadata=SINCE_LATER)
+    version: str | None = field(default=None, metadata=SINCE_LATER)
+    held_out_path: str | None = field(default=None, metadata=SINCE_LATER)
+    format: str | None = field(default=None, metadata=SINCE_LATER)
+    window: Mapping[str, Any] | None = field(default=None, metadata=SINCE_LATER)
+    time_column: str | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """What is trained in place of the model's own weights, which stay as they are.
+
+    kind: "lora" (products of two thin matrices beside the targets: Hu et al., arXiv:2106.09685), "prefix" (keys and
+        values before each layer's own: Li and Liang, arXiv:2101.00190) or "ia3" (factors of the targets' outputs, or of
+        their inputs: Liu et al., arXiv:2205.05638).
+    rank, alpha: a LoRA adds alpha / rank * B A to a weight, A being [rank, in] and B [out, rank].
+    rank_stabilised: alpha / sqrt(rank) instead (Kalajdzievski, arXiv:2312.03732).
+    targets: the ends of the names of the linear modules that are adapted, such as q_proj; () for all inside the
+        repeated layers, or for "ia3" those that peft chooses for the architecture.
+    feedforward: which of the targets of an "ia3" have their inputs scaled; () likewise.
+    num_virtual_tokens: of a "prefix", in every layer.
+    modules_to_save: ends of the names of modules that are trained as they are, such as a fresh head.
+    from_pretrained: a folder written by peft or by us: its adapter is trained on, and says all of the above.
+    """
+
+    kind: str = "lora"
+    rank: int = 8
+    alpha: float = 16.0
+    rank_stabilised: bool = False
+    targets: tuple[str, ...] = ()
+    feedforward: tuple[str, ...] = ()
+    num_virtual_tokens: int = 20
+    modules_to_save: tuple[str, ...] = ()
+    from_pretrained: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +150,40 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptationSpec:
+    """How a model comes from others, where plain training is not all of it.
+
+    A model is named as a base is: by a job of the batch, "models:/NAME@ALIAS", or a folder.
+
+    kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531).
+        "pruned": the base without its smallest weights, which stay zero in the steps that follow, if any.
+        "quantized": the base with its linear layers in 8 bits. "merged": several models in one. Neither trains.
+    method: one of `ADAPTATIONS[kind]`.
+    teacher: of a distilled model. teacher_model: its model, where a job of the batch or a folder does not say it.
+    temperature, weight: with T and w, the loss is (1 - w) times the job's plus w T^2 times the KL divergence of the
+        teacher's softened distribution softmax(logits / T) from the student's.
+    sparsity: the share of each pruned matrix that becomes zero; of "2:4" always a half.
+    parents: of a merged model. weights: of each, in their order; by default 1, in an average divided by their sum.
+    """
+
+    kind: str
+    method: str | None = None
+    teacher: str | None = None
+    teacher_model: ModelSpec | None = field(default=None, metadata=SINCE_LATER)
+    temperature: float = 2.0
+    weight: float = 0.5
+    sparsity: float = 0.5
+    parents: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One model to train.
 
     name: unique in its batch, made of letters, digits, "-", "_" and ".".
     base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS"; its weights are the first ones.
+    adapter: what is trained in place of the model's weights, which it leaves alone; None trains them all.
     loss: None for the model's own, or "package.module:function", called as f(model_output, batch), returning
         (sum, count), so that the mean over a global batch does not depend on how the batch was divided.
     precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is computed
@@ -111,13 +196,16 @@ class Job:
     num_steps, num_epochs: exactly one is given; an epoch becomes steps once the data's size is known.
     techniques, num_devices: what the planner may choose from; None for everything.
     exact: pins the layout, for models that draw random numbers (dropout) whose weights must repeat bit by bit.
+    adaptation: how it comes from other models beside being trained, None where training is all.
+    components: parts of the model that have a name of their own, each with the prefix of its parameters' names, such as
+        {"tower": "vision_model"}; the lineage knows them wherever they are.
     """
 
     name: str
     model: ModelSpec
     data: DataSpec
     base: str | None = None
-    adapter: Mapping[str, Any] | None = None
+    adapter: Adapter | None = None
     loss: str | None = None
     precision: str = "fp32"
     communication: str = "fp32"
@@ -133,6 +221,28 @@ class Job:
     techniques: tuple[str, ...] | None = None
     num_devices: tuple[int, ...] | None = None
     exact: bool = False
+    adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
+    components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The models that this one comes from, as they are named: the base first, then its teacher or those merged."""
+        said = self.adaptation
+        named = (self.base, *(() if said is None else (said.teacher, *said.parents)))
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has steps; one that has none only rewrites its parents' weights."""
+        return self.num_steps != 0
+
+    def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
+        """The same job called `name`, the models that it comes from called what `rename` says."""
+        base, said = self.base and rename(self.base), self.adaptation
+        if said is not None:
+            teacher = said.teacher and rename(said.teacher)
+            said = replace(said, teacher=teacher, parents=tuple(map(rename, said.parents)))
+        return replace(self, name=name, base=base, adaptation=said)
 
     @property
     def total_steps(self) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from techniques.decoders import why_unknown
 from techniques.fsdp import Fsdp
-from techniques.job import Job
+from techniques.job import DISTILLED, PRUNED, Job
 from techniques.pipeline import Pipeline, micro_batch_counts
 from techniques.technique import (
     Config,
@@ -22,6 +22,7 @@ from techniques.technique import (
     StepWork,
     Technique,
     batch_is_divisible,
+    no_prefix,
     training_state_bytes,
     undivided_batch_only,
 )
@@ -42,6 +43,7 @@ class Mesh(Technique):
     name = "mesh"
     summary = "pipelines of stages, whose weights and batch are sharded over groups, and cut within them"
     needs = "four devices or more that make equal groups; what pipeline and tensor need of a model; 1/n of the state"
+    adaptations = frozenset({DISTILLED, PRUNED})
 
     moves_model = True
     divides_layers = True
@@ -50,7 +52,7 @@ class Mesh(Technique):
         """Needs a division of the devices that suits model and batch."""
         if gang.num_devices < 4:
             return "needs four devices or more"
-        if reason := undivided_batch_only(job, facts) or why_unknown(facts.decoder):
+        if reason := undivided_batch_only(job, facts) or no_prefix(job) or why_unknown(facts.decoder):
             return reason
         reasons = [_why_not(job, facts, sizes) for sizes in _sizes(gang)]
         if not reasons:

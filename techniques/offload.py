@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from techniques.job import Job
+from techniques.job import DISTILLED, PRUNED, Job
 from techniques.technique import (
     GRADIENT_BYTES,
     WEIGHT_BYTES,
@@ -37,6 +37,7 @@ class Offload(Technique):
     name = "offload"
     summary = "one device, the layers in host memory and on the device a slice at a time"
     needs = "one GPU; a model with repeated layers; the whole training state in host memory"
+    adaptations = frozenset({DISTILLED, PRUNED})
     saves_memory_of = "single"
     moves_model = True
     divides_layers = True
@@ -93,7 +94,7 @@ class Offload(Technique):
 
     def estimate_host_memory(self, job: Job, facts: ModelFacts) -> int:
         """Bytes of weights, gradients and optimizer state, and of the gradients that a backward has just returned."""
-        return training_state_bytes(job, facts) + facts.num_parameters * GRADIENT_BYTES
+        return training_state_bytes(job, facts) + facts.num_updated * GRADIENT_BYTES
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Slices the model; its parameters stay where they are."""

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from techniques.decoders import why_unknown
-from techniques.job import Job
+from techniques.job import DISTILLED, PRUNED, Job
 from techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
     StepWork,
     Technique,
+    no_prefix,
     training_state_bytes,
     undivided_batch_only,
 )
@@ -41,12 +42,13 @@ class Pipeline(Technique):
     moves_model = True
     divides_layers = True
     needs = "two devices or more, a layer for each; 1/n of the training state in each device's memory; loosely linked"
+    adaptations = frozenset({DISTILLED, PRUNED})
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Needs a known model, a layer for each device, and a micro-batch for each."""
         if gang.num_devices < 2:
             return "needs two devices or more"
-        if reason := why_unknown(facts.decoder):
+        if reason := no_prefix(job) or why_unknown(facts.decoder):
             return reason
         if facts.num_layers < gang.num_devices:
             return f"{facts.num_layers} layers are too few for {gang.num_devices} devices"

@@ -24,7 +24,11 @@ BUILTIN: dict[str, str] = {
     "mesh": "techniques.mesh:Mesh",
     "offload": "techniques.offload:Offload",
     "command": "techniques.command:Command",
+    "rewrite": "techniques.rewrite:Rewrite",
 }
+
+GROUPS: dict[str, str] = {"shared_base": "techniques.shared_base:SharedBase"}
+"""Techniques that train several jobs at once: known by name, and nothing to try on a job by itself."""
 
 _registered: dict[str, str] = {}
 
@@ -40,7 +44,7 @@ def register(technique: type[Technique]) -> type[Technique]:
             "To fix: move it into a module beside your script and import it from there"
         )
     path = f"{technique.__module__}:{technique.__qualname__}"
-    taken = dotted_paths().get(technique.name)
+    taken = _every().get(technique.name)
     if taken is not None and taken != path:
         raise ValueError(f"technique {technique.name!r} is {taken} already. To fix: choose another name")
     _registered[technique.name] = path
@@ -48,18 +52,20 @@ def register(technique: type[Technique]) -> type[Technique]:
 
 
 def dotted_paths() -> dict[str, str]:
-    """Every technique's name and the dotted path of its class; ours cannot be shadowed."""
-    return {**_registered, **_installed(), **BUILTIN}
+    """The name of every technique that may train a job by itself, and the dotted path of its class; ours cannot be
+    shadowed.
+    """
+    return {name: path for name, path in _every().items() if name not in GROUPS}
 
 
 def names() -> tuple[str, ...]:
-    """The names of all techniques, ours first."""
-    return tuple(dict.fromkeys([*BUILTIN, *dotted_paths()]))
+    """The names of all techniques, ours first, those of groups among them."""
+    return tuple(dict.fromkeys([*BUILTIN, *GROUPS, *_every()]))
 
 
 def dotted_path(name: str) -> str:
     """Where the class of technique `name` is. Raises ValueError, with the names there are, on an unknown one."""
-    paths = dotted_paths()
+    paths = _every()
     if name not in paths:
         close = get_close_matches(name, paths, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -73,6 +79,10 @@ def load(path: str) -> Technique:
     if not (isinstance(technique, type) and issubclass(technique, Technique)):
         raise ValueError(f"{path} is not a subclass of techniques.Technique")
     return technique()
+
+
+def _every() -> dict[str, str]:
+    return {**_registered, **_installed(), **BUILTIN, **GROUPS}
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from techniques.job import Job
+from techniques.job import DISTILLED, PRUNED, Job
 from techniques.technique import RECOMPUTE, Config, GangShape, Technique, micro_batches, undivided_batch_only
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Single(Technique):
     name = "single"
     summary = "one process; on CPU slots one thread a core"
     needs = "one GPU, or CPU slots of one node; the whole training state in one device's memory"
+    adaptations = frozenset({DISTILLED, PRUNED})
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """A GPU cannot be joined to another by one process; cores can."""

@@ -87,6 +87,9 @@ class Technique(ABC):
     moves_model: ClassVar[bool] = False
     # Whether devices or moments have different layers: then what a few layers need says nothing of many.
     divides_layers: ClassVar[bool] = False
+    # The kinds of adaptations beside plain training that it trains exactly: "distilled" where each row's whole output
+    # is on the rank that takes its loss, "pruned" where the optimizer reads the gradients of `parameters()`.
+    adaptations: ClassVar[frozenset[str]] = frozenset()
     # The job's, set by the harness before `parallelize`: what is sent between ranks is rounded to it, if anything is.
     precision: str = "fp32"
     communication: str = "fp32"
@@ -200,9 +203,12 @@ class Technique(ABC):
 
 
 def training_state_bytes(job: Job, facts: ModelFacts) -> int:
-    """Bytes of weights, gradients and optimizer state of a whole model (ZeRO, arXiv:1910.02054, section 3.1)."""
-    per_weight = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
-    return facts.num_parameters * per_weight
+    """Bytes of weights, gradients and optimizer state of a whole model (ZeRO, arXiv:1910.02054, section 3.1).
+
+    Beside an adapter the model has weights alone.
+    """
+    of_trained = GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
+    return facts.num_parameters * WEIGHT_BYTES + facts.num_updated * of_trained
 
 
 def data_parallel_axes(mesh: DeviceMesh | None) -> tuple[str, ...]:
@@ -242,6 +248,13 @@ def undivided_batch_only(job: Job, facts: ModelFacts) -> str | None:
         return "the model normalises by batch statistics, which change as soon as the batch is divided"
     if job.exact and facts.has_dropout:
         return "exact: true on a model with dropout, which draws anew in another layout"
+    return None
+
+
+def no_prefix(job: Job) -> str | None:
+    """Why heads, layers or tokens of this job must not be divided, or None."""
+    if job.adapter is not None and job.adapter.kind == "prefix":
+        return "a prefix is of all heads and layers, before all tokens, and here these are divided"
     return None
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from techniques.job import Job
+from techniques.job import DISTILLED, PRUNED, Job
 from techniques.technique import (
     RECOMPUTE,
     Config,
@@ -19,6 +19,7 @@ from techniques.technique import (
     StepWork,
     Technique,
     micro_batches,
+    no_prefix,
     training_state_bytes,
     undivided_batch_only,
 )
@@ -43,6 +44,7 @@ class TensorParallel(Technique):
     name = "tensor"
     summary = "every layer's matrices divided; activations exchanged twice a layer"
     needs = "two devices or more, closely linked; a model of Llama's kind whose heads can be divided; 1/n of its state"
+    adaptations = frozenset({DISTILLED, PRUNED})
 
     moves_model = True
 
@@ -52,7 +54,11 @@ class TensorParallel(Technique):
             return "needs two devices or more"
         if facts.has_dropout:
             return "the model drops out, and ranks that hold different heads would draw the same mask"
-        if reason := undivided_batch_only(job, facts) or why_not_divisible(facts.decoder, gang.num_devices):
+        if (
+            reason := undivided_batch_only(job, facts)
+            or no_prefix(job)
+            or why_not_divisible(facts.decoder, gang.num_devices)
+        ):
             return reason
         assert facts.decoder is not None
         if job.compile and facts.decoder.seq_len % gang.num_devices:

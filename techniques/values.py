@@ -14,11 +14,15 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
+SINCE_LATER = {"since_later": True}
+"""The metadata of a field that came after values without it were kept: it is left out of the JSON form while it has
+its default, so that those values keep their form and their digest."""
+
 
 def to_json(value: Any) -> Any:
     """The plain lists, dicts and scalars that say the same as `value`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if not _unsaid(f, value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -37,6 +41,10 @@ def digest(value: Any, *, length: int = 16) -> str:
     """A hexadecimal name for what `value` says: equal values have equal digests in every process."""
     text = json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
+    return "since_later" in field.metadata and bool(getattr(value, field.name) == field.default)
 
 
 def _convert(hint: Any, data: Any) -> Any:

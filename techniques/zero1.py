@@ -30,7 +30,7 @@ class Zero1(Ddp):
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Weights and gradients whole, a share of the optimizer state."""
         state_bytes = OPTIMIZER_STATE_BYTES[job.optimizer.name] / gang.num_devices
-        return int(facts.num_parameters * (WEIGHT_BYTES + GRADIENT_BYTES + state_bytes))
+        return int(facts.num_parameters * WEIGHT_BYTES + facts.num_updated * (GRADIENT_BYTES + state_bytes))
 
     def optimizer_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters that this rank owns."""

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from techniques.data_parallel import DataParallel
-from techniques.job import Job
+from techniques.job import DISTILLED, Job
 from techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
@@ -50,6 +50,7 @@ class Zero2(DataParallel):
     name = "zero2"
     summary = "a replica a device, gradients and optimizer state divided, exchanged while computing"
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
+    adaptations = frozenset({DISTILLED})
     saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
@@ -70,9 +71,9 @@ class Zero2(DataParallel):
         waits = config["micro_batch"] < job.global_batch_size // gang.num_devices
         whole = waits and not config.get("every_micro_batch", False)
         gradient_bytes = GRADIENT_BYTES * (1 + share if whole else share)
-        per_weight = WEIGHT_BYTES + gradient_bytes + OPTIMIZER_STATE_BYTES[job.optimizer.name] * share
-        live_bytes: int = min(MOST_LIVE_BUCKETS * config["bucket_bytes"], facts.parameter_bytes)
-        return int(facts.num_parameters * per_weight) + live_bytes
+        of_trained = gradient_bytes + OPTIMIZER_STATE_BYTES[job.optimizer.name] * share
+        live_bytes: int = min(MOST_LIVE_BUCKETS * config["bucket_bytes"], facts.num_updated * GRADIENT_BYTES)
+        return int(facts.num_parameters * WEIGHT_BYTES + facts.num_updated * of_trained) + live_bytes
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Moves the weights into buckets and hooks the exchanges into forward and backward."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from model_lineage.tensors.layout import Layout, TensorPart, map_file, read_layout
+from model_lineage.tensors.layout import ITEM_BYTES, Layout, TensorPart, map_file, read_layout
 from model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
 
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy let others run meanwhile
@@ -63,6 +64,11 @@ class StoredModel:
     def tensors(self) -> dict[str, StoredTensor]:
         """Its tensors by name."""
         return {tensor.name: tensor for file in self.files for tensor in file.tensors}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of its tensors, as a program has them."""
+        return sum(math.prod(t.shape) * ITEM_BYTES.get(t.dtype, 1) for t in self.tensors.values())
 
     @property
     def digests(self) -> set[str]:

@@ -11,11 +11,14 @@ from typing import Any, Self, cast
 from pydantic import ValidationError
 
 from tasks.batch import document, grid, rules, wording
+from tasks.batch.adaptations import with_parents_said
 from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
-from tasks.batch.schema import NAME_PATTERN, PLANNED, BatchEntry, GridEntry, JobEntry
+from tasks.batch.field_types import NAME_PATTERN
+from tasks.batch.schema import PLANNED, BatchEntry, GridEntry, JobEntry
 from tasks.cluster import Devices
 from tasks.planning.search import Objective
 from tasks.planning.terms import Terms
+from techniques.adapters.peft_format import resolved
 from techniques.job import Job
 from techniques.values import from_json, to_json
 
@@ -104,7 +107,7 @@ class Batch:
         assert entry is not None, "values without a fault are a batch"
         return cls(
             name=entry.name,
-            jobs=tuple(_job(job) for job in planned),
+            jobs=with_parents_said([_job(job) for job in planned]),
             objective=entry.objective,
             devices=entry.devices,
             folder=folder,
@@ -164,23 +167,30 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
 
 def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[JobEntry], list[Finding]]:
     """A batch's plain values as the schema has them (None where they do not fit it), its jobs', and every fault."""
+    from tasks.datasets.naming import NamedData  # which describes data sets in the words of this package
+
     context = {"folder": folder}
-    found: list[Finding] = []
     jobs: list[JobEntry] = []
     entry = None
+    datasets = NamedData(raw.get("datasets"), folder=folder)
+    found = datasets.findings
+    said = {key: value for key, value in raw.items() if key != "datasets"}
+    if isinstance(raw.get("jobs"), list):
+        said["jobs"] = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
     try:
-        entry = BatchEntry.model_validate(raw, context=context)
+        entry = BatchEntry.model_validate(said, context=context)
         jobs += entry.jobs
     except ValidationError as error:
-        found += wording.findings(error)
+        found += datasets.named(wording.findings(error))
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
     for combination in _combinations(_list(raw.get("grid")), found=found):
         placed.append((combination.origin, combination.raw))
+        job = datasets.with_files(combination.raw, origin=combination.origin)
         try:
-            jobs.append(JobEntry.model_validate(combination.raw, context=context))
+            jobs.append(JobEntry.model_validate(job, context=context))
         except ValidationError as error:
             told = wording.findings(error, at=("jobs", 0))
-            found += [replace(finding, place=combination.origin(finding.place[2:])) for finding in told]
+            found += datasets.named(replace(f, place=combination.origin(f.place[2:])) for f in told)
     for origin, job in placed:
         found += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     found += rules.batch_findings(placed)
@@ -206,7 +216,8 @@ def _at(position: int, place: Place) -> Place:
 
 
 def _job(entry: JobEntry) -> Job:
-    return from_json(Job, entry.model_dump(exclude_unset=True, exclude=set(PLANNED)))
+    job = from_json(Job, entry.model_dump(exclude_unset=True, exclude=set(PLANNED)))
+    return replace(job, adapter=job.adapter and resolved(job.adapter))
 
 
 def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:

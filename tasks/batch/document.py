@@ -109,6 +109,7 @@ class _Reader:
         own: dict[str, int] = {}
         for key, item in node.value:
             name, line = key.value, key.start_mark.line + 1
+            name = self.whole(name, place=place, node=key) if isinstance(name, str) else name
             if not isinstance(name, str):
                 self.add(place, "has a key that is not text", "use names as keys", node=key)
             elif name in own:
@@ -137,11 +138,19 @@ class _Reader:
         if read_scalar is None:
             self.add(place, f"has the tag {node.tag}", "write plain values, without tags", node=node)
             return None
+        text = self.whole(node.value, place=place, node=node)
         try:
-            return read_scalar(node.value)
+            return read_scalar(text)
         except ValueError:
             self.add(place, f"{node.value!r} is no {node.tag.rpartition(':')[2]}", "remove the tag", node=node)
             return None
+
+    def whole(self, text: str, *, place: Place, node: yaml.Node) -> str:
+        """`text` with its characters in one piece: JSON escapes one beyond 16 bits as two halves, which YAML leaves."""
+        joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if "\N{REPLACEMENT CHARACTER}" in joined and "\N{REPLACEMENT CHARACTER}" not in text:
+            self.add(place, "holds half a character (\\ud800 to \\udfff by itself)", "write the whole one", node=node)
+        return joined
 
     def add(self, place: Place, message: str, remedy: str, *, node: yaml.Node) -> None:
         self.document.findings.append(Finding(place, message, remedy, line=node.start_mark.line + 1))

@@ -23,9 +23,12 @@ from pydantic_core import PydanticCustomError
 
 from tasks.batch.faults import got
 from techniques import registry
-from techniques.engine.data.text_files import READERS
+from techniques.adapters.peft_format import resolved
+from techniques.engine.data.files import is_url, matching
+from techniques.engine.data.rows import SUFFIXES
+from techniques.job import Adapter
 
-MAX_LISTED = 12
+MAX_LISTED = 16
 """Names that a remedy lists beside its best guess."""
 
 
@@ -88,7 +91,17 @@ def devices(value: Any) -> Any:
 
 
 def files(pattern: str, info: ValidationInfo) -> str:
-    """A glob, absolute, that matches at least one file. Relative ones start in the batch file's folder."""
+    """A glob, absolute, that matches at least one file. Relative ones start in the batch file's folder.
+
+    A URL stays as it is; it must be readable, and match a file.
+    """
+    if is_url(pattern):
+        try:
+            matching(pattern)
+        except ValueError as error:
+            message, _, remedy = str(error).partition(". To fix: ")
+            raise wrong(message, remedy) from None
+        return pattern
     absolute = _absolute(pattern, info)
     matches = glob.iglob(absolute, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute patterns)
     found = [path for match in matches if (path := Path(match)).is_file()]
@@ -97,10 +110,10 @@ def files(pattern: str, info: ValidationInfo) -> str:
             f"{pattern!r} matches no file",
             f"name files that exist below {_folder(info)}, or an absolute path",
         )
-    if unknown := sorted({path.suffix for path in found} - set(READERS)):
+    if unknown := sorted({path.suffix for path in found} - set(SUFFIXES)):
         raise wrong(
             f"{pattern!r} matches files that end in {', '.join(unknown) or 'nothing'}",
-            f"name files that end in {', '.join(READERS)}",
+            f"name files that end in {', '.join(SUFFIXES)}",
         )
     return absolute
 
@@ -130,6 +143,42 @@ def pretrained(name: str, info: ValidationInfo) -> str:
                 "save the model again with `save_pretrained`, whose default is safetensors",
             )
     return found
+
+
+def parent(name: str, info: ValidationInfo) -> str:
+    """A folder that holds a model, made absolute; names of jobs and of registered models are left as they are."""
+    if not is_folder(name):
+        return name
+    path = Path(_absolute(name, info))
+    if not path.is_dir():
+        raise wrong(f"folder {path} does not exist", "name a job, models:/NAME@ALIAS or an existing folder")
+    if not any((path / said).is_file() for said in ("config.json", "model.json")) or not any(
+        path.glob("*.safetensors")
+    ):
+        raise wrong(f"{path} holds no model", "name a folder that `save_pretrained` or a job wrote, with safetensors")
+    return str(path)
+
+
+def is_folder(name: str) -> bool:
+    """Whether the name of a model that another comes from is a folder's, and no job's."""
+    return name.startswith((".", "/", "~"))
+
+
+def adapter(name: str, info: ValidationInfo) -> str:
+    """A local folder that holds an adapter in peft's format, made absolute."""
+    path = Path(_absolute(name, info))
+    if not path.is_dir():
+        raise wrong(f"folder {path} does not exist", "name a folder that peft or a job has saved an adapter in")
+    return str(agreeing(Adapter(from_pretrained=str(path))).from_pretrained)
+
+
+def agreeing(said: Adapter) -> Adapter:
+    """The adapter with all that the folder it goes on from says, if any, with which it must agree."""
+    try:
+        return resolved(said)
+    except ValueError as error:
+        problem, _, remedy = str(error).removeprefix("adapter: ").partition(". To fix: ")
+        raise wrong(problem, remedy) from error
 
 
 def command(value: Any, info: ValidationInfo) -> list[str]:

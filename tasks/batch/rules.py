@@ -4,13 +4,23 @@ They are written over plain mappings, so that a fault elsewhere in a job does no
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from tasks.batch.adaptations import (
+    adaptation_findings,
+    is_rewriting,
+    may_have_no_steps,
+    parent_findings,
+    parents_of,
+)
+from tasks.batch.adapters import adapter_findings, base_findings
+from tasks.batch.data_schema import Data, Section
 from tasks.batch.faults import Finding, Place, got
 from tasks.batch.references import closest
-from tasks.batch.schema import Data, JobEntry, Model, Section, misspelt
+from tasks.batch.schema import JobEntry, Model, misspelt
+from techniques.engine.data.windows import moment
 from techniques.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
 
 Raw = Mapping[str, Any]
@@ -28,11 +38,14 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     job = _mapping(raw)
     yield from _not_finite(job, place=())
     yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory", "command"), section=Model)
-    yield from _one_of(job, "data", ("source", "path", "dataset", "factory"), section=Data)
+    yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data)
+    yield from _files(job)
     yield from _arguments(job)
     yield from _length(job)
     yield from _text(job)
     yield from _options(job)
+    yield from adaptation_findings(job)
+    yield from adapter_findings(job)
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -46,43 +59,10 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
         else:
             first[job["name"]] = job
     for place, job in named:
-        base = job.get("base")
-        if isinstance(base, str):
-            yield from _base(place(("base",)), job, base=base, jobs=first)
-
-
-def _base(place: Place, job: Raw, *, base: str, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    if base.startswith("models:/"):
-        if not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", base):
-            yield Finding(
-                place,
-                f"{base!r} names no registered model",
-                "write models:/NAME@ALIAS or models:/NAME/VERSION",
-            )
-        return
-    if base not in jobs:
-        remedy = closest(base, jobs, what="The jobs of this batch are")
-        yield Finding(place, f"no job is named {base!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
-        return
-    circle = _circle(job["name"], jobs)
-    if circle:
-        if circle[0] == min(circle, key=list(jobs).index):
-            yield Finding(place, f"bases go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
-        return
-    own, other = (_mapping(j.get("model")).get("architecture") for j in (job, jobs[base]))
-    if own and other and own != other:
-        remedy = f"use the same architecture, or another base than {base}"
-        yield Finding(place, f"{base} is a {other}, whose weights do not fit a {own}", remedy)
-
-
-def _circle(name: str, jobs: Mapping[str, Raw]) -> list[str]:
-    """The bases from job `name` back to itself, or nothing where they do not lead there."""
-    chain = [name]
-    while isinstance(base := jobs[chain[-1]].get("base"), str) and base in jobs:
-        if base in chain:
-            return [*chain, base] if base == name else []
-        chain.append(base)
-    return []
+        for key, parent in parents_of(job):
+            yield from parent_findings(place(key), job, key=key, parent=parent, jobs=first)
+        for finding in base_findings(job, first):
+            yield replace(finding, place=place(finding.place))
 
 
 def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section]) -> Iterator[Finding]:
@@ -96,6 +76,32 @@ def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section])
         yield Finding((name,), f"has {' and '.join(given)}", remedy)
     elif not given and not misspelt(raw, section) & set(keys):
         yield Finding((name,), "does not say where it comes from", remedy)
+
+
+def _name(job: Raw) -> tuple[str, ...]:
+    """The name of a data set tells where its samples are, unless their path is given: then it is only a name."""
+    return ("name",) if _mapping(job.get("data")).get("path") is None else ()
+
+
+def _files(job: Raw) -> Iterator[Finding]:
+    """What is said of files goes with files, and a version with a name; a window is of one kind."""
+    data = _mapping(job.get("data"))
+    if data.get("path") is None and data.get("name") is None:
+        for key in ("version", "window", "held_out_path", "format", "time_column"):
+            if data.get(key) is not None:
+                yield Finding(("data", key), "goes with files", "give the name of a data set, or a path; or remove it")
+    window = _mapping(data.get("window"))
+    given = [key for key in ("last_days", "last_rows") if window.get(key) is not None]
+    given += ["since and until"] if window.get("since") is not None or window.get("until") is not None else []
+    if isinstance(data.get("window"), Mapping) and len(given) != 1:
+        said = " and ".join(given) if given else "nothing"
+        yield Finding(("data", "window"), f"says {said}", "give one of last_days, last_rows, and since with until")
+    for key in ("since", "until"):
+        try:
+            moment(window.get(key), 0.0)
+        except ValueError as error:
+            message, _, remedy = str(error).partition(": ")
+            yield Finding(("data", "window", key), message, remedy or "write it as 2026-01-31")
 
 
 def _arguments(job: Raw) -> Iterator[Finding]:
@@ -137,7 +143,13 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _length(job: Raw) -> Iterator[Finding]:
+    if is_rewriting(job):
+        return
     steps, epochs = job.get("num_steps"), job.get("num_epochs")
+    fewest = 0 if may_have_no_steps(job) else 1
+    if isinstance(steps, int) and not isinstance(steps, bool) and steps < fewest:
+        remedy = "give the number of optimizer steps, such as 60"
+        yield Finding(("num_steps",), f"must be at least {fewest}, {got(steps)}", remedy)
     if steps is None and epochs is None and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"}:
         yield Finding(("num_steps",), "is missing", "give num_steps, such as 60, or num_epochs, such as 3")
     if steps is not None and epochs is not None:

@@ -7,68 +7,39 @@ description ends the sentence "To fix: give ...", and is what an editor shows.
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import Field, WithJsonSchema, model_validator
 from pydantic.functional_validators import AfterValidator
 
 from tasks.batch import references
+from tasks.batch.data_schema import Data, Dataset, Section
 from tasks.batch.faults import Place
-from tasks.planning.terms import OBJECTIVES
+from tasks.batch.field_types import (
+    AdaptationKind,
+    AdapterKind,
+    Attention,
+    Command,
+    Communication,
+    Devices,
+    Factory,
+    Kwargs,
+    Method,
+    Metric,
+    ModuleName,
+    Name,
+    Objective,
+    OptimizerName,
+    Parent,
+    Positive,
+    Precision,
+    ScheduleName,
+    Whole,
+)
 from techniques import job
-from techniques.engine.data import SOURCES
 
 PLANNED = ("deadline_s", "weight")
 """What a job's entry says to the planner alone: it decides nothing of the job's weights, and is no part of a Job."""
-
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-
-Whole = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-Kwargs = dict[str, Any]
-Factory = Annotated[str, AfterValidator(references.factory)]
-Folder = Annotated[str, AfterValidator(references.folder)]
-Command = Annotated[
-    Any,
-    AfterValidator(references.command),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
-]
-
-
-Source = Annotated[
-    str,
-    AfterValidator(references.one_of(tuple(SOURCES))),
-    WithJsonSchema({"enum": list(SOURCES)}),
-]
-Precision = Annotated[
-    str, AfterValidator(references.one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})
-]
-Communication = Annotated[
-    str, AfterValidator(references.one_of(job.COMMUNICATIONS)), WithJsonSchema({"enum": list(job.COMMUNICATIONS)})
-]
-Attention = Annotated[
-    str, AfterValidator(references.one_of(job.ATTENTIONS)), WithJsonSchema({"enum": list(job.ATTENTIONS)})
-]
-OptimizerName = Annotated[
-    str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})
-]
-ScheduleName = Annotated[
-    str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})
-]
-Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": list(job.METRICS)})]
-Objective = Annotated[str, AfterValidator(references.one_of(OBJECTIVES)), WithJsonSchema({"enum": list(OBJECTIVES)})]
-Devices = Annotated[
-    Any,
-    AfterValidator(references.devices),
-    WithJsonSchema({"examples": ["auto", {"cpu": 2}, {"gpu": "all"}]}),
-]
-
-
-class Section(BaseModel):
-    """What every part of a batch file keeps to: no other keys, no guessing of types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, title=None)
 
 
 class Model(Section):
@@ -92,41 +63,6 @@ class Model(Section):
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
     configs: list[Kwargs] = Field(default=[], description="what the command may be told, such as [{micro_batch: 8}]")
-
-
-class Data(Section):
-    """Where samples come from: exactly one of source, path, dataset and factory."""
-
-    source: Source | None = Field(
-        default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
-    )
-    path: Annotated[str, AfterValidator(references.files)] | None = Field(
-        default=None,
-        description='text, JSONL or Parquet files, seen from the batch file, such as "data/*.jsonl"',
-    )
-    dataset: Folder | None = Field(default=None, description="a Hugging Face datasets name or folder, such as wikitext")
-    factory: Factory | None = Field(
-        default=None,
-        description='"package.module:function", which returns (training, held_out), such as my_data:load',
-    )
-    kwargs: Kwargs = Field(
-        default={}, description="the arguments of the factory or of load_dataset, such as {name: en}"
-    )
-    seq_len: Annotated[int, Field(ge=2)] | None = Field(
-        default=None, description="the number of tokens of a text sample, such as 128"
-    )
-    vocab_size: Annotated[int, Field(ge=257)] = Field(
-        default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
-    )
-    tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
-    text_column: str = Field(
-        default=job.DataSpec.text_column, description="the column that holds the text, such as text"
-    )
-    split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
-    held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
-    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=job.DataSpec.held_out, description="the share kept for evaluation, such as 0.1"
-    )
 
 
 class Optimizer(Section):
@@ -159,13 +95,82 @@ class Evaluation(Section):
     )
 
 
+class Adaptation(Section):
+    """How a model comes from others, where plain training is not all of it."""
+
+    kind: AdaptationKind = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
+    method: Method | None = Field(
+        default=None,
+        description="; ".join(f"{', '.join(names)} where {kind}" for kind, names in job.ADAPTATIONS.items() if names),
+    )
+    teacher: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
+    teacher_model: Model | None = Field(
+        default=None, description="the teacher's model, such as {factory: ...}, where the teacher does not say it"
+    )
+    temperature: Positive = Field(
+        default=job.AdaptationSpec.temperature, description="by what logits are divided, such as 2.0"
+    )
+    weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=job.AdaptationSpec.weight, description="the teacher's share of the loss, such as 0.5"
+    )
+    sparsity: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=job.AdaptationSpec.sparsity, description="the share of weights that become zero, such as 0.5"
+    )
+    parents: list[Parent] = Field(default=[], description="the models to merge, such as [job-a, models:/NAME@ALIAS]")
+    weights: list[float] = Field(default=[], description="a number for each of the parents, such as [0.7, 0.3]")
+
+
+class Adapter(Section):
+    """What is trained in place of the model's own weights."""
+
+    kind: AdapterKind = Field(default=job.Adapter.kind, description=f"one of {', '.join(job.ADAPTERS)}")
+    rank: Whole = Field(default=job.Adapter.rank, description="the rank of a lora, such as 8")
+    alpha: Positive = Field(
+        default=job.Adapter.alpha, description="what a lora is scaled by, over its rank, such as 16"
+    )
+    rank_stabilised: bool = Field(
+        default=job.Adapter.rank_stabilised, description="true to scale by the root of the rank, else false"
+    )
+    targets: list[ModuleName] = Field(
+        default=[], description="a list of names of linear modules, such as [q_proj, v_proj], or leave the key out"
+    )
+    feedforward: list[ModuleName] = Field(
+        default=[], description="those of the targets whose inputs an ia3 scales, such as [down_proj]"
+    )
+    num_virtual_tokens: Whole = Field(
+        default=job.Adapter.num_virtual_tokens, description="the length of a prefix, such as 20"
+    )
+    modules_to_save: list[ModuleName] = Field(
+        default=[], description="a list of names of modules that are trained as they are, such as [classifier]"
+    )
+    from_pretrained: Annotated[str, AfterValidator(references.adapter)] | None = Field(
+        default=None, description="a folder with an adapter that peft or a job has saved"
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """What is said beside a folder is what the folder says."""
+        references.agreeing(job.Adapter(**{key: _frozen(value) for key, value in self.model_dump().items()}))
+        return self
+
+
 class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
     model: Model = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
-    base: str | None = Field(default=None, description="another job's name, or models:/NAME@ALIAS")
-    adapter: None = Field(default=None, description="nothing, or leave the key out: every weight is trained")
+    base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
+    adaptation: Adaptation | None = Field(
+        default=None, description="how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
+    )
+    components: dict[Name, ModuleName] | None = Field(
+        default=None,
+        description="names of parts, each with the prefix of its parameters' names, such as {tower: vision_model}",
+    )
+    adapter: Adapter | None = Field(
+        default=None,
+        description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
+    )
     data: Data = Field(description="the data, such as {source: python-stdlib, seq_len: 128}")
     loss: Factory | None = Field(
         default=None,
@@ -187,7 +192,10 @@ class JobEntry(Section):
         default=job.Job.global_batch_size,
         description="the samples of one step on whatever devices, such as 16",
     )
-    num_steps: Whole | None = Field(default=None, description="the number of optimizer steps, such as 60")
+    # How few there may be depends on the adaptation: see `rules`.
+    num_steps: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
+        default=None, description="the number of optimizer steps, such as 60"
+    )
     num_epochs: Positive | None = Field(default=None, description="the passes over the training data, such as 3")
     evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=job.Job.seed, description="a seed such as 0")
@@ -229,6 +237,9 @@ class BatchEntry(Section):
         default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
+    datasets: dict[str, Dataset] | str | None = Field(
+        default=None, description="data sets by name, or a file with them, such as datasets.yaml"
+    )
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
     grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")
 
@@ -248,6 +259,9 @@ def section_at(place: Place, *, root: type[Section] = BatchEntry) -> type[Sectio
     for part in place:
         if isinstance(part, int):
             continue
+        if get_origin(section) is dict:  # any key may stand there
+            section = _inner(get_args(section)[1])
+            continue
         if not (isinstance(section, type) and issubclass(section, Section)) or part not in section.model_fields:
             return None
         section = _inner(section.model_fields[part].annotation)
@@ -258,6 +272,10 @@ def misspelt(raw: Mapping[str, Any], section: type[Section]) -> set[str]:
     """The keys of `section` that unknown keys of `raw` look like: they are not missing, but told as misspelt."""
     keys = list(section.model_fields)
     return {key for name in set(raw) - set(keys) for key in get_close_matches(name, keys, n=1)}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _inner(annotation: Any) -> Any:

@@ -5,9 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tasks.batch.data_schema import Section
 from tasks.batch.faults import Finding, Place, got
 from tasks.batch.references import closest
-from tasks.batch.schema import BatchEntry, Section, misspelt, section_at
+from tasks.batch.schema import BatchEntry, misspelt, section_at
 
 _WRONG_TYPE = {
     "bool_type": "must be true or false",

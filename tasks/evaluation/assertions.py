@@ -3,30 +3,31 @@
 A row is a mapping, as a line of a log has it: `prediction`, `probabilities`, whatever else was logged. `confidence` is
 the largest of its probabilities where it is not logged itself. With Kang et al., Model Assertions for Monitoring and
 Improving ML Models (MLSys 2020), for the words.
+
+Rows are seen once, one after another, and all assertions look at each: a log may be larger than memory. What is known
+of groups waits in a table on disk.
 """
 
 from __future__ import annotations
 
-import json
+import heapq
+import itertools
 import math
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from tasks.evaluation.groups import Groups
+from tasks.evaluation.logs import Row
 from tasks.evaluation.scores import Scores
 from tasks.evaluation.suite import ASSERTED, AssertionEntry
 from techniques.dotted import resolve
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 160
-
-Row = Mapping[str, Any]
-Failing = Iterator[tuple[int, str]]
-"""The numbers of rows that fail, and what is wrong with each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,23 @@ class AssertionResult:
     examples: tuple[str, ...] = ()
 
 
-def check(assertions: Sequence[AssertionEntry], rows: Sequence[Row]) -> list[AssertionResult]:
+class Look(Protocol):
+    """How one assertion looks at rows."""
+
+    def see(self, number: int, row: Row) -> str | None:
+        """What is wrong with a row, where that can be told at once."""
+
+    def late(self) -> Iterator[tuple[int, str]]:
+        """The numbers of further rows that fail, and what is wrong with each, once all were seen."""
+
+
+def check(assertions: Sequence[AssertionEntry], rows: Iterable[Row]) -> list[AssertionResult]:
     """Every assertion over the rows, in their order. What none of the rows has is no pass."""
-    return [_checked(assertion, rows) for assertion in assertions]
+    watches = [_Watch(assertion) for assertion in assertions]
+    for number, row in enumerate(rows, start=1):
+        for watch in watches:
+            watch.see(number, row)
+    return [watch.result() for watch in watches]
 
 
 def rows_of(scores: Scores) -> list[dict[str, Any]]:
@@ -64,24 +79,6 @@ def rows_of(scores: Scores) -> list[dict[str, Any]]:
     return [{name: values[i] for name, values in lists.items()} for i in range(scores.num_rows)]
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL or Parquet file of logged predictions. Raises ValueError where one cannot be read."""
-    if path.suffix == ".parquet":
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
-
-        try:
-            rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-        except (OSError, pyarrow.ArrowInvalid) as error:
-            raise ValueError(f"{path} is no Parquet file: {error}. To fix: check the file") from error
-        return rows
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}. To fix: name a JSONL or Parquet file") from error
-    return [_object(line, f"{path}, line {i}") for i, line in enumerate(lines, start=1) if line.strip()]
-
-
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
     """Lets predicates be found beside their file, behind everything else, as workers find a user's factories."""
@@ -93,120 +90,175 @@ def importable(folder: Path) -> Iterator[None]:
         sys.path.remove(entry)
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON: {error}. To fix: one object a line") from error
-    if not isinstance(row, dict):
-        raise ValueError(f'{where} is no JSON object. To fix: one object a line, such as {{"prediction": 3}}')
-    return row
+class _Watch:
+    """One assertion over the rows that its `where` chooses; keeps the number of failures, and the first ones."""
+
+    def __init__(self, assertion: AssertionEntry) -> None:
+        self._assertion = assertion
+        self._kind = next(key for key in ASSERTED if getattr(assertion, key) is not None)
+        self._look = _KINDS[self._kind](assertion)
+        self._num_rows = self._num_failures = 0
+        self._examples: list[tuple[int, str]] = []
+
+    def see(self, number: int, row: Row) -> None:
+        if any(row.get(key) != value for key, value in self._assertion.where.items()):
+            return
+        self._num_rows += 1
+        if (said := self._look.see(number, row)) is not None:
+            self._num_failures += 1
+            if len(self._examples) < MAX_EXAMPLES:
+                self._examples.append((number, said))
+
+    def result(self) -> AssertionResult:
+        late = _Counted(self._look.late())
+        examples = heapq.nsmallest(MAX_EXAMPLES, itertools.chain(self._examples, late))
+        num_failures = self._num_failures + late.num_seen
+        is_whole = self._kind == "share"
+        allowed = 0.0 if is_whole else self._assertion.max_failures
+        return AssertionResult(
+            assertion=self._assertion.name,
+            kind=self._kind,
+            num_rows=self._num_rows,
+            num_failures=num_failures,
+            max_failures=allowed,
+            passed=bool(self._num_rows) and num_failures <= allowed * self._num_rows + 1e-9,
+            why="" if self._num_rows else "there are no rows to look at",
+            examples=tuple(said if is_whole else f"row {n}: {said}"[:MAX_CHARACTERS] for n, said in examples),
+        )
 
 
-def _checked(assertion: AssertionEntry, rows: Sequence[Row]) -> AssertionResult:
-    kind = next(key for key in ASSERTED if getattr(assertion, key) is not None)
-    chosen = [
-        (number, row)
-        for number, row in enumerate(rows, start=1)
-        if all(row.get(key) == value for key, value in assertion.where.items())
-    ]
-    failing = list(_KINDS[kind](assertion, chosen))
-    is_whole = kind == "share"
-    passed = bool(chosen) and (not failing if is_whole else len(failing) <= assertion.max_failures * len(chosen) + 1e-9)
-    return AssertionResult(
-        assertion=assertion.name,
-        kind=kind,
-        num_rows=len(chosen),
-        num_failures=len(failing),
-        max_failures=0.0 if is_whole else assertion.max_failures,
-        passed=passed,
-        why="" if chosen else "there are no rows to look at",
-        examples=tuple(
-            said if is_whole else f"row {number}: {said}"[:MAX_CHARACTERS] for number, said in failing[:MAX_EXAMPLES]
-        ),
-    )
+class _Counted:
+    """An iterator that knows how many it has given."""
+
+    def __init__(self, of: Iterator[tuple[int, str]]) -> None:
+        self._of, self.num_seen = of, 0
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        for each in self._of:
+            self.num_seen += 1
+            yield each
 
 
-def _finite(assertion: AssertionEntry, rows: Iterable[tuple[int, Row]]) -> Failing:
-    for number, row in rows:
-        for field in assertion.finite or ():
+@dataclass(frozen=True)
+class _ByRow:
+    """An assertion that tells of each row by itself."""
+
+    wrong: Callable[[Row], str | None]
+
+    def see(self, number: int, row: Row) -> str | None:
+        return self.wrong(row)
+
+    def late(self) -> Iterator[tuple[int, str]]:
+        return iter(())
+
+
+def _finite(assertion: AssertionEntry) -> Look:
+    fields = assertion.finite or ()
+
+    def wrong(row: Row) -> str | None:
+        for field in fields:
             value = _value(row, field)
             if value is None:
-                yield number, f"has no {field}"
-                break
+                return f"has no {field}"
             if not all(_is_finite(v) for v in (value if isinstance(value, (list, tuple)) else [value])):
-                yield number, f"{field} is {value}"
-                break
+                return f"{field} is {value}"
+        return None
+
+    return _ByRow(wrong)
 
 
-def _range(assertion: AssertionEntry, rows: Iterable[tuple[int, Row]]) -> Failing:
+def _range(assertion: AssertionEntry) -> Look:
     bounds = assertion.range
     assert bounds is not None
     low = -math.inf if bounds.min is None else bounds.min
     high = math.inf if bounds.max is None else bounds.max
-    for number, row in rows:
+
+    def wrong(row: Row) -> str | None:
         value = _value(row, bounds.field)
         values = value if isinstance(value, (list, tuple)) and value else [value]
-        if not all(_is_number(v) and low <= v <= high for v in values):  # NaN is in no range
-            yield number, f"has no {bounds.field}" if value is None else f"{bounds.field} is {value}"
+        if all(_is_number(v) and low <= v <= high for v in values):  # NaN is in no range
+            return None
+        return f"has no {bounds.field}" if value is None else f"{bounds.field} is {value}"
+
+    return _ByRow(wrong)
 
 
-def _share(assertion: AssertionEntry, rows: Sequence[tuple[int, Row]]) -> Failing:
-    share = assertion.share
-    assert share is not None
-    if rows:
-        found = sum(_value(row, share.field) == share.value for _, row in rows) / len(rows)
-        if not share.min <= found <= share.max:
+def _predicate(assertion: AssertionEntry) -> Look:
+    name = assertion.predicate
+    assert name is not None
+    holds: Callable[[Row], Any] = resolve(name)
+
+    def wrong(row: Row) -> str | None:
+        try:
+            return None if holds(row) else f"{name} says no"
+        except (KeyError, TypeError, ValueError, IndexError, ArithmeticError, AttributeError) as error:
+            return f"{name} raised {type(error).__name__}: {error}"
+
+    return _ByRow(wrong)
+
+
+class _Share:
+    """How many rows have a value, among all."""
+
+    def __init__(self, assertion: AssertionEntry) -> None:
+        assert assertion.share is not None
+        self._share = assertion.share
+        self._num_rows = self._num_found = 0
+
+    def see(self, number: int, row: Row) -> None:
+        self._num_rows += 1
+        self._num_found += bool(_value(row, self._share.field) == self._share.value)
+
+    def late(self) -> Iterator[tuple[int, str]]:
+        share = self._share
+        if self._num_rows and not share.min <= (found := self._num_found / self._num_rows) <= share.max:
             yield 0, f"{share.field} {share.value} has {found:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
 
 
-def _consistent(assertion: AssertionEntry, rows: Iterable[tuple[int, Row]]) -> Failing:
+class _Consistent:
     """Those that say something else than most of their group."""
-    told = assertion.consistent
-    assert told is not None
-    for group in _groups(rows, told.by):
-        values = [json.dumps(_value(row, told.field), default=str) for _, row in group]
-        most = Counter(values).most_common(1)[0][0]
-        for (number, _), value in zip(group, values, strict=True):
-            if value == "null":
-                yield number, f"has no {told.field}"
-            elif value != most:
-                yield number, f"{told.field} is {value}, and of most in its group {most}"
+
+    def __init__(self, assertion: AssertionEntry) -> None:
+        assert assertion.consistent is not None
+        self._told, self._groups = assertion.consistent, Groups()
+
+    def see(self, number: int, row: Row) -> None:
+        self._groups.add(number, _group(row, self._told.by), _value(row, self._told.field))
+
+    def late(self) -> Iterator[tuple[int, str]]:
+        field = self._told.field
+        for number, value, most in self._groups.unlike_most():
+            yield (
+                number,
+                f"has no {field}" if value == "null" else f"{field} is {value}, and of most in its group {most}",
+            )
 
 
-def _steady(assertion: AssertionEntry, rows: Iterable[tuple[int, Row]]) -> Failing:
+class _Steady:
     """Numbers that jump; of other values, those that flicker: another one before and after, which are the same."""
-    told = assertion.steady
-    assert told is not None
-    for group in _groups(rows, told.by):
-        values = [_value(row, told.field) for _, row in group]
-        for i in range(1, len(values)):
-            number, value, before = group[i][0], values[i], values[i - 1]
-            if told.max_change is not None:
-                if not (_is_number(value) and _is_number(before) and abs(value - before) <= told.max_change):
-                    yield number, f"{told.field} went from {before} to {value}"
-            elif i + 1 < len(values) and before == values[i + 1] != value:
-                yield number, f"{told.field} is {value} between two {before}"
+
+    def __init__(self, assertion: AssertionEntry) -> None:
+        assert assertion.steady is not None
+        self._told, self._groups = assertion.steady, Groups()
+
+    def see(self, number: int, row: Row) -> None:
+        self._groups.add(number, _group(row, self._told.by), _value(row, self._told.field))
+
+    def late(self) -> Iterator[tuple[int, str]]:
+        field, most = self._told.field, self._told.max_change
+        for rows in self._groups.each():
+            if most is not None:
+                for (_, before), (number, value) in itertools.pairwise(rows):
+                    if not (_is_number(value) and _is_number(before) and abs(value - before) <= most):
+                        yield number, f"{field} went from {before} to {value}"
+                continue
+            for ((_, before), (number, value)), (_, (_, after)) in itertools.pairwise(itertools.pairwise(rows)):
+                if before == after != value:
+                    yield number, f"{field} is {value} between two {before}"
 
 
-def _predicate(assertion: AssertionEntry, rows: Iterable[tuple[int, Row]]) -> Failing:
-    assert assertion.predicate is not None
-    holds: Callable[[Row], Any] = resolve(assertion.predicate)
-    for number, row in rows:
-        try:
-            right = bool(holds(row))
-        except (KeyError, TypeError, ValueError, IndexError, ArithmeticError, AttributeError) as error:
-            yield number, f"{assertion.predicate} raised {type(error).__name__}: {error}"
-            continue
-        if not right:
-            yield number, f"{assertion.predicate} says no"
-
-
-def _groups(rows: Iterable[tuple[int, Row]], by: str | None) -> list[list[tuple[int, Row]]]:
-    groups: dict[str, list[tuple[int, Row]]] = defaultdict(list)
-    for number, row in rows:
-        groups["" if by is None else json.dumps(row.get(by), default=str)].append((number, row))
-    return list(groups.values())
+def _group(row: Row, by: str | None) -> Any:
+    return None if by is None else row.get(by)
 
 
 def _value(row: Row, field: str) -> Any:
@@ -224,11 +276,11 @@ def _is_finite(value: Any) -> bool:
     return _is_number(value) and math.isfinite(value)
 
 
-_KINDS: Mapping[str, Callable[[AssertionEntry, list[tuple[int, Row]]], Failing]] = {
+_KINDS: Mapping[str, Callable[[AssertionEntry], Look]] = {
     "finite": _finite,
     "range": _range,
-    "share": _share,
-    "consistent": _consistent,
-    "steady": _steady,
+    "share": _Share,
+    "consistent": _Consistent,
+    "steady": _Steady,
     "predicate": _predicate,
 }

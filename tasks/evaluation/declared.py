@@ -9,8 +9,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from tasks.batch import BatchFileError, Fault, document
+from tasks.batch.data_schema import Section
 from tasks.batch.faults import Finding, place_text
-from tasks.batch.schema import Section
 from tasks.batch.wording import findings
 
 Entry = TypeVar("Entry", bound=Section)

@@ -27,7 +27,7 @@ def figure(title: str, measured: Sequence[Measured], *, other: str | None = None
         lines = [line for line in measured if line.metric == metric]
         fields += _field(metric, lines, top=top)
         top += LINE * len(lines) + GAP
-    said = f"dots: metric; bars: {measured[0].level:.0%} interval by bootstrap" if measured else "nothing was measured"
+    said = f"dots: metric; bars: {measured[0].level:.0%} interval" if measured else "nothing was measured"
     legend = ""
     if other is not None:
         legend = f'<text x="{LEFT}" y="64" class="said"><tspan fill="{OWN}">● this model</tspan>'
@@ -48,6 +48,8 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
     low, high = min(finite), max(finite)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - room, high + room
+    if metric == "accuracy":  # a share is nowhere else
+        low, high = max(low, 0.0), min(high, 1.0)
 
     def x(value: float) -> float:
         return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)

@@ -16,9 +16,10 @@ from tasks.evaluation.slices import Measured, measure
 from tasks.evaluation.suite import Suite
 from tasks.profiling.trials import Site
 from techniques import Job
+from techniques.engine.scoring import Progress
 from techniques.values import to_json
 
-MODEL, OTHER = "model", "other"
+MODEL, OTHER = "model", ""  # nobody calls a model nothing
 METRICS_OF: Mapping[str, tuple[str, ...]] = {
     CAUSAL: ("loss", "perplexity", "accuracy"),
     CLASSIFIER: ("accuracy", "loss"),
@@ -53,8 +54,13 @@ class Examined:
         }
 
 
-def examine(
-    model: Path,
+def examine(model: Path, **asked: Any) -> Examined:
+    """Examines the model in a folder: `examine_each` of one, which says what is `asked`."""
+    return examine_each({MODEL: model}, **asked)[MODEL]
+
+
+def examine_each(
+    models: Mapping[str, Path],
     *,
     job: Job,
     data: Mapping[str, Any] | None = None,
@@ -63,26 +69,45 @@ def examine(
     against: Path | None = None,
     metrics: Sequence[str] | None = None,
     max_rows: int | None = None,
+    progress: Progress | None = None,
     site: Site,
     device: Device,
     folder: Path | None = None,
-) -> Examined:
-    """Examines the model in a folder, on one device, in worker processes of its own.
+) -> dict[str, Examined]:
+    """Examines the models in folders on the same rows and cases, on one device; adapters of one base over one copy.
 
-    job, data, max_rows: whose held-out rows are read, as in `score_models`; none where `held_out` is false.
-    metrics: the job's usual ones, else by the kind of the model. folder: the suite's, where its functions are.
+    job, data, max_rows, progress: as in `score_models`; no held-out rows are read where `held_out` is false.
+    against: a model that each is compared with. metrics: the job's usual ones, else by the kind of the model.
+    folder: the suite's, where its functions are.
     """
     suite = suite or Suite(name="metrics")
-    score = partial(score_models, job=job, site=site, device=device)
-    models = {MODEL: model, **({} if against is None else {OTHER: against})}
-    faults: list[str] = []
+    score = partial(score_models, job=job, progress=progress, site=site, device=device)
     scored = Scored()
-    with_images = any(test.held_out is not None for test in suite.tests)
     if held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
-        scored = score(models, data=data, slicers=slicers, keep_inputs=with_images, max_rows=max_rows)
-        faults += [f"the {name} cannot be scored: {fault}" for name, fault in scored.faults.items()]
-    own = scored.scores.get(MODEL)
+        with_images = any(test.held_out is not None for test in suite.tests)
+        asked = {**models, **({} if against is None else {OTHER: against})}
+        scored = score(asked, data=data, slicers=slicers, keep_inputs=with_images, max_rows=max_rows)
+    tests = _tests(suite, models, scored, score)
+    return {name: _examined(name, suite, scored, tests[name], metrics=metrics, folder=folder) for name in models}
+
+
+def _examined(
+    name: str,
+    suite: Suite,
+    scored: Scored,
+    tests: Sequence[TestResult],
+    *,
+    metrics: Sequence[str] | None,
+    folder: Path | None,
+) -> Examined:
+    """What was found of one model."""
+    faults = [
+        f"the {who} cannot be scored: {scored.faults[of]}"
+        for of, who in ((name, MODEL), (OTHER, "other"))
+        if of in scored.faults
+    ]
+    own = scored.scores.get(name)
     measured: list[Measured] = []
     if own is not None:
         try:
@@ -93,25 +118,32 @@ def examine(
     return Examined(
         num_rows=0 if own is None else own.num_rows,
         measured=tuple(measured),
-        tests=tuple(_tests(suite, model, own, score)),
+        tests=tuple(tests),
         assertions=tuple(_assertions(suite, own, folder)),
         faults=tuple(faults),
     )
 
 
-def _tests(suite: Suite, model: Path, own: Scores | None, score: partial[Scored]) -> list[TestResult]:
-    """The results in the order of the file."""
+def _tests(
+    suite: Suite, models: Mapping[str, Path], scored: Scored, score: partial[Scored]
+) -> dict[str, list[TestResult]]:
+    """The results of each model, in the order of the file; every model is asked the same cases, all at once."""
 
     def asked(cases: Cases) -> Scored:
-        return score({MODEL: model}, cases=cases)
+        return score(models, cases=cases)
 
     texts = [test for test in suite.tests if not test.of_images]
     pictures = [test for test in suite.tests if test.of_images]
-    found = run_texts(texts, score=asked, encode=suite.encode).get(MODEL, [])
+    found = run_texts(texts, score=asked, encode=suite.encode)
+    shown: dict[str, list[TestResult]] = {}
     if pictures:
-        found += run_images(pictures, models=[MODEL], images=None if own is None else own.inputs, score=asked)[MODEL]
+        images = next((scores.inputs for scores in scored.scores.values()), None)
+        shown = run_images(pictures, models=list(models), images=images, score=asked)
     order = [test.name for test in suite.tests]
-    return sorted(found, key=lambda result: order.index(result.test))
+    return {
+        name: sorted([*found.get(name, ()), *shown.get(name, ())], key=lambda result: order.index(result.test))
+        for name in models
+    }
 
 
 def _assertions(suite: Suite, own: Scores | None, folder: Path | None) -> list[AssertionResult]:

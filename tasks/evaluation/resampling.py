@@ -3,6 +3,10 @@
 A metric is a ratio of sums over rows: of losses over tokens, of hits over labels. Rows are drawn anew with replacement,
 the same ones for both models (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and 16), so what
 makes a row hard for both cancels out.
+
+Rows that are all right, or all wrong, are the same however they are drawn: there a bootstrap's interval has no width.
+Wilson's takes its place (Probable Inference, the Law of Succession, and Statistical Inference, JASA 22, 1927), with the
+rows as trials: of n rows without an error the true share of errors is at most z^2 / (n + z^2).
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +30,13 @@ class Rows:
     """What each row adds to a metric: it is `of(sum(sums) / sum(counts))`.
 
     sums, counts: [rows]. of: what the ratio is made into, for example exp for a perplexity; rising.
+    is_share: whether it is a share, of hits among what is counted.
     """
 
     sums: Values
     counts: Values
     of: Callable[[Values], Values] = lambda ratio: ratio
+    is_share: bool = False
 
     def __post_init__(self) -> None:
         if self.sums.shape != self.counts.shape or self.sums.ndim != 1:
@@ -46,7 +53,7 @@ class Rows:
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
         """The rows of a slice. mask: [rows]."""
-        return Rows(self.sums[mask], self.counts[mask], self.of)
+        return Rows(self.sums[mask], self.counts[mask], self.of, self.is_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +84,11 @@ class Comparison:
 
 
 def estimate(rows: Rows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
-    """A metric with its percentile interval. Not numbers where no row counts."""
+    """A metric with its percentile interval; a share of 0 or 1 with Wilson's. Not numbers where no row counts."""
+    if rows.is_share and rows.value in (0.0, 1.0):
+        most = unseen(int(np.count_nonzero(rows.counts)), level=level)
+        low, high = (0.0, most) if rows.value == 0.0 else (1.0 - most, 1.0)
+        return Estimate(value=rows.value, low=low, high=high, level=level, num_rows=len(rows))
     drawn = _joined(_drawn(rows, counts) for counts in _draws(len(rows), num_draws, seed))
     low, high = _quantiles(drawn, level)
     return Estimate(value=rows.value, low=low, high=high, level=level, num_rows=len(rows))
@@ -99,6 +110,9 @@ def compare(
     gain = sign * (model.value - other.value)
     drawn = _joined(sign * (_drawn(model, c) - _drawn(other, c)) for c in _draws(len(model), num_draws, seed))
     low, high = _quantiles(drawn, level)
+    if model.is_share and np.array_equal(model.sums, other.sums) and (num_rows := int(np.count_nonzero(model.counts))):
+        high = unseen(num_rows, level=level)  # on no row do they differ, which says as much as no errors do
+        low = -high
     return Comparison(
         gain=gain,
         low=low,
@@ -107,6 +121,12 @@ def compare(
         p_worse=_share(drawn >= 0) if math.isfinite(gain) else 1.0,
         num_rows=len(model),
     )
+
+
+def unseen(num_rows: int, *, level: float) -> float:
+    """The largest share of something that was seen in none of `num_rows` rows, at `level`: Wilson's upper bound."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    return z * z / (num_rows + z * z)
 
 
 def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:

@@ -17,7 +17,7 @@ from tasks.cluster import Device
 from tasks.evaluation.resampling import Rows
 from tasks.profiling.trials import Site, slots_of
 from techniques import Job
-from techniques.engine.scoring import ScoringOrder
+from techniques.engine.scoring import Progress, ScoringOrder
 from techniques.values import to_json
 
 SCORER = "techniques.engine.scoring:main"
@@ -57,7 +57,7 @@ class Scores:
             raise ValueError(f"these rows have no {metric}: they have no labels for it")
         if metric == "perplexity":
             return Rows(sums, counts, lambda ratio: np.exp(np.minimum(ratio, 700.0)))
-        return Rows(sums, counts)
+        return Rows(sums, counts, is_share=metric == "accuracy")
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Metrics over all rows."""
@@ -94,10 +94,14 @@ def score_models(
     slicers: Mapping[str, str] | None = None,
     keep_inputs: bool = False,
     max_rows: int | None = None,
+    progress: Progress | None = None,
     site: Site,
     device: Device,
 ) -> Scored:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
+
+    Adapters of one base are asked in one batch over it (`techniques.engine.scoring.score_together`), others one after
+    another. progress(num_done, num_rows): told now and then how many rows are scored, of all rows of all models.
 
     The rows are `cases`, or the held-out ones of `data` (the JSON form of prepared data; without it the job's data is
     prepared): those that an evaluation of `job` reads, or the first `max_rows`. The job also says the loss and the
@@ -130,6 +134,8 @@ def score_models(
                     scores[event["model"]] = _read(Path(event["file"]), event["kind"])
                 elif event["event"] == "fault":
                     faults[event["model"]] = event["message"]
+                elif event["event"] == "progress" and progress is not None:
+                    progress(event["num_done"], event["num_rows"])
             status = event["status"]
     for name in models:
         if name not in scores and name not in faults:

@@ -14,8 +14,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from tasks.batch import references
+from tasks.batch.data_schema import Section
 from tasks.batch.faults import Finding, Place
-from tasks.batch.schema import Factory, Name, Section, Whole
+from tasks.batch.field_types import Factory, Name, Whole
 from tasks.evaluation import declared
 
 MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")

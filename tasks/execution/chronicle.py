@@ -25,7 +25,7 @@ class Span:
     """A job on a gang for some time, in seconds from the chronicle's beginning.
 
     status: a segment's outcome ("done", "preempted", "crashed", ...), "running" (its end is a forecast), "to come", or
-    "planned first". number: of the segment in the journal.
+    "planned first". number: of the segment in the journal. fellows: the jobs that the gang trains beside its own.
     """
 
     job: str
@@ -36,6 +36,7 @@ class Span:
     status: str
     number: int | None = None
     message: str = ""
+    fellows: tuple[str, ...] = ()
 
     @property
     def is_fault(self) -> bool:
@@ -45,7 +46,13 @@ class Span:
     @property
     def label(self) -> str:
         """What it is called where there is room."""
-        return f"{self.job} · {self.technique}"
+        beside = f" +{len(self.fellows)}" if self.fellows else ""
+        return f"{self.job}{beside} · {self.technique}"
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """All that the gang trains."""
+        return self.job, *self.fellows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +136,7 @@ class Chronicle:
 
         def of(spans: Sequence[Span]) -> tuple[Span, ...]:
             mine = [span for span in spans if span.job.startswith(mark)]
-            return tuple(replace(span, job=span.job.removeprefix(mark)) for span in mine)
+            return tuple(_renamed(span, mark) for span in mine)
 
         lines = tuple(replace(j, name=j.name.removeprefix(mark)) for j in self.jobs if j.name.startswith(mark))
         is_over = bool(lines) and all(line.status in ENDED for line in lines)
@@ -184,3 +191,9 @@ def headline(chronicle: Chronicle) -> list[str]:
     if ends_s is not None and planned_s:
         said.append(f"planned first {seconds_text(planned_s)} ({ends_s / planned_s - 1:+.1%})")
     return said
+
+
+def _renamed(span: Span, mark: str) -> Span:
+    """A span with the names that its batch has for its jobs."""
+    fellows = tuple(fellow.removeprefix(mark) for fellow in span.fellows)
+    return replace(span, job=span.job.removeprefix(mark), fellows=fellows)

@@ -30,12 +30,13 @@ class Course:
     @property
     def active_jobs(self) -> set[str]:
         """The jobs that run."""
-        return {running.segment.job for running in self.running.values()}
+        return {job for running in self.running.values() for job in running.jobs}
 
     def startable(self, *, done_jobs: Collection[str], steps: Mapping[str, int]) -> list[PlannedSegment]:
         """The segments that may start now. steps: done, by job; what a job has passed already is taken out."""
         self.planned = [s for s in self.planned if s.last_step > steps[s.job] or s.last_step == self._totals[s.job]]
-        return startable(self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after)
+        beside = {job for running in self.running.values() for job in running.fellows}
+        return startable(self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, beside=beside)
 
     def drop(self, job: str) -> None:
         """Plans nothing more of a job."""
@@ -57,7 +58,7 @@ class Course:
             last_step = new.stays.get(running.segment.job)
             if last_step is None:
                 commands += _stop(running)
-            elif running.is_stopping:  # too late: it begins again where it was
+            elif running.is_stopping or not running.may_go_on(last_step):  # it begins again where it was
                 self.planned.insert(0, replace(running.segment, last_step=last_step))
             else:
                 running.is_over_end = False
@@ -79,11 +80,13 @@ class Course:
                 segment, self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, over=over
             )
             if isinstance(end, PlannedSegment):
+                if not running.may_go_on(end.last_step):
+                    continue
                 self.planned.remove(end)
                 commands += _move_end(running, end.last_step)
             elif end == "ends" and is_at_end:
                 commands += _stop(running)
-            elif end == "goes on" and not running.is_over_end:
+            elif end == "goes on" and not running.is_over_end and running.may_go_on(self._totals[segment.job]):
                 running.is_over_end = True
                 commands += _move_end(running, self._totals[segment.job])
         return commands

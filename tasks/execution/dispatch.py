@@ -70,13 +70,14 @@ def startable(
     running: Iterable[PlannedSegment],
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
+    beside: Collection[str] = (),
 ) -> list[PlannedSegment]:
     """The segments of `planned` (those not started yet, in order) that may start now, the first one first.
 
-    after: the jobs that each job waits for, where there are any.
+    after: the jobs that each job waits for, where there are any. beside: further jobs that running gangs train.
     """
     busy = {device for segment in running for device in segment.devices}
-    active_jobs = {segment.job for segment in running}
+    active_jobs = {*(segment.job for segment in running), *beside}
     result = []
     for segment in planned:
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs

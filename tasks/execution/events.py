@@ -22,7 +22,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentStarted:
-    """A gang was started for segment `number` of the journal; `attempt` counts from 1."""
+    """A gang was started for segment `number` of the journal; `attempt` counts from 1. fellows: whom it trains too."""
 
     number: int
     segment: PlannedSegment
@@ -30,6 +30,7 @@ class SegmentStarted:
     num_devices: int
     first_step: int
     attempt: int
+    fellows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class SegmentEnded:
     segment: PlannedSegment
     outcome: Outcome
     decision: str
+    fellows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

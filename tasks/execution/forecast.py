@@ -31,9 +31,11 @@ class Standing:
 
 def as_span(segment: Segment, problem: Problem, *, from_s: float, status: str) -> Span:
     """A planned segment. from_s: when its plan was made."""
+    row = problem.job(segment.job)
     return Span(
         job=segment.job,
-        technique=problem.job(segment.job).options[segment.option].technique,
+        technique=row.options[segment.option].technique,
+        fellows=(*row.fellows, *row.options[segment.option].jobs),
         devices=devices_of(segment),
         start_s=from_s + segment.start_s,
         end_s=from_s + segment.end_s,

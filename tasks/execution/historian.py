@@ -13,11 +13,24 @@ from tasks.execution.archive import Archive, Head
 from tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, Chronicle, JobLine, NodeLine, Note, Span
 from tasks.execution.dispatch import DeviceId
 from tasks.execution.forecast import Standing, as_span, planned_end_s, to_come
-from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, JobRecord, SegmentRecord
+from tasks.execution.journal import (
+    CANCELLED,
+    DONE,
+    ENDED,
+    FAILED,
+    PAUSED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    JobRecord,
+    SegmentRecord,
+)
+from tasks.execution.progress import is_about, step_told
 from tasks.planning import Plan, Problem
 from tasks.planning.drawing import seconds_text
 from tasks.pool.database import Database
 from tasks.pool.nodes import Nodes
+from techniques.turns import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # that are read at a time to find what was planned first for jobs that came later
 MOST_STANDING = 5  # of the newest plans that are read for what is still to come
@@ -35,11 +48,9 @@ class _Pace:
     step_s: float | None = None
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "ready":
-            self.step = max(self.step, event["step"])
-        elif event["event"] == "steps":
-            self.step = max(self.step, event["first_step"] + len(event["seconds"]))
-            self.step_s = statistics.median(event["seconds"]) if event["seconds"] else self.step_s
+        self.step = max(self.step, step_told(event) or 0)
+        if event["event"] == "steps" and event["seconds"]:
+            self.step_s = statistics.median(event["seconds"])
 
 
 class Historian:
@@ -60,6 +71,7 @@ class Historian:
         self._makespans_s: dict[int, float] = {}
         self._nodes: dict[str, int] = {}
         self._paces: dict[int, _Pace] = {}
+        self._beside: dict[tuple[int, str], _Pace] = {}  # of fellows, as their gang calls them
         self._heard = 0
         self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
 
@@ -89,16 +101,16 @@ class Historian:
             heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
         now_s = archive.clock() - zero_s
-        records = archive.jobs(batches)
+        records, totals = archive.jobs(batches), archive.totals(batches)
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
         ran = {record.job for record in segments}
-        planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED) or name in ran}
+        planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED, STOPPED) or name in ran}
         first = self._planned_first(heads, planned, zero_s)
         standing = self._standing(heads, records, zero_s)
-        self._listen({record.id for record in segments if record.ended_s is None})
+        self._listen({record.id: record.job for record in segments if record.ended_s is None})
         past = [_span(record, zero_s) for record in segments if record.ended_s is not None]
         running = [
-            self._running(record, zero_s, now_s, standing, records[record.job].step)
+            self._running(record, zero_s, now_s, standing, records, totals)
             for record in segments
             if record.ended_s is None
         ]
@@ -114,7 +126,7 @@ class Historian:
             past=tuple(past),
             running=tuple(running),
             coming=tuple(coming),
-            jobs=tuple(self._lines(records, (past, running, coming), segments, archive.totals(batches))),
+            jobs=tuple(self._lines(records, (past, running, coming), segments, totals)),
             notes=tuple(self._notes(heads, past, zero_s)),
             nodes=tuple(
                 NodeLine(
@@ -173,24 +185,35 @@ class Historian:
 
     # -- what runs ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, running: set[int]) -> None:
-        """Takes in what running gangs have said to the pool since one looked last."""
-        self._heard, words = self._archive.words(running, after=self._heard, most=MOST_WORDS)
+    def _listen(self, running: Mapping[int, str]) -> None:
+        """Takes in what running gangs have said to the pool since one looked last. running: the job of each segment."""
+        self._heard, words = self._archive.words(set(running), after=self._heard, most=MOST_WORDS)
         while self._inbox:
             words.append(self._inbox.popleft())
         for number, event in words:
-            self._paces.setdefault(number, _Pace()).hear(event)
+            if is_about(event, running.get(number, "")):
+                self._paces.setdefault(number, _Pace()).hear(event)
+            elif step_told(event) is not None:
+                self._beside.setdefault((number, event["job"]), _Pace()).hear(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
+        self._beside = {key: pace for key, pace in self._beside.items() if key[0] in running}
 
     def _running(
-        self, record: SegmentRecord, zero_s: float, now_s: float, standing: Mapping[str, Standing], step: int
+        self,
+        record: SegmentRecord,
+        zero_s: float,
+        now_s: float,
+        standing: Mapping[str, Standing],
+        records: Mapping[str, JobRecord],
+        totals: Mapping[str, int | None],
     ) -> Span:
         span = _span(record, zero_s)
         begin_s, end_s = record.what.get("planned_s", (0.0, 0.0))
         ends_s = span.start_s + end_s - begin_s
-        pace = self._paces.get(record.id)
-        if pace is not None and pace.step_s is not None and pace.step < record.what["last_step"]:
-            ends_s = now_s + (record.what["last_step"] - pace.step) * pace.step_s
+        pace, step = self._paces.get(record.id), records[record.job].step
+        left = self._steps_left(record, records, totals)
+        if pace is not None and pace.step_s is not None and left:
+            ends_s = now_s + left * pace.step_s
         elif record.job in standing:
             ends_s = planned_end_s(standing[record.job], span) or ends_s
         done = max(step, pace.step if pace else 0) - record.what["first_step"]
@@ -198,6 +221,24 @@ class Historian:
             left = record.what["last_step"] - record.what["first_step"] - done
             ends_s = now_s + left * (now_s - span.start_s) / done
         return replace(span, end_s=max(now_s, ends_s), status=NOW_RUNNING)
+
+    def _steps_left(
+        self, record: SegmentRecord, records: Mapping[str, JobRecord], totals: Mapping[str, int | None]
+    ) -> int | None:
+        """Steps that a running gang has still to take by what it has told; None where nobody can tell."""
+        what, pace = record.what, self._paces.get(record.id, _Pace())
+        mine = max(0, int(what["last_step"]) - pace.step)
+        at_once = what["config"].get(AT_ONCE)
+        if at_once is None or what["last_step"] < (totals.get(record.job) or 0):  # it ends when its leader does
+            return mine
+        left = [mine]
+        for fellow, first in _fellows(record).items():
+            if (total := totals.get(fellow)) is None:
+                return None
+            told = self._beside.get((record.id, fellow.rpartition("/")[2]), _Pace()).step
+            is_over = records[fellow].status in ENDED
+            left.append(0 if is_over else max(0, total - max(first, told, records[fellow].step)))
+        return num_steps_of_gang(left, at_once=at_once)
 
     # -- in words ----------------------------------------------------------------------------------------------------
 
@@ -210,18 +251,31 @@ class Historian:
     ) -> list[JobLine]:
         past, running, coming = spans
         steps = {r.job: max(r.what["first_step"], self._paces[r.id].step) for r in segments if r.id in self._paces}
+        waiting: set[str] = set()
+        for segment in segments:
+            if segment.id in self._paces:
+                for fellow, first in _fellows(segment).items():
+                    told = self._beside.get((segment.id, fellow.rpartition("/")[2]))
+                    if not segment.what["config"].get(AT_ONCE):  # fellows keep step, up to their own end
+                        done = max(self._paces[segment.id].step - segment.what["first_step"], 0)
+                        steps[fellow] = min(first + done, totals.get(fellow) or 0)
+                    elif told is not None:
+                        steps[fellow] = told.step
+                    elif records[fellow].status == RUNNING:
+                        waiting.add(fellow)
         mine: dict[str, list[Span]] = {}
         for span in (*past, *running, *coming):
-            mine.setdefault(span.job, []).append(span)
-        newest: dict[str, Span] = {span.job: span for span in reversed(coming)}  # the next one, or ...
-        newest |= {span.job: span for span in (*past, *running)}  # ... the one that began last
+            for job in span.jobs:
+                mine.setdefault(job, []).append(span)
+        newest: dict[str, Span] = {job: span for span in reversed(coming) for job in span.jobs}  # the next one, or ...
+        newest |= {job: span for span in (*past, *running) for job in span.jobs}  # ... the one that began last
         lines = []
         for name, record in records.items():
             show = newest.get(name)
             lines.append(
                 JobLine(
                     name=name,
-                    status=record.status,
+                    status=WAITING if name in waiting else record.status,
                     step=max(steps.get(name, 0), record.step),
                     num_steps=totals.get(name),
                     technique=show.technique if show else "",
@@ -256,7 +310,14 @@ def _span(record: SegmentRecord, zero_s: float) -> Span:
         status=outcome.get("status", NOW_RUNNING),
         number=record.id,
         message=outcome.get("message", ""),
+        fellows=tuple(_fellows(record)),
     )
+
+
+def _fellows(record: SegmentRecord) -> dict[str, int]:
+    """The jobs that a segment's gang trains beside its own, called as that is, and the step from which."""
+    batch, slash, _ = record.job.rpartition("/")
+    return {f"{batch}{slash}{name}": step for name, step in record.what.get("fellows", {}).items()}
 
 
 def _without_orphans(segments: Sequence[SegmentRecord], *, since_s: float) -> list[SegmentRecord]:
@@ -272,7 +333,7 @@ def _device(lease: str) -> DeviceId:
 
 
 def _all_ended(records: Mapping[str, JobRecord]) -> bool:
-    return bool(records) and all(record.status in (DONE, FAILED, CANCELLED) for record in records.values())
+    return bool(records) and all(record.status in ENDED for record in records.values())
 
 
 def _with_rows(chronicle: Chronicle, nodes: Mapping[str, int]) -> Chronicle:

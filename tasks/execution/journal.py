@@ -22,7 +22,12 @@ from techniques import Job
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 PAUSED, CANCELLED = "paused", "cancelled"
-ENDED = (DONE, FAILED, CANCELLED)
+STOPPED = "stopped"  # early, by whoever steers the batch: no failure
+ENDED = (DONE, FAILED, CANCELLED, STOPPED)
+
+
+LEADER = "leader"
+"""Key of a job's details: the job whose gang trained it, where one did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,11 @@ class SegmentRecord:
     started_s: float
     ended_s: float | None = None
     outcome: Mapping[str, Any] | None = None
+
+    @property
+    def num_jobs(self) -> int:
+        """The jobs that its gang trained, which share what its devices cost."""
+        return int(self.what.get("num_jobs", 1 + len(_beside(self))))
 
 
 class Journal:
@@ -86,6 +96,11 @@ class Journal:
         query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
         found = self.database.read(lambda connection: connection.execute(query).scalar())
         return default if found is None else found[0]
+
+    def drop_facts(self) -> None:
+        """Forgets the facts of the whole batch."""
+        query = delete(FACTS).where(FACTS.c.batch == (self._batch or ""))
+        self.database.write(lambda connection: connection.execute(query))
 
     def jobs(self, *, batches: Collection[str] | None = None) -> dict[str, JobRecord]:
         """All jobs by name, in the order in which they were written first. batches: of a pool's, only these."""
@@ -137,13 +152,25 @@ class Journal:
         )
 
     def segments(self, job: str | None = None) -> list[SegmentRecord]:
-        """The segments that were started, of one job or of all, in that order."""
+        """The segments that were started, of one job or of all, in that order.
+
+        Those of one job are told as its own, also where another one's gang trained it.
+        """
         query = self._mine(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
-        if job is not None:
-            batch, name = self._parts(job)
-            query = query.where(SEGMENTS.c.batch == batch, SEGMENTS.c.job == name)
-        rows = self.database.read(lambda connection: connection.execute(query).all())
-        return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
+        if job is None:
+            rows = self.database.read(lambda connection: connection.execute(query).all())
+            return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
+        batch, name = self._parts(job)
+        of_job = select(JOBS.c.details).where(JOBS.c.batch == batch, JOBS.c.name == name)
+        query = query.where(SEGMENTS.c.batch == batch)
+
+        def read(connection: Connection) -> list[Any]:
+            leader = (connection.execute(of_job).scalar() or {}).get(LEADER, name)
+            return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, leader}))).all())
+
+        records = [segment_record(row, job=row.job) for row in self.database.read(read)]
+        mine = [r if r.job == name else _as_fellow(r, name) for r in records if name in (r.job, *_beside(r))]
+        return [replace(record, job=job) for record in mine]
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
         """Keeps a plan, the newest last."""
@@ -182,6 +209,20 @@ def segment_record(row: Any, *, job: str) -> SegmentRecord:
     )
 
 
+def _beside(record: SegmentRecord) -> Mapping[str, int]:
+    """The jobs that a segment's gang trained beside its own, and the step from which."""
+    return dict(record.what.get("fellows", {}))
+
+
+def _as_fellow(record: SegmentRecord, job: str) -> SegmentRecord:
+    """A segment of another job's as one of a job that its gang trained too."""
+    what = {**record.what, "first_step": _beside(record)[job], "fellows": {}, "num_jobs": record.num_jobs}
+    outcome = record.outcome
+    if outcome is not None:
+        outcome = outcome.get("fellows", {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}
+    return replace(record, what=what, outcome=outcome)
+
+
 def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
     return JobRecord(name=name, status=row["status"], step=row["step"], message=row["message"], details=row["details"])
 
@@ -196,10 +237,10 @@ def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -
     for job in jobs:
         if job.name not in known:
             journal.write_job(job.name)
-        elif known[job.name].status != DONE:
+        elif known[job.name].status not in (DONE, STOPPED):
             journal.write_job(job.name, status=WAITING, message="")
     for name, message in faults.items():
-        if journal.jobs()[name].status != DONE:
+        if journal.jobs()[name].status not in (DONE, STOPPED):
             journal.write_job(name, status=FAILED, message=message)
     records: Mapping[str, Any] = journal.jobs()
     return [job for job in jobs if records[job.name].status == WAITING]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,14 +51,16 @@ def gang_order(
     place: Workplace,
     devices: Sequence[Device],
     number: int,
-    base: str | None,
+    listed: Collection[str] = (),
 ) -> GangOrder:
     """The order to train a job on a segment's devices under a profile; number: of the segment in the journal.
 
-    job, base: as their batch knows them. base: the job of the batch whose finished model is adapted, None where there
-    is none.
+    job, listed: as their batch knows them. listed: those of the models that it comes from which are jobs of the batch.
     """
-    weights = place.model_dir(base) if base else place.weights.get(job.name)
+    parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
+    if job.base is not None and parents[job.base] is None:
+        parents[job.base] = place.weights.get(job.name)
+    weights = parents[job.base] if job.base is not None else None
     stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
     every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
     return GangOrder(
@@ -73,11 +75,18 @@ def gang_order(
         checkpoint_dir=place.checkpoint_dir(job),
         model_dir=str(place.model_dir(job.name)),
         weights_from=str(weights) if weights else None,
+        # Only an adaptation reads them all.
+        parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
         import_paths=place.import_paths,
         ordered_at_s=time.monotonic(),
     )
+
+
+def called(job: str, fellows: Collection[str]) -> str:
+    """A job with those that are trained beside it, in few words."""
+    return f"{job} and {len(fellows)} more" if fellows else job
 
 
 def gang_folder(place: Workplace, *, number: int, job: str) -> Path:

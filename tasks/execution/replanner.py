@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tasks.cluster import Cluster
@@ -47,7 +47,7 @@ Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
 @dataclass(frozen=True, kw_only=True)
 class State:
     """Where a batch stands: the devices, the jobs that are left, their steps (of those that run: as told), what runs
-    and what is to come. out: devices that must not be used."""
+    and what is to come. out: devices that must not be used. fellow_steps: of jobs that are trained beside others."""
 
     cluster: Cluster
     jobs: Sequence[Job]
@@ -56,6 +56,7 @@ class State:
     running: Sequence[RunningSegment]
     planned: Sequence[PlannedSegment]
     out: Collection[DeviceId] = ()
+    fellow_steps: Mapping[str, int] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> State:
         """The same for some of the jobs."""
@@ -108,10 +109,11 @@ class Replanner:
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
         self.failures: list[BaseException] = []  # of plans that were needed, since the last one that could be made
 
-    def hear(self, running: RunningSegment, profile: Profile) -> None:
+    def hear(self, running: RunningSegment) -> None:
         """Takes in the speed that a running segment has measured."""
-        if (step_s := running.step_s) is not None and profile.step_s > 0:
-            self._speeds.note(running.segment.job, running.segment.option, step_s / profile.step_s)
+        expected_s = running.profile.beside(running.fellows).together_s
+        if (step_s := running.step_s) is not None and expected_s > 0:
+            self._speeds.note(running.segment.job, running.segment.option, step_s / expected_s)
 
     def forget(self, job: str) -> None:
         """The options of a job have changed: what was measured and what is being planned says nothing any more."""
@@ -126,6 +128,11 @@ class Replanner:
         """Something has changed: what is being planned is not followed."""
         self._generation += 1
         self._thought = None
+
+    def void_improvement(self) -> None:
+        """Something has changed: what is being planned is not followed, unless it was asked for."""
+        if self._thought is not None and not self._thought.is_needed:
+            self.void()
 
     def planned(self, state: State) -> None:
         """A plan was made and is followed from now on."""
@@ -195,7 +202,9 @@ class Replanner:
         ]
         if thought.is_needed:
             self.failures.clear()
-            return fresh
+            # What has come since it was begun keeps what it has; another plan is asked for already.
+            news = [r.segment for r in state.running if r.segment.job not in thought.steps]
+            return [*news, *fresh, *(s for s in state.planned if s.job not in thought.steps)]
         state, left = self._plannable(state)
         if left is None:
             return None
@@ -276,8 +285,7 @@ class Replanner:
         profiles = {
             job.name: [
                 replace(
-                    profile,
-                    step_s=profile.step_s * self._speeds.ratio(job.name, k),
+                    profile.at_pace(self._speeds.ratio(job.name, k)),
                     startup_s=0.0 if options.get(job.name) == k else profile.startup_s,
                 )
                 for k, profile in enumerate(state.profiles[job.name])
@@ -285,8 +293,9 @@ class Replanner:
             for job in state.jobs
         }
         cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
+        steps = {**state.fellow_steps, **state.steps}
         problem = planning_problem(
-            state.jobs, profiles, state.cluster, name=self._name, steps_done=state.steps, with_missing=True
+            state.jobs, profiles, state.cluster, name=self._name, steps_done=steps, with_missing=True
         )
         return self._on_terms(replace(problem, switch_cost_s=cost_s))
 

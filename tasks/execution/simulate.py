@@ -17,6 +17,7 @@ from tasks.execution.dispatch import DeviceId, in_steps
 from tasks.execution.introspection import Policy, Speeds, When, could_gain, is_worth_it, plan_rest, remaining
 from tasks.execution.timeline import Stretch, Timeline
 from tasks.planning import Plan, Problem, solve
+from tasks.planning.fusion import as_executed
 
 DAY_S = 86_400.0
 REPAIR_S = 600.0
@@ -59,11 +60,10 @@ def simulate(
     replan: "never"; at "completions" of jobs; or on the "clock" and when what is measured differs too much from what
     was expected, as the executor does by `policy`.
     num_steps: of each job; its segments end on whole steps. None: they end on any share of the work.
-    make_plan: by default `solve`. Raises ValueError for what the executor does not know either: fused groups and nodes
-    that go away at a time.
+    make_plan: by default `solve`. The plan's fused groups stay as they are, each a job with its leader's name. Raises
+    ValueError where a job changes its group, and for what the executor does not know either: nodes that go away.
     """
-    if problem.is_fused:
-        raise ValueError(f"{problem.name}: fused groups cannot be simulated. To fix: leave out options with `jobs`")
+    problem, plan = as_executed(problem, plan)
     if leaving := [node.id for node in problem.nodes if node.available_until_s is not None]:
         raise ValueError(f"{problem.name}: nodes that go away cannot be simulated. To fix: no `until` on {leaving}")
     world = _World(problem, noise=noise, failures_per_day=failures_per_day, repair_s=repair_s, seed=seed)
@@ -73,7 +73,10 @@ def simulate(
 
 
 def clairvoyant(problem: Problem, *, noise: float, seed: int) -> Plan:
-    """The plan of someone who knows the true runtimes that `simulate` draws with the same noise and seed."""
+    """The plan of someone who knows the true runtimes that `simulate` draws with the same noise and seed.
+
+    Where the problem has options for fused groups, take the one that is carried out (`as_executed`).
+    """
     factor = _factors(problem, noise, Random(seed))
     return solve(_scaled(problem, factor), seed=seed)
 

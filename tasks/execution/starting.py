@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tasks.cluster import Cluster
 from tasks.execution.course import Course
 from tasks.execution.dispatch import PlannedSegment, device_of
 from tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
-from tasks.execution.journal import RUNNING, SegmentRecord
-from tasks.execution.orders import SegmentCall, Submit, gang_folder, gang_order
+from tasks.execution.journal import LEADER, RUNNING, SegmentRecord
+from tasks.execution.orders import SegmentCall, Submit, called, gang_folder, gang_order
 from tasks.execution.progress import RunningSegment
 from tasks.execution.roster import Roster
 from techniques import Profile
 from techniques.engine.gang import Event, Outcome
 from techniques.engine.order import GangOrder
+from techniques.turns import steps_taken
 
 LEASE_RETRY_S = 1.0  # other processes give devices back without telling us
 
@@ -83,12 +85,27 @@ class Starter:
         self._waited_for = holders
         return again_s
 
-    def watch(self, number: int, segment: PlannedSegment, *, names: tuple[str, ...], first_step: int) -> None:
+    def watch(
+        self,
+        number: int,
+        segment: PlannedSegment,
+        profile: Profile,
+        *,
+        names: tuple[str, ...],
+        first_step: int,
+        beside: Mapping[str, int] | None = None,
+    ) -> None:
         """Has a segment among those that run."""
-        entry = self._roster.entries[segment.job]
-        folder = gang_folder(entry.place, number=number, job=entry.local_job.name)
+        folder = gang_folder(self._roster.place_of(segment.job), number=number, job=self._local(segment.job))
         self._course.running[number] = RunningSegment(
-            segment, names, first_step, folder=str(folder), ordered_step=segment.last_step, step=first_step
+            segment,
+            profile,
+            names,
+            first_step,
+            folder=str(folder),
+            ordered_step=segment.last_step,
+            step=first_step,
+            beside=beside or {},
         )
 
     def _startable(self) -> list[PlannedSegment]:
@@ -111,11 +128,17 @@ class Starter:
         job = segment.job
         profile = self._roster.profiles[job][segment.option]
         first_step = self._roster.records[job].step
+        fellows = self._fellows(segment)
+        beside = {name: self._roster.records[name].step for name in fellows}
         what = _what(segment, profile, names=names, first_step=first_step)
+        if fellows:
+            what["fellows"] = {self._local(name): step for name, step in beside.items()}
         number = self._roster.journal.start_segment(job, what)
         self._roster.write(job, status=RUNNING)
+        for name in fellows:
+            self._roster.write(name, status=RUNNING, details={LEADER: self._local(job)})
         self._course.planned.remove(segment)
-        self.watch(number, segment, names=names, first_step=first_step)
+        self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
         tell(
             SegmentStarted(
                 number=number,
@@ -124,11 +147,13 @@ class Starter:
                 num_devices=profile.num_devices,
                 first_step=first_step,
                 attempt=self._roster.attempts.get(job, 0) + 1,
+                fellows=tuple(fellows),
             )
         )
         call = SegmentCall(
-            label=f"{job} [{profile.technique} x{profile.num_devices}] steps {first_step}-{segment.last_step}",
-            order=self._order(segment, profile, cluster=cluster, number=number),
+            label=f"{called(job, fellows)} [{profile.technique} x{profile.num_devices}]"
+            f" steps {first_step}-{segment.last_step}",
+            order=self._order(segment, profile, cluster=cluster, number=number, fellows=fellows),
             num_ranks=profile.num_ranks,
             on_event=lambda event: self._post(number, event),
             number=number,
@@ -138,18 +163,49 @@ class Starter:
         )
         self._submit(call).add_done_callback(lambda future: self._post(number, future))
 
-    def _order(self, segment: PlannedSegment, profile: Profile, *, cluster: Cluster, number: int) -> GangOrder:
-        entries, base = self._roster.entries, self._roster.base_of(segment.job)
-        entry = entries[segment.job]
-        return gang_order(
-            entry.local_job,
-            segment,
-            profile,
-            place=entry.place,
-            devices=[cluster.device(*device) for device in segment.devices],
-            number=number,
-            base=None if base is None else entries[base].local_job.name,
-        )
+    def _local(self, job: str) -> str:
+        """What a job is called within its batch."""
+        return self._roster.entries[job].local_job.name
+
+    def _fellows(self, segment: PlannedSegment) -> dict[str, int]:
+        """Up to which step each fellow that has anything left is trained: as far as it comes while the leader takes its
+        steps, or to its end. Without those whose turn does not come.
+        """
+        leader, roster = segment.job, self._roster
+        fellows = [name for name in roster.groups.fellows(leader) if not roster.rests(name)]
+        left = {name: max(0, roster.totals[name] - roster.records[name].step) for name in (leader, *fellows)}
+        if segment.last_step >= roster.totals[leader]:
+            return {name: roster.totals[name] for name in fellows}
+        num_steps = segment.last_step - roster.records[leader].step
+        at_once = roster.profiles[leader][segment.option].at_once
+        taken = dict(zip(left, steps_taken(list(left.values()), at_once=at_once, after=num_steps), strict=True))
+        return {name: roster.records[name].step + taken[name] for name in fellows if taken[name] or not left[name]}
+
+    def _order(
+        self,
+        segment: PlannedSegment,
+        profile: Profile,
+        *,
+        cluster: Cluster,
+        number: int,
+        fellows: Mapping[str, int],
+    ) -> GangOrder:
+        devices = [cluster.device(*device) for device in segment.devices]
+
+        def order_of(job: str, last_step: int) -> GangOrder:
+            entries, parents = self._roster.entries, self._roster.after.get(job, ())
+            return gang_order(
+                entries[job].local_job,
+                replace(segment, job=job, last_step=last_step),
+                profile,
+                place=entries[job].place,
+                devices=devices,
+                number=number,
+                listed={entries[parent].local_job.name for parent in parents},
+            )
+
+        order = order_of(segment.job, segment.last_step)
+        return replace(order, fellows=tuple(order_of(name, end) for name, end in fellows.items()))
 
 
 def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], first_step: int) -> dict[str, Any]:

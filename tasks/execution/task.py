@@ -24,7 +24,7 @@ from tasks.execution.chronicle import Chronicle, headline
 from tasks.execution.chronicle_svg import render_svg
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from tasks.execution.historian import Historian
-from tasks.execution.journal import Journal
+from tasks.execution.journal import STOPPED, Journal
 from tasks.execution.local import LocalRunner
 from tasks.execution.measured import Measured
 from tasks.execution.orders import SegmentCall, Submit
@@ -84,14 +84,19 @@ class ProgressArtifact:
             get_run_logger().warning("the progress artifact could not be updated: %s", error)
 
     def _percent(self) -> float:
-        return min(100.0 * sum(record.step for record in self._journal.jobs().values()) / self._total, 100.0)
+        records = self._journal.jobs().values()
+        # What was stopped early has come to its end, after however many steps: they count as the others' do on average.
+        stopped = [record for record in records if record.status == STOPPED]
+        steps = sum(record.step for record in records if record.status != STOPPED)
+        share = steps / self._total + len(stopped) / max(1, len(records))
+        return min(100.0 * share, 100.0)
 
 
 class GanttArtifact:
     """What was planned, what happens and what comes, by device, as a picture in Prefect's UI that follows the batch.
 
     batch: of a pool, the one that is shown. create, update: of a markdown artifact; Prefect's unless given.
-    in_background: how it is drawn without anybody waiting for that.
+    in_background: how it is drawn without anybody waiting for that. look: is shown each chronicle that is drawn.
     """
 
     def __init__(
@@ -103,8 +108,9 @@ class GanttArtifact:
         update: Callable[[UUID, str], None] | None = None,
         in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="gantt artifact"),
         clock: Callable[[], float] = time.monotonic,
+        look: Callable[[Chronicle], object] = lambda _: None,
     ) -> None:
-        self._historian, self._batch, self._clock = historian, batch, clock
+        self._historian, self._batch, self._clock, self._look = historian, batch, clock, look
         self._update = update or _update_markdown
         self._artifact = (create or _create_markdown)(self._markdown())
         self._drawn_s = clock()
@@ -131,7 +137,9 @@ class GanttArtifact:
             get_run_logger().warning("the Gantt chart could not be updated: %s", error)
 
     def _markdown(self) -> str:
-        return markdown(self._historian.read(self._batch))
+        chronicle = self._historian.read(self._batch)
+        self._look(chronicle)
+        return markdown(chronicle)
 
 
 def markdown(chronicle: Chronicle) -> str:

@@ -4,15 +4,20 @@ done: the job goes on with its next segment, or is finished. preempted, lost: ag
 nobody's fault. crashed: again from the last checkpoint, after a pause that doubles, three times at most without
 progress. out of memory: never again with that option; the rest is planned anew. invalid (a factory that raises, a loss
 that is no number): the job has failed, the others go on. cancelled: the job stops where it is.
+
+A gang that trains a group ends for its leader, and each fellow has an outcome of its own. Where the gang cannot go on
+as it is (three crashes, no memory under any option), the group parts before any job is given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tasks.execution.course import Course
+from tasks.execution.directions import EVALUATED
 from tasks.execution.events import ExecutionEvent, JobEnded
-from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, WAITING
+from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, RUNNING, STOPPED, WAITING
 from tasks.execution.progress import RunningSegment
 from tasks.execution.roster import Roster
 from techniques.engine.gang import Outcome
@@ -48,7 +53,48 @@ class Verdicts:
             "out_of_memory": self._on_out_of_memory,
             "invalid": self._on_invalid,
         }[outcome.status]
-        return act(running, outcome)
+        said = act(running, outcome)
+        for name, its in dict(outcome.result.get("fellows", {})).items():
+            self.follow(running, self._roster.listed(name, beside=running.segment.job), its)
+        for fellow in running.fellows:  # of which nothing was said: the gang did not come to its end in order
+            if self._roster.records[fellow].status == RUNNING:
+                self._goes_on(fellow, self._roster.records[fellow].step)
+        self.part_if_need_be(running.segment.job)
+        return said
+
+    def follow(self, running: RunningSegment, fellow: str, outcome: Mapping[str, Any]) -> None:
+        """Acts on how a fellow has left a gang; what was told before changes nothing."""
+        running.fellows.discard(fellow)
+        record = self._roster.records[fellow]
+        if record.status in ENDED:
+            self._roster.write(fellow, step=max(record.step, outcome.get("step", 0)))
+        elif outcome["status"] == "invalid":
+            self.fail(fellow, outcome["message"])
+        elif outcome["status"] == "done" and self._roster.is_whole(fellow, outcome["step"]):
+            self._finish(fellow, outcome)
+        elif record.status == PAUSED:
+            self._roster.write(fellow, step=outcome["step"])
+        elif outcome["status"] == "done" and outcome["step"] >= self._roster.totals[fellow]:
+            self._roster.rest(fellow, outcome["step"])
+        else:
+            self._goes_on(fellow, outcome["step"])
+
+    def _goes_on(self, fellow: str, step: int) -> None:
+        self._roster.write(fellow, status=WAITING, step=step)
+        if self._roster.groups.leader_of(fellow) is None:
+            self._want(f"{fellow} goes on by itself")
+
+    def part_if_need_be(self, leader: str) -> None:
+        """Lets the fellows of a job go on by themselves where it has nothing to train any more, or for now."""
+        if leader not in self._course.active_jobs and self._roster.groups.must_part(leader):
+            self.part(leader, why=f"{leader} trains no further")
+
+    def part(self, leader: str, *, why: str) -> None:
+        """Has each job of a group go on by itself, which is to be planned."""
+        self._roster.groups.part(leader)
+        self._course.drop(leader)
+        self._forget_speed(leader)
+        self._want(f"{why}: those that it was trained with go on by themselves")
 
     def fail(self, job: str, message: str) -> str:
         """Gives a job up, and with it those that adapt its model; the others go on."""
@@ -60,6 +106,14 @@ class Verdicts:
         self._end(job, status=CANCELLED, message=message)
         return "the job is cancelled"
 
+    def stop_early(self, job: str, message: str) -> str:
+        """Ends a job that is not worth going on with: its last checkpoint stays, and what was measured last."""
+        evaluated = self._roster.records[job].details.get(EVALUATED, {})
+        if evaluated:
+            self._roster.write(job, details={"metrics": evaluated["metrics"]})
+        self._end(job, status=STOPPED, message=message)
+        return "the job is stopped early"
+
     def fail_orphans(self) -> None:
         """Gives up the jobs that adapt a model which will not come."""
         while orphans := self._roster.orphans():
@@ -69,27 +123,41 @@ class Verdicts:
     def _end(self, job: str, *, status: str, message: str) -> None:
         self._course.drop(job)
         record = self._roster.write(job, status=status, message=message)
+        self._roster.groups.ended(job)
         self._tell(JobEnded(job=job, status=status, message=message, details=record.details))
         self.fail_orphans()
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
         self._roster.attempts.pop(job, None)
-        is_end = step == self._roster.totals[job]
+        is_end = self._roster.is_whole(job, step)
         if self._is_dismissed(job) and not (is_end and self._roster.records[job].status == PAUSED):
             return self._dismissed(job, step)
+        if not is_end and step >= self._roster.totals[job]:
+            self._course.drop(job)
+            self._roster.rest(job, step)
+            return "the job rests"
         if not is_end:
             self._roster.write(job, status=WAITING, step=step)
             if step < running.segment.last_step:  # it was to go on, and had ended before it heard so
                 self._course.put_back(running)
+            if not any(segment.job == job for segment in self._course.planned):  # its goal was raised meanwhile
+                self._want(f"{job} may train on")
             return "goes on with its next segment"
         # A checkpoint of its end may have been found by a segment that was planned before it: nothing is left to do.
         self._course.drop(job)
-        place, local = self._roster.place_of(job), self._roster.entries[job].local_job
-        details = {"metrics": outcome.result["metrics"], "model_dir": str(place.model_dir(local.name))}
-        record = self._roster.write(job, status=DONE, step=step, message="", details=details)
-        self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": step}))
+        self._finish(job, outcome.result)
         return "the job is done"
+
+    def _finish(self, job: str, result: Mapping[str, Any]) -> None:
+        """A job has come to its end, and its model is there."""
+        place, local = self._roster.place_of(job), self._roster.entries[job].local_job
+        details = {"metrics": result["metrics"], "model_dir": str(place.model_dir(local.name))}
+        if compared := result.get("compared"):
+            details["compared"] = compared
+        record = self._roster.write(job, status=DONE, step=result["step"], message="", details=details)
+        self._roster.groups.ended(job)
+        self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": result["step"]}))
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
@@ -122,6 +190,11 @@ class Verdicts:
             return self._dismissed(job, self._roster.records[job].step)
         made_progress = self._roster.records[job].step > running.first_step
         attempts = self._roster.count_crash(job, made_progress=made_progress)
+        if attempts >= MOST_ATTEMPTS and self._roster.groups.fellows(job):
+            self._roster.attempts.pop(job)
+            self._roster.write(job, status=WAITING)
+            self.part(job, why=f"the gang of {job} crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
+            return "each of its jobs by itself"
         if attempts >= MOST_ATTEMPTS:
             return self.fail(job, f"crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
         self._roster.write(job, status=WAITING)
@@ -132,10 +205,13 @@ class Verdicts:
 
     def _on_out_of_memory(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job
-        profile = self._roster.profiles[job][running.segment.option]
+        profile = running.profile
         self._course.drop(job)
         is_last = not self._roster.strike_out(job, profile)
         self._forget_speed(job)  # its options are numbered anew
+        if is_last and self._roster.groups.leads(job):
+            self.part(job, why=f"the gang of {job} ran out of memory")
+            is_last = False
         if self._is_cancelled(job):
             return self._dismissed(job, self._roster.records[job].step)
         if is_last:
@@ -153,12 +229,12 @@ class Verdicts:
         return self.fail(job, outcome.message)
 
     def _is_dismissed(self, job: str) -> bool:
-        """Whether the job was paused or cancelled while it ran."""
-        return self._roster.records[job].status in (PAUSED, CANCELLED)
+        """Whether the job was paused, cancelled or stopped early while it ran."""
+        return self._roster.records[job].status in (PAUSED, CANCELLED, STOPPED)
 
     def _is_cancelled(self, job: str) -> bool:
         """Whether the job was ended while it ran: whatever its gang came to, that was told and stays."""
-        return self._roster.records[job].status == CANCELLED
+        return self._roster.records[job].status in (CANCELLED, STOPPED)
 
     def _dismissed(self, job: str, step: int) -> str:
         record = self._roster.write(job, step=step)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tasks.execution.events import ExecutionEvent, GangSaid
 from tasks.pool.database import Database
@@ -19,16 +20,20 @@ class Words:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._mail, self._clock = Mail(database), clock
         self._said: dict[int, tuple[int, float]] = {}  # by segment: how many words, and when the last one was
+        self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}  # by segment: the newest word of each of its jobs
 
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener."""
         if not isinstance(event, GangSaid) or event.event["event"] != "steps":
             return
+        seconds = list(event.event["seconds"])
+        step, kept = event.event["first_step"] + len(seconds), seconds[-MOST_STEPS:]
+        named = {"job": event.event["job"]} if "job" in event.event else {}  # a gang may train several
+        word = {"event": "steps", "first_step": step - len(kept), "seconds": kept, **named}
+        self._untold.setdefault(event.number, {})[event.job] = word
         num_words, said_s = self._said.get(event.number, (0, -EVERY_S))
         if self._clock() - said_s < EVERY_S:
             return
-        seconds = list(event.event["seconds"])
-        step, kept = event.event["first_step"] + len(seconds), seconds[-MOST_STEPS:]
-        word = {"event": "steps", "first_step": step - len(kept), "seconds": kept}
-        self._mail.say(event.number, "", words=[(num_words, word)])
-        self._said[event.number] = num_words + 1, self._clock()
+        words = self._untold.pop(event.number).values()
+        self._mail.say(event.number, "", words=list(enumerate(words, num_words)))
+        self._said[event.number] = num_words + len(words), self._clock()

@@ -15,9 +15,10 @@ from techniques.engine.places import join_root
 class Workplace:
     """The folders of one run of a batch, and what its workers need to find there.
 
-    folder: of this run: checkpoints, models, gang logs. weights: folders of base models that are not in the batch, by
-    job. data: the prepared data of each job, as it was surveyed. checkpoint_every_s: None for what the cost of a save
-    and the failure rate suggest. checkpoint_root: where checkpoints go instead of `folder`, a folder or an fsspec URL.
+    folder: of this run: checkpoints, models, gang logs. weights: folders of models that are not in the batch: of bases
+    by the job that adapts them, of others that jobs come from by the name that they are given. data: the prepared data
+    of each job, as it was surveyed. checkpoint_every_s: None for what the cost of a save and the failure rate suggest.
+    checkpoint_root: where checkpoints go instead of `folder`, a folder or an fsspec URL.
     """
 
     folder: Path

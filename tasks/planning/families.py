@@ -5,8 +5,9 @@ A family is a kind of jobs and a cluster: `paper-txt`, `paper-img` and `paper-mi
 the Saturn paper (fine-tunes of a few large models under several techniques), `gavel` the many small
 data-parallel jobs of the Gavel traces, `scale` mixes of all models in numbers, `multi` those with gangs over
 several nodes, `types` those on two types of devices, `sweep` twenty jobs each of equal options, as hyperparameter
-sweeps have, `lora` small adapters of a few base models that may be trained together (fused). Runtimes come from a
-model of each technique (below), with a few per cent of noise an option.
+sweeps have, `lora` small adapters of a few base models that may be trained together (fused), `adapters` sweeps of such,
+beside two ordinary jobs for every three of them where there are many. Runtimes come from a model of each technique
+(below), with a few per cent of noise an option.
 """
 
 import re
@@ -40,6 +41,7 @@ _FAMILIES = {
     "types": (_TEXT + _IMAGE, False),
     "sweep": (_TEXT + _IMAGE, False),
     "lora": (_TEXT + _IMAGE, False),
+    "adapters": (_TEXT + _IMAGE, False),
 }
 _DEFAULT_SHAPE = {
     "tiny": "6x4",
@@ -52,9 +54,11 @@ _DEFAULT_SHAPE = {
     "types": "30x32",
     "sweep": "100x64",
     "lora": "16x4",
+    "adapters": "16x2",
 }
 _JOBS_A_CLASS = 20  # of `sweep`
 _ADAPTERS_A_BASE, _WIDEST_GROUP = 4, 4  # of `lora`
+_GROUP_SIZES, _FEW, _SWEEPS = (2, 4, 8, 16), 40, 3  # of `adapters`
 _HET_NODES = (2, 2, 4, 8)
 
 
@@ -83,6 +87,8 @@ def draw(family: str, *, seed: int = 0, switch_cost_s: float | None = 60.0) -> P
     span = 4 if name == "multi" else 1
     if name == "lora":
         jobs = _adapters(max(1, int(num_jobs)), max(sizes), random)
+    elif name == "adapters":
+        jobs = _sweeps_of_adapters(max(1, int(num_jobs)), nodes, random)
     elif name == "sweep":
         kinds_of_jobs = [_draw_job(name, i, nodes, span, random) for i in range(-(-int(num_jobs) // _JOBS_A_CLASS))]
         jobs = tuple(
@@ -163,6 +169,34 @@ def _adapters(num_jobs: int, largest: int, random: Random) -> tuple[PlanningJob,
                     options.append(replace(option, jobs=tuple(names[i + 1 : i + width])))
             jobs.append(PlanningJob(name, tuple(options)))
     return tuple(jobs)
+
+
+def _sweeps_of_adapters(num_jobs: int, nodes: tuple[Node, ...], random: Random) -> tuple[PlanningJob, ...]:
+    """One sweep of adapters; of more jobs three, on bases of their own, and two ordinary jobs for every three of them.
+
+    A step of a group takes `fixed_s`, and `share_s` for each job that is not through. Jobs of a sweep, in the order of
+    their steps, are grouped by 2, 4, 8 and 16; half of the sweeps have equal steps.
+    """
+    num_ordinary = 2 * num_jobs // 5 if num_jobs > _FEW else 0
+    num_adapters, num_sweeps = num_jobs - num_ordinary, _SWEEPS if num_ordinary else 1
+    jobs: list[PlanningJob] = []
+    for i in range(num_sweeps):
+        count = num_adapters // num_sweeps + (i < num_adapters % num_sweeps)
+        step_s, gain = random.uniform(0.2, 0.6), random.uniform(1.0, 2.0)  # gain: at most, of many together
+        fixed_s, share_s, start_s = step_s * (1 - 1 / gain), step_s / gain, random.uniform(5.0, 30.0)
+        most, is_equal = random.randrange(2_000, 20_000), random.random() < 0.5
+        steps = sorted((most if is_equal else random.randrange(most // 8, most) for _ in range(count)), reverse=True)
+        names = [f"sweep{i}-{k}" for k in range(count)]
+        options = {
+            name: [Option("single", 1, round(start_s + step_s * n, 1))] for name, n in zip(names, steps, strict=True)
+        }
+        for size in _GROUP_SIZES:
+            for k in range(0, count - size + 1, size):
+                together_s = start_s + fixed_s * steps[k] + share_s * sum(steps[k : k + size])
+                others = tuple(names[k + 1 : k + size])
+                options[names[k]].append(Option("shared_base", 1, round(together_s, 1), jobs=others))
+        jobs += [PlanningJob(name, tuple(options[name])) for name in names]
+    return (*jobs, *(_draw_job("adapters", i, nodes, 1, random) for i in range(num_ordinary)))
 
 
 def _techniques(model: _Model, size: int, hours: float, random: Random) -> list[Option]:

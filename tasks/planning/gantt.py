@@ -36,9 +36,15 @@ def render_svg(plan: Plan, problem: Problem) -> str:
 
 
 def job_label(segment: Segment, problem: Problem) -> str:
-    """What a segment is called where there is room: its job, those that a fused group carries along, its technique."""
-    option = problem.job(segment.job).options[segment.option]
-    return f"{' + '.join((segment.job, *option.jobs))} · {option.technique}"
+    """What a segment is called where there is room: its job, how many a fused group carries along, its technique."""
+    others = trained_beside(segment, problem)
+    return f"{segment.job}{f' +{len(others)}' if others else ''} · {_technique(segment, problem)}"
+
+
+def trained_beside(segment: Segment, problem: Problem) -> tuple[str, ...]:
+    """The jobs that a segment trains beside its own: fellows of that, or carried by the option."""
+    job = problem.job(segment.job)
+    return (*job.fellows, *job.options[segment.option].jobs)
 
 
 def _technique(segment: Segment, problem: Problem) -> str:
@@ -64,8 +70,8 @@ def _boxes(segment: Segment, problem: Problem, frame: Frame, colour: str) -> lis
         f"{segment.job}: {option.technique} on {sum(len(ids) for _, ids in segment.devices)} devices, "
         f"{seconds_text(segment.start_s)} to {seconds_text(segment.end_s)}, {segment.work:.1%} of its work"
     )
-    if option.jobs:
-        title += f", together with {', '.join(option.jobs)}"
+    if others := trained_beside(segment, problem):
+        title += f", together with {', '.join(others)}"
     parts = [f"<title>{escape(title)}</title>"]
     least = 2.5 if segment.overhead_s > 0 else 0.0  # wide enough to be seen
     for box in frame.boxes(segment.devices, segment.start_s, segment.end_s):

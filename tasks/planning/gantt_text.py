@@ -115,17 +115,16 @@ def axis(plan: Plan, margin: int, columns: int) -> str:
 
 def job_lines(plan: Plan, problem: Problem, width: int) -> list[str]:
     """A line a job: its letter, its name, and what it does when."""
-    letter = letters(problem)
-    lines = []
-    for job in problem.jobs:
-        ran = [
-            f"{job.options[s.option].technique} x{job.options[s.option].num_devices} "
-            f"{seconds_text(s.start_s)}..{seconds_text(s.end_s)}"
-            for s in plan.segments_of(job.id)
-        ]
-        said = ", then ".join(ran) or "trained along with another job"
-        lines.append(shortened(f"{letter[job.id]}  {job.id}: {said}", max(width, 40)))
-    return lines
+    letter, ran = letters(problem), dict[str, list[str]]()
+    for segment in sorted(plan.segments, key=lambda s: s.start_s):
+        option = problem.job(segment.job).options[segment.option]
+        when = f"{seconds_text(segment.start_s)}..{seconds_text(segment.end_s)}"
+        does = f"{option.technique} x{option.num_devices} {when}"
+        ran.setdefault(segment.job, []).append(does)
+        for name in option.jobs:
+            ran.setdefault(name, []).append(f"with {segment.job}, {does}")
+    lines = (f"{letter[job.id]}  {job.id}: {', then '.join(ran.get(job.id, []))}" for job in problem.jobs)
+    return [shortened(line, max(width, 40)) for line in lines]
 
 
 def _said(bar: Bar, length: int) -> str:

@@ -32,7 +32,7 @@ STAGES_OF_MANY = ((0.0, 1000.0, 2e-3, 1.0), (1.0, 1000.0, 8e-4, 0.5))  # where L
 MANY = 10
 STAGES_OF_TYPES = ((0.0, 1000.0, 1e-3, 3.0), (1.0, 1000.0, 2e-4, 0.15))
 AGAIN = 0.3  # of these trials, and of the last local search's, where jobs run already
-SLICE = 200  # trials of annealing between two looks at the clock
+SLICE = 200  # trials of annealing between two looks at the clock, for ten members of a group or fewer
 TRIALS = 20_000  # of the last local search of each group, for ten members or fewer
 
 OTHER_TYPE = 1e3  # bounds of time that keep a job away from devices that were not chosen for it
@@ -236,6 +236,7 @@ def _annealed(
     sites, options = _sites(tables, groups), _with_liking(tables, parts)
     budget = int(budget * _again(parts))
     cooler = min(1.0, max(0.25, 4 / num_groups))
+    between = max(5, int(SLICE * min(1.0, (10 / per_group) ** 2)))
 
     def search(own_seed: int) -> Assignment:
         now = Assignment(np.zeros((num_groups, width), np.int32), np.zeros(num_groups, np.int32), np.zeros(num_groups))
@@ -248,7 +249,7 @@ def _annealed(
             while not is_done and not (begins < 0 and is_over()):
                 is_done = assign(
                     now, best, clock, parts, sites, options, _rules(tables),
-                    depth, sharpness, heat * cooler, trials, clock[0] + SLICE, begins,
+                    depth, sharpness, heat * cooler, trials, clock[0] + between, begins,
                 )  # fmt: skip
                 begins = -1
             now = best

@@ -103,7 +103,7 @@ class PlanningJob:
     release_s: it does not start before. deadline_s: it must end by then, None for no deadline. weight: of the moment
     when it ends, in the objective `weighted`. running: what it does at time 0, None where it stands still. started: it
     has a checkpoint, so that its first segment pays the switch cost, unless that goes on with what is running; a job
-    that is running has always started.
+    that is running has always started. fellows: further jobs that it stands for: whatever trains it trains them too.
     """
 
     id: str
@@ -114,6 +114,7 @@ class PlanningJob:
     weight: float = 1.0
     running: Running | None = None
     started: bool = False
+    fellows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.running is not None and self.started is False:
@@ -183,7 +184,7 @@ class Problem:
         found: dict[Hashable, list[int]] = {}
         for j, job in enumerate(self.jobs):
             is_alone = job.id in special or job.running or any(option.jobs for option in job.options)
-            found.setdefault(job.id if is_alone else _likeness(job), []).append(j)
+            found.setdefault(job.id if is_alone else likeness(job), []).append(j)
         return tuple(map(tuple, found.values()))
 
     def job(self, job_id: str) -> PlanningJob:
@@ -208,7 +209,7 @@ class Problem:
         return write_problem(self)
 
 
-def _likeness(job: PlanningJob) -> Hashable:
+def likeness(job: PlanningJob) -> Hashable:
     """Equal for jobs that the planner cannot tell apart."""
     options = tuple(
         (

@@ -30,6 +30,7 @@ _JOB_KEYS = {
     "weight": ("weight", False),
     "running": ("running", False),
     "started": ("started", False),
+    "fellows": ("fellows", False),
 }
 _RUNNING_KEYS = {
     "option": ("option", True),
@@ -95,7 +96,8 @@ def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
         if "jobs" in option:
             option["jobs"] = tuple(_items(option["jobs"], f"{place}, option {k}: jobs", faults))
         options.append(Option(**option))
-    row |= {"options": tuple(options), "after": tuple(_items(row.get("after", []), f"{place}: after", faults))}
+    lists = {key: tuple(_items(row.get(key, []), f"{place}: {key}", faults)) for key in ("after", "fellows")}
+    row |= {"options": tuple(options), **lists}
     if row.get("running") is not None:
         running = _read(row["running"], f"{place}: running", faults, _RUNNING_KEYS)
         gpus = _items(running["devices"], f"{place}, running: gpus", faults)

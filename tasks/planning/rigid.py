@@ -34,6 +34,7 @@ def plan_rigid(
     num_searches: int = 4,
     steps: int = 1_000_000,
     seed: int = 0,
+    enough: float = 0.0,
     is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Segment, ...] | None:
     """The best of `num_searches` annealings, two at a time.
@@ -41,7 +42,8 @@ def plan_rigid(
     None where jobs wait for others or for times (`orders.without_overheads`), or where one has no option on one node
     alone: gangs of several nodes are not considered. Jobs that run already go on where they are.
 
-    bound_s: a lower bound, in whose units times are. options: the first ones, such as the pattern MILP's.
+    bound_s: a lower bound, in whose units times are. options: the first ones, such as the pattern MILP's. enough: a
+    share by which a plan may be above the bound to end a search.
     """
     bare = without_overheads(problem)
     table = _Table.of(problem, bare, bound_s, options or {}) if bare is not None else None
@@ -49,7 +51,7 @@ def plan_rigid(
         return None
     with ThreadPoolExecutor(2) as pool:
         seeds = range(seed * num_searches, (seed + 1) * num_searches)
-        found = pool.map(lambda own_seed: table.search(own_seed, steps=steps, is_over=is_over), seeds)
+        found = pool.map(lambda own_seed: table.search(own_seed, steps=steps, enough=enough, is_over=is_over), seeds)
         _, orders = min(found, key=lambda pair: pair[0])
     return segments_of(problem, orders)
 
@@ -117,7 +119,7 @@ class _Table:
             heads=heads,
         )
 
-    def search(self, seed: int, *, steps: int, is_over: Callable[[], bool]) -> tuple[float, list[Order]]:
+    def search(self, seed: int, *, steps: int, enough: float, is_over: Callable[[], bool]) -> tuple[float, list[Order]]:
         """One annealing: the makespan in units of the bound, and what each node starts in which order."""
         from tasks.planning.rigid_kernels import anneal
 
@@ -130,14 +132,14 @@ class _Table:
                 option[j] = min(faster, key=lambda k: self.length[k] * self.need[:, k].min(), default=o)
         sequences, counts, end = self._longest_first(option)
         best = sequences.copy(), counts.copy(), option.copy()
-        state = np.array([end, target])
+        state, good = np.array([end, target]), 1.0 + max(1e-7, enough)
         for begin in range(0, steps, SLICE):
-            if is_over() or state[0] <= 1.0 + 1e-7:
+            if is_over() or state[0] <= good:
                 break
             anneal(
                 self.first, self.last, self.need, self.length, self.kind, self.size, self.heads, sequences, counts,
                 option, *best, state, SETTINGS[seed % len(SETTINGS)], begin, min(steps, begin + SLICE), steps,
-                1.0 + 1e-7, 1_000_003 * seed,
+                good, 1_000_003 * seed,
             )  # fmt: skip
         sequences, counts, option = best
         orders = []

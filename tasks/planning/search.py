@@ -14,7 +14,7 @@ from tasks.planning.problem import Problem, ProblemError
 Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan", "weighted", "cost"]
 
-MAX_JOBS_OF_MILP = 12
+MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
 WORTH_S = 20.0  # seconds that a longer search must be able to save: what compiling it takes on a fresh machine
 CROWDED = 10  # jobs a node beyond which switches gain little, and annealing is given more
 FEW = 14  # jobs up to which the exhaustive search goes on with what annealing found
@@ -33,9 +33,10 @@ class Search:
         preemption: Preemption,
         objective: Objective,
         least_segment_s: float,
+        enough: float,
     ) -> None:
         self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
-        self.least_segment_s = least_segment_s
+        self.least_segment_s, self.enough = least_segment_s, enough
         self.ends_at = time.monotonic() + time_limit_s
         self.seconds: dict[str, float] = {}
 
@@ -126,7 +127,7 @@ class Search:
         if self.objective == "makespan":
             return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
         share = 1.0 - self._value_bound() / value if value else 0.0
-        return share > 1e-3 and share * makespan_s > WORTH_S and not self._is_over()
+        return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self._is_over()
 
     def _only_waits(self) -> bool:
         """Whether `after` is all that makes the problem less than plain."""
@@ -142,10 +143,10 @@ class Search:
     def _is_worth_it(self, bound_s: float) -> bool:
         """Whether a plan could still be better by more than it costs to look for it."""
         could_save_s = self.best.makespan_s - bound_s
-        return could_save_s > WORTH_S and could_save_s > 1e-5 * bound_s and not self._is_over()
+        return could_save_s > WORTH_S and could_save_s > max(1e-5, self.enough) * bound_s and not self._is_over()
 
     def _is_small(self) -> bool:
-        return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= 4
+        return len(self.problem.jobs) <= MAX_JOBS_OF_MILP and self.problem.num_devices <= MAX_DEVICES_OF_MILP
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -260,6 +261,9 @@ class Search:
             num_searches, steps = 2, 3_000_000
         else:
             num_searches, steps = 2, 300_000
+        # Plans with switches are still to come, and often gain more.
+        share = 1.0 if self.preemption == "never" else 0.5
+        until = time.monotonic() + share * self._left_s()
         segments = plan_rigid(
             self.problem,
             self.rigid_s,
@@ -267,7 +271,8 @@ class Search:
             num_searches=num_searches,
             steps=steps,
             seed=self.seed,
-            is_over=self._is_over,
+            enough=self.enough,
+            is_over=lambda: time.monotonic() > until,
         )
         if segments:
             self._take(Plan(self.problem.name, segments, method="annealing"))

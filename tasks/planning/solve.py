@@ -16,6 +16,7 @@ def solve(
     preemption: Preemption = "auto",
     objective: Objective = "makespan",
     least_segment_switches: float = 5.0,
+    enough: float = 0.0,
 ) -> Plan:
     """The best plan found for a problem, never worse than any of `baselines.BASELINES`.
 
@@ -25,6 +26,7 @@ def solve(
     of the two.
     least_segment_switches: no segment of a job that has several is planned to be shorter, in switch costs.
     objective: the last end; or the sum of weight x end of all jobs; or what the devices cost. Deadlines come first.
+    enough: a share of its bound by which a plan may be above that to be searched no further.
     Raises ValueError for an unknown preemption or objective or a negative length, and ProblemError where
     deadlines cannot be met.
     """
@@ -45,6 +47,7 @@ def solve(
                 preemption=preemption,
                 objective=objective,
                 least_segment_switches=least_segment_switches,
+                enough=enough,
             ),
             time_limit_s=time_limit_s,
             preemption=preemption,
@@ -57,4 +60,5 @@ def solve(
         preemption=preemption,
         objective=objective,
         least_segment_s=least_segment_switches * problem.switch_cost_s,
+        enough=enough,
     ).run()

@@ -12,6 +12,7 @@ from prefect.client.schemas import TaskRun
 
 from tasks.planning import Plan, Problem, ProblemError, gantt
 from tasks.planning.checked import checked_plan
+from tasks.planning.fusion import Fusion, choose_groups
 from tasks.planning.search import Objective
 
 
@@ -21,16 +22,41 @@ def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) 
 
 
 @task(name="plan", retries=1, retry_condition_fn=_may_go_well_again, cache_policy=NO_CACHE, persist_result=False)
-def plan_task(problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan") -> Plan:
+def plan_task(
+    problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan", start: Plan | None = None
+) -> Plan:
     """Solves the problem, has the plan checked by the independent verifier, and shows it in Prefect's UI.
 
-    Raises ProblemError where no plan meets the deadlines.
+    start: as of `checked_plan`. Raises ProblemError where no plan meets the deadlines.
     """
-    plan = checked_plan(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+    plan = checked_plan(problem, time_limit_s=time_limit_s, seed=seed, objective=objective, start=start)
     create_markdown_artifact(
         key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
     )
     return plan
+
+
+@task(
+    name="choose groups",
+    retries=1,
+    retry_condition_fn=_may_go_well_again,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def choose_groups_task(
+    problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan"
+) -> Fusion:
+    """Chooses which jobs are trained together, and shows what that saves in Prefect's UI.
+
+    Raises ProblemError where no plan meets the deadlines.
+    """
+    fusion = choose_groups(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+    create_markdown_artifact(
+        key="groups",
+        markdown=f"{fusion.in_words()}\n\n{plan_markdown(fusion.together, problem)}",
+        description="Which jobs are trained together, and what that saves",
+    )
+    return fusion
 
 
 def plan_markdown(plan: Plan, problem: Problem) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -31,13 +31,14 @@ class Terms:
     def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
         """The problem under these terms, its time 0 being `elapsed_s` after the batch's start.
 
-        A deadline that has passed becomes one of 0 s, which no plan meets.
+        A deadline that has passed becomes one of 0 s, which no plan meets. A job that stands for others is due when the
+        first of them is, and weighs as much as all.
         """
         jobs = tuple(
             replace(
                 job,
-                deadline_s=max(0.0, self.deadlines_s[job.id] - elapsed_s) if job.id in self.deadlines_s else None,
-                weight=self.weights.get(job.id, 1.0),
+                deadline_s=self._due_s((job.id, *job.fellows), elapsed_s=elapsed_s),
+                weight=sum(self.weights.get(name, 1.0) for name in (job.id, *job.fellows)),
             )
             for job in problem.jobs
         )
@@ -47,6 +48,10 @@ class Terms:
             for node in problem.nodes
         )
         return replace(problem, jobs=jobs, nodes=nodes)
+
+    def _due_s(self, jobs: Sequence[str], *, elapsed_s: float) -> float | None:
+        due_s = [self.deadlines_s[name] for name in jobs if name in self.deadlines_s]
+        return max(0.0, min(due_s) - elapsed_s) if due_s else None
 
 
 def plan_giving_up_deadlines(problem: Problem, make_plan: Callable[[Problem], Plan]) -> tuple[Plan, tuple[str, ...]]:

@@ -56,11 +56,20 @@ class Database:
         return self._patiently(act, writes=False)
 
     def close(self) -> None:
-        """Ends the connections; a transaction that waits for the database gives up."""
+        """Ends the connections, those in use when they are not any more; a transaction that waits for the database
+        gives up.
+        """
         self._closing.set()
-        self._engine.dispose()
+        self._engine.pool.dispose()
 
     def _patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
+        try:
+            return self._try_patiently(act, writes=writes)
+        finally:
+            if self._closing.is_set():  # meanwhile: our connection went back to a pool that nobody will empty again
+                self._engine.pool.dispose()
+
+    def _try_patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
         deadline_s = time.monotonic() + self._patience_s
         wait_s = FIRST_WAIT_S
         while True:

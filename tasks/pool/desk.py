@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from tasks.execution.directions import Directions
 from tasks.execution.journal import ENDED, PAUSED, JobRecord, Journal
 from tasks.pool.database import Database
 from tasks.pool.leases import PoolLeases
 from tasks.pool.nodes import NodeRecord
 from tasks.pool.requests import (
     CANCEL,
+    DIRECT,
     DONE,
     GRANTED,
     HOLD,
@@ -47,6 +49,9 @@ class Servant(Protocol):
     def resume(self, jobs: Sequence[str]) -> None:
         """Has them go on."""
 
+    def direct(self, directions: Directions) -> None:
+        """Has them go as whoever steers their batch says."""
+
     def is_free(self, node: str) -> bool:
         """Whether nothing runs there."""
 
@@ -80,7 +85,13 @@ class Desk:
 
     def answer_all(self) -> None:
         """Does what is asked about batches, oldest first."""
-        acts = {CANCEL: self._cancel, PAUSE: self._pause, RESUME: self._resume, SET_PRIORITY: self._set_priority}
+        acts = {
+            CANCEL: self._cancel,
+            PAUSE: self._pause,
+            RESUME: self._resume,
+            SET_PRIORITY: self._set_priority,
+            DIRECT: self._direct,
+        }
         for request in self._requests.open(*acts):
             try:
                 message = acts[request.kind](request.content)
@@ -105,6 +116,22 @@ class Desk:
         batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == PAUSED)
         self._executor.resume([batch.qualified(job) for job in jobs])
         return _told(batch, jobs, "resumed")
+
+    def _direct(self, content: Mapping[str, Any]) -> str:
+        batch = self._batch(str(content.get("batch", "")))
+        asked = Directions.from_json(content)
+        names = {*asked.jobs, *asked.goals, *asked.stops}
+        if unknown := names - {job.name for job in batch.jobs}:
+            raise Refused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
+        self._executor.direct(
+            Directions(
+                jobs={batch.qualified(name): job for name, job in asked.jobs.items()},
+                likes={batch.qualified(name): like for name, like in asked.likes.items()},
+                goals={batch.qualified(name): goal for name, goal in asked.goals.items()},
+                stops={batch.qualified(name): why for name, why in asked.stops.items()},
+            )
+        )
+        return asked.in_words() or "settled"
 
     def _set_priority(self, content: Mapping[str, Any]) -> str:
         priority = content.get("priority")

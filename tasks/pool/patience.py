@@ -33,7 +33,7 @@ class Patience:
     def blind_after_s(self) -> float:
         """After so long without a look at the nodes, an executor gives them all time again.
 
-        Well under what lies between fence and loss: a database that nobody could read keeps ranks alive for that long.
+        While the database was away for all, no beat could have been seen: those silences are counted anew.
         """
         return (self.lost_after_s - self.fence_after_s) / 2
 

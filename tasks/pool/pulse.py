@@ -1,7 +1,8 @@
 """A worker's sign of life: a beat in the pool's database, and after each that went through a tick of the fork server.
 
 The fork server ends its ranks when no tick has come for long. So a node that nobody hears any more has none by the time
-its jobs are given to others.
+its jobs are given to others. Why a beat did not go through makes no difference: a refused connection looks alike where
+the database is down for all and where a firewall or a tunnel keeps this node alone from it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from techniques.engine.fence import seconds_since_boot
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 1.0  # between tries of a beat that did not go through
-POSTGRESQL_IS_DOWN = "57P"  # SQLSTATE: it shuts down, has crashed, or starts
-NOBODY_LISTENS = "connection refused"
 
 
 class Pulse:
@@ -77,21 +76,9 @@ class Pulse:
             if not self._is_away:
                 logger.warning("the pool's database does not answer, trying again: %s", error.orig)
             self._is_away = True
-            if is_down_for_all(error):
-                self._tick(asked_s)
             return min(AGAIN_S, self._every_s)
         self._is_away = False
         if is_mine:
             self._tick(asked_s)
             return self._every_s
         return 0.0 if self._on_replaced() else None
-
-
-def is_down_for_all(error: DBAPIError) -> bool:
-    """Whether the database's own machine says that it does not run, so that no executor can decide anything either.
-
-    That is no sign of being cut off: the gangs may go on. Silence is, and so is a database that others may still read.
-    """
-    state = str(getattr(error.orig, "sqlstate", None) or "")
-    said = str(error.orig).lower()
-    return state.startswith(POSTGRESQL_IS_DOWN) or NOBODY_LISTENS in said

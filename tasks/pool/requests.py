@@ -18,7 +18,9 @@ OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", 
 ANSWERED = (GRANTED, DONE, REFUSED)
 
 CANCEL, PAUSE, RESUME, SET_PRIORITY, HOLD = "cancel", "pause", "resume", "set-priority", "hold"
-"""Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `HOLD` asks for all devices of a `node`, for
+DIRECT = "direct"
+"""Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `DIRECT` names a `batch` whose jobs are to go as
+its other keys say, which are those of `Directions`; `HOLD` asks for all devices of a `node`, for
 trials, until it is withdrawn or whoever asked `renew`s it no more."""
 
 LOOK_EVERY_S = 0.2

@@ -85,10 +85,27 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
     for job in submission.jobs:
         profiles = submission.profiles.get(job.name, ())
         left = tuple(profile for profile in profiles if option_key(profile) not in struck_out.get(job.name, ()))
-        base = submission.qualified(job.base) if job.base in names and job.base is not None else job.base
-        renamed = replace(job, name=submission.qualified(job.name), base=base)
-        entries.append(Enlisted(job=renamed, profiles=left or profiles, place=place, batch=submission.id))
+        renamed = job.renamed(
+            submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
+        )
+        entries.append(
+            Enlisted(
+                job=renamed,
+                profiles=left or profiles,
+                place=place,
+                batch=submission.id,
+                together=_together(submission, job.name, struck_out.get(job.name, ())),
+            )
+        )
     return entries
+
+
+def _together(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
+    """What the group that a job leads can run under, its fellows called as in the pool; nothing where it leads none."""
+    left = [p for p in submission.together.get(leader, ()) if option_key(p) not in struck_out]
+    return tuple(
+        replace(p, fellows=tuple(replace(f, job=submission.qualified(f.job)) for f in p.fellows)) for p in left
+    )
 
 
 def fault_of(submission: Submission) -> str | None:
@@ -137,7 +154,8 @@ def as_told(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
     if isinstance(event, Planned):
         return _planned(event, batch)
     if isinstance(event, (SegmentStarted, SegmentEnded)):
-        return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]))
+        fellows = tuple(split(fellow)[1] for fellow in event.fellows)
+        return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]), fellows=fellows)
     if isinstance(event, GangSaid):
         return replace(event, job=split(event.job)[1])
     if isinstance(event, JobEnded):
@@ -152,7 +170,12 @@ def _planned(event: Planned, batch: str) -> Planned | None:
     if not mine:
         return None
     jobs = tuple(
-        replace(job, id=mine[job.id], after=tuple(mine[other] for other in job.after if other in mine))
+        replace(
+            job,
+            id=mine[job.id],
+            after=tuple(mine[other] for other in job.after if other in mine),
+            fellows=tuple(split(fellow)[1] for fellow in job.fellows),
+        )
         for job in problem.jobs
         if job.id in mine
     )

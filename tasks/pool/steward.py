@@ -21,12 +21,13 @@ from tasks.cluster import Device, Node
 from tasks.execution.dispatch import DeviceId
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
 from tasks.execution.executor import Executor
-from tasks.execution.journal import CANCELLED, ENDED, FAILED, PAUSED, Journal, SegmentRecord
+from tasks.execution.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
 from tasks.execution.orders import LOST
 from tasks.execution.progress import RunningSegment
 from tasks.planning import Plan, Problem
 from tasks.planning.checked import checked_plan
 from tasks.planning.search import Objective
+from tasks.pool import housekeeping
 from tasks.pool.database import Database
 from tasks.pool.desk import HOLDER, Desk
 from tasks.pool.leases import PoolLeases
@@ -40,7 +41,6 @@ from tasks.pool.submissions import SUBMITTED, Submission, Submissions
 from tasks.pool.succession import Estate, nodes_of, num_told, outcome_of, read_estate, speeds_of
 from tasks.pool.told import Told
 from tasks.pool.watch import NodeWatch, cluster_of
-from techniques import Profile
 from techniques.engine.gang import Outcome
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ HOLDER_OF_SEGMENTS = "pool"  # of the leases that the executor takes
 TICK_S = 0.25
 NODES_EVERY_S = 1.0
 PLANNING_TIME_LIMIT_S = 10.0
-MOST_KEPT = 20  # batches that have ended, of which all that their gangs said is kept: for whoever asks what went wrong
 
 
 class Steward:
@@ -73,7 +72,7 @@ class Steward:
         self._database, self._runner, self._patience, self._clock = database, runner, patience, clock
         self._wall_clock, self._seed = wall_clock, seed
         self.on_objective: Callable[[Objective], None] = lambda objective: None
-        self.on_speed: Callable[[RunningSegment, Profile], None] = lambda running, profile: None
+        self.on_speed: Callable[[RunningSegment], None] = lambda running: None
         self._submissions, self._told, self._mail = Submissions(database), Told(database), Mail(database)
         self._watch = NodeWatch(
             Nodes(database),
@@ -89,6 +88,7 @@ class Steward:
         self._heard_before: dict[int, int] = {}  # by adopted segment, its words that were told already
         self._may_have_ended: set[str] = set()
         self._looked_s = -NODES_EVERY_S
+        self._tidied_s = -housekeeping.EVERY_S
         self._is_due = threading.Event()
 
     # -- what the executor needs -------------------------------------------------------------------------------------
@@ -155,7 +155,14 @@ class Steward:
         self._desk.grant(self._watch.there)
         for batch in list(self._may_have_ended):
             self._end_batch(batch)
+        self._tidy_up()
         self._is_due.set()
+
+    def _tidy_up(self) -> None:
+        if self._clock() - self._tidied_s >= housekeeping.EVERY_S:
+            self._tidied_s = self._clock()
+            num_dropped = housekeeping.tidy(self._database, now_s=self._wall_clock())
+            logger.info("%d rows that nobody needs any more were dropped", num_dropped)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -263,11 +270,14 @@ class Steward:
             self._executor.adopt(record.id, estate.qualified(record), _at_once(outcome_of(record)))
         # Whoever asked for an end may have died before the gang was told.
         running = {record.job for record in estate.open}
-        stand = {s: [batch.qualified(j) for j in running if estate.jobs[j].status == s] for s in (PAUSED, CANCELLED)}
-        if stand[PAUSED]:
-            self._executor.pause(stand[PAUSED])
-        if stand[CANCELLED]:
-            self._executor.cancel(stand[CANCELLED], message="")
+        paused, over = (
+            [batch.qualified(job) for job in running if estate.jobs[job].status in statuses]
+            for statuses in ((PAUSED,), (CANCELLED, STOPPED))
+        )
+        if paused:
+            self._executor.pause(paused)
+        if over:
+            self._executor.cancel(over, message="")
         self._may_have_ended.add(batch.id)
 
     def _recall_speeds(self, estate: Estate) -> None:
@@ -276,7 +286,7 @@ class Steward:
             records = [estate.qualified(record) for record in estate.past if record.job == job]
             profiles = self._executor.roster.profiles[records[0].job]
             for running in speeds_of(self._mail, records, profiles):
-                self.on_speed(running, profiles[running.segment.option])
+                self.on_speed(running)
 
     def _end_batch(self, id: str) -> None:
         """Ends a batch whose jobs have all ended; the last of its gangs may take a moment longer."""
@@ -290,14 +300,7 @@ class Steward:
         self._executor.forget(id)
         logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
         self._ask_anew()
-        self._clear_mail()
-
-    def _clear_mail(self) -> None:
-        """Drops what the gangs of batches said that have ended long ago."""
-        query = select(BATCHES.c.id).where(BATCHES.c.status != SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
-        ended = self._database.read(lambda connection: connection.execute(query).scalars().all())
-        for batch in self._mail.batches() & set(ended[MOST_KEPT:]):
-            self._mail.clear(batch)
+        housekeeping.clear_mail(self._database)
 
     def _on_priority(self, standing: Standing, priorities: Mapping[str, float]) -> None:
         self._standing[standing.submission.id] = replace(standing, priorities=priorities)

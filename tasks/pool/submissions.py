@@ -26,7 +26,8 @@ class Submission:
 
     id: unique in the pool, without "/"; the run of the flow that submitted it, so that a retry finds it again.
     name: the batch's. jobs: with their steps resolved. profiles, data (the prepared data that it was surveyed with),
-    weights (folders of base models outside of the batch): by job name.
+    weights (folders of base models outside of the batch): by job name. together: by the job that leads a group, what
+    that can run under, its fellows among the profiles' own.
     folder: of this run, on storage that all nodes share: models, logs, and checkpoints where there is no root of their
     own. started_s: when the batch was started, from which its deadlines count.
     flow_run: Prefect's, under which the segments are shown; empty for none.
@@ -46,6 +47,7 @@ class Submission:
     checkpoint_root: str | None = None
     flow_run: str = ""
     started_s: float = 0.0
+    together: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
 
     @property
     def asked(self) -> Terms:
@@ -67,12 +69,19 @@ class Submissions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def submit(self, submission: Submission, *, failed: Mapping[str, str] | None = None) -> None:
+    def submit(
+        self,
+        submission: Submission,
+        *,
+        failed: Mapping[str, str] | None = None,
+        details: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         """Hands a batch over; one of the same id that is there already is left as it is.
 
-        failed: by job name, why it cannot be trained at all; those jobs are recorded as failed.
+        failed: by job name, why it cannot be trained at all; those jobs are recorded as failed. details: of their
+        records, by job name.
         """
-        faults = failed or {}
+        faults, known = failed or {}, details or {}
 
         def act(connection: Connection) -> None:
             if connection.execute(select(BATCHES.c.id).where(BATCHES.c.id == submission.id)).first():
@@ -82,7 +91,14 @@ class Submissions:
             names = dict.fromkeys([*(job.name for job in submission.jobs), *faults])
             for name in names:
                 stands = {"status": "failed", "message": faults[name]} if name in faults else {"status": WAITING}
-                row = {"batch": submission.id, "name": name, "step": 0, "message": "", "details": {}, **stands}
+                row = {
+                    "batch": submission.id,
+                    "name": name,
+                    "step": 0,
+                    "message": "",
+                    "details": dict(known.get(name, {})),
+                    **stands,
+                }
                 connection.execute(insert(JOBS).values(**row))
 
         self._database.write(act)

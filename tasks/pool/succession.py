@@ -16,7 +16,7 @@ from tasks.cluster import Device, Node
 from tasks.execution.dispatch import PlannedSegment, device_of
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from tasks.execution.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
-from tasks.execution.progress import RunningSegment
+from tasks.execution.progress import RunningSegment, is_about
 from tasks.pool.database import Database
 from tasks.pool.mail import Mail
 from tasks.pool.schema import TOLD
@@ -77,14 +77,17 @@ def outcome_of(record: SegmentRecord) -> Outcome:
 def speeds_of(mail: Mail, records: Sequence[SegmentRecord], profiles: Sequence[Profile]) -> list[RunningSegment]:
     """What the gangs of a job's segments have told of its steps. profiles: the options that the job has now."""
     keys = {option_key(profile) for profile in profiles}
-    found = {
-        record.id: RunningSegment(_planned(record, profiles), (), record.what["first_step"])
-        for record in records
-        if _key_of(record) in keys
-    }
+    found = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
     for word in mail.words(after=0, segments=list(found)):
-        found[word.segment].hear(word.content)
+        if is_about(word.content, found[word.segment].segment.job):
+            found[word.segment].hear(word.content)
     return [running for running in found.values() if running.step_s is not None]
+
+
+def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
+    segment, batch = _planned(record, profiles), record.job.partition("/")[0]
+    beside = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
+    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], beside=beside)
 
 
 def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
@@ -141,12 +144,19 @@ def _untold(
                     num_devices=what["num_devices"],
                     first_step=what["first_step"],
                     attempt=1,
+                    fellows=tuple(what.get("fellows", ())),
                 )
             )
         if segment.outcome is not None and segment.id not in ended and segment.id not in pending:
             decision = "told by the executor that came after"
             untold.append(
-                SegmentEnded(number=segment.id, segment=planned, outcome=outcome_of(segment), decision=decision)
+                SegmentEnded(
+                    number=segment.id,
+                    segment=planned,
+                    outcome=outcome_of(segment),
+                    decision=decision,
+                    fellows=tuple(segment.what.get("fellows", ())),
+                )
             )
     told = _job_ends(database, batch.id)
     for name, record in jobs.items():

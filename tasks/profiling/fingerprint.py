@@ -49,6 +49,7 @@ def speed_key(
             "exact": job.exact,  # which decides what configs there are
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
             "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
+            **_adaptation(job),  # no key for a job without: what was measured of it stays known
         }
     )
 
@@ -75,6 +76,15 @@ def fingerprint(
 def technique_code(name: str, import_paths: tuple[str, ...]) -> str:
     """The digest of the module of a user's technique; empty for our own, which come with the version."""
     return "" if name in registry.BUILTIN else source_digest(registry.dotted_path(name), import_paths)
+
+
+def _adaptation(job: Job) -> dict[str, Any]:
+    """What of an adaptation takes time: a teacher's model, masks of gradients, the way of rewriting so many models."""
+    said = job.adaptation
+    if said is None:
+        return {}
+    how = {"kind": said.kind, "method": said.method, "trains": job.trains, "num_parents": len(job.parents)}
+    return {"adaptation": {**how, "teacher": to_json(said.teacher_model)}}
 
 
 def _scripts(command: Sequence[str] | None) -> dict[str, str]:

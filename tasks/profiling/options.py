@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tasks.cluster import Cluster
 from tasks.planning import Node, Option, PlanningJob, Problem
@@ -20,11 +21,14 @@ def planning_problem(
     *,
     name: str,
     steps_done: Mapping[str, int] | None = None,
+    groups: Mapping[str, Sequence[Profile]] | None = None,
     with_missing: bool = False,
 ) -> Problem:
     """The problem of what is left of `jobs`; option k of a job is its profile k.
 
-    steps_done: by job name. A job waits for its base where that is among `jobs`. with_missing: adds nodes that are not
+    steps_done: by job name. A job waits for its parents where they are among `jobs`. A job whose profiles have fellows
+    which are not among `jobs` stands for them too: its gang trains them. groups: profiles of groups that may be formed,
+    by the job that would lead; they become fused options, numbered after its own. with_missing: adds nodes that are not
     in the cluster, and must not be planned on, for options that it has no room for: their nodes are gone, or to come.
     """
     done = steps_done or {}
@@ -32,8 +36,12 @@ def planning_problem(
     rows = [
         PlanningJob(
             id=job.name,
-            options=tuple(_option(job, profile, done.get(job.name, 0)) for profile in profiles[job.name]),
-            after=(job.base,) if job.base in names else (),
+            options=(
+                *(_option(job, profile, done) for profile in profiles[job.name]),
+                *(_fused(job, profile, done) for profile in (groups or {}).get(job.name, ())),
+            ),
+            after=tuple(parent for parent in job.parents if parent in names),
+            fellows=_fellows(profiles[job.name]),
         )
         for job in jobs
     ]
@@ -61,7 +69,7 @@ def switch_cost_s(profiles: Sequence[Profile]) -> float:
 def num_evaluations(job: Job, *, steps_done: int = 0) -> int:
     """Evaluations from `steps_done` to the job's end: each `every_steps`, and the last one."""
     every = job.evaluation.every_steps
-    return 1 if every is None else (job.total_steps - 1) // every - steps_done // every + 1
+    return 1 if every is None or not job.trains else (job.total_steps - 1) // every - steps_done // every + 1
 
 
 def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]:
@@ -77,10 +85,21 @@ def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]
             yield Node(id=f"missing {kind} {number}", num_devices=size, device_type=kind)
 
 
-def _option(job: Job, profile: Profile, steps_done: int) -> Option:
+def _fellows(profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """Of the group that a job leads; all of its profiles are of that one."""
+    return tuple(fellow.job for fellow in profiles[0].fellows) if profiles else ()
+
+
+def _fused(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
+    return replace(_option(job, profile, done), jobs=_fellows([profile]))
+
+
+def _option(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
+    steps_done = done.get(job.name, 0)
     runtime_s = profile.runtime_s(
         num_steps=job.total_steps - steps_done,
         num_evaluations=num_evaluations(job, steps_done=steps_done),
+        fellows_left={f.job: max(0, f.num_steps - done.get(f.job, 0)) for f in profile.fellows},
     )
     return Option(
         technique=profile.technique,

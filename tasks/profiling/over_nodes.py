@@ -1,14 +1,15 @@
-"""Gangs over several nodes, for jobs that no single node can train: their step times are predicted, not measured.
+"""Profiles without trials: of gangs over several nodes, for jobs that no single node can train, and of dry runs.
 
-A trial would need several nodes at once, so none is made. What is predicted here counts the network for as fast as the
-links within a node, so it is only offered where there is no other way; the speed that is measured while such a gang
-runs corrects it within a few steps.
+A trial over nodes would need several of them at once, so none is made. What is predicted here counts the network for as
+fast as the links within a node, so it is only offered where there is no other way; the speed that is measured while
+such a gang runs corrects it within a few steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tasks.profiling.search import Search
 from techniques import Profile
 from techniques.surveys import Candidate, Survey
 from techniques.technique import GangShape
@@ -16,6 +17,9 @@ from techniques.technique import GangShape
 # Where nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0
 GUESSED_STARTUP_S = 15.0
+GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
+PREDICTED = "predicted"
+"""The source of a profile that no trial has measured."""
 
 
 def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ...]:
@@ -36,19 +40,38 @@ def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ..
 def predicted_profiles(survey: Survey, *, shapes: Sequence[GangShape]) -> tuple[Profile, ...]:
     """Of each technique and shape that could train a job, the option that looks quickest, as a profile."""
     return tuple(
-        Profile(
-            technique=best.technique,
-            config=best.config,
-            num_devices=best.num_devices,
-            num_ranks=best.num_ranks,
-            num_nodes=shape.num_nodes,
-            step_s=GUESSED_STEP_S if best.step_s is None else best.step_s,
-            peak_bytes=best.least_bytes if best.forecast is None else best.forecast.device_bytes,
-            startup_s=GUESSED_STARTUP_S,
-            source="predicted",
-        )
+        _profile(best, startup_s=GUESSED_STARTUP_S, num_nodes=shape.num_nodes)
         for shape in shapes
         for best in _quickest(survey, shape)
+    )
+
+
+def foretold(searches: Sequence[Search]) -> tuple[Profile, ...]:
+    """Of each technique and gang size that may train a job, the option that looks quickest, as a profile; no trials.
+
+    What ran out of memory in an earlier trial is passed over.
+    """
+    firsts = (
+        next((c for f, c in zip(s.fingerprints, s.candidates, strict=True) if f not in s.results), None)
+        for s in searches
+    )
+    return tuple(
+        _profile(candidate, startup_s=GUESSED_STARTUP_ON_A_NODE_S) for candidate in firsts if candidate is not None
+    )
+
+
+def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> Profile:
+    forecast = candidate.forecast
+    return Profile(
+        technique=candidate.technique,
+        config=candidate.config,
+        num_devices=candidate.num_devices,
+        num_ranks=candidate.num_ranks,
+        num_nodes=num_nodes,
+        step_s=GUESSED_STEP_S if candidate.step_s is None else candidate.step_s,
+        peak_bytes=candidate.least_bytes if forecast is None else forecast.device_bytes,
+        startup_s=startup_s,
+        source=PREDICTED,
     )
 
 

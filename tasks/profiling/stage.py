@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +10,10 @@ from typing import Any
 
 from tasks.cluster import Cluster
 from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
-from tasks.profiling.over_nodes import predicted_profiles, shapes_over_nodes
+from tasks.profiling.grouping import Group, classes
+from tasks.profiling.groups import group_profiles, group_searches, groups_among
+from tasks.profiling.layouts import Layout, layouts
+from tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
 from tasks.profiling.search import LONG_STEPS, Failure, Result, Search, quickest_looking_first, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
@@ -36,18 +39,24 @@ class Known:
     find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
     keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
 
+    def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
+        """What was measured, by fingerprint."""
+        return {name: _result(data) for name, data in self.find(fingerprints).items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
     """The stage's answer.
 
     jobs: with epochs resolved into steps. profiles: by job name, none where nothing can train the job.
+    groups: of jobs that can be trained together on one base, by the job that would lead each; no job's own profiles.
     faults: by job name, why it cannot be trained.
     """
 
     jobs: tuple[Job, ...]
     surveys: Mapping[str, Survey]
     profiles: Mapping[str, tuple[Profile, ...]]
+    groups: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     num_trials: int = 0
 
@@ -66,36 +75,84 @@ def profile_jobs(
     notice: Notice = lambda _: None,
     hold: Hold = nullcontext,
     num_nodes: int = 1,
+    may_try: bool = True,
 ) -> Profiled:
     """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
 
     hold: entered before the first trial and left after the last; not at all where none is needed. num_nodes: nodes like
-    this one that a gang may be spread over where a job needs it.
+    this one that a gang may be spread over where a job needs it. may_try: False for no trials at all: jobs of which
+    nothing was measured before get predicted profiles.
     """
     known = known or Known()
     surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice)
     jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
     searches, searches_of = _searches(jobs, surveys, cluster, import_paths=site.import_paths)
     every = sorted({f for search in searches.values() for f in search.fingerprints})
-    found = {name: _result(data) for name, data in known.find(every).items()}
+    found = known.results(every)
     by_name = {job.name: (job, surveys[job.name]) for job in jobs}
     with ExitStack() as stack:
-        num_trials = _run(
-            searches,
-            found,
-            by_name,
-            site=site,
-            known=known,
+        bench = _Bench(site, known, notice, before_trials=lambda: stack.enter_context(hold()))
+        if may_try:
+            _run(searches, found, by_name, bench=bench)
+        else:
+            _take_known(searches, found)
+        profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
+        if not may_try:
+            profiles |= {name: foretold(mine) for name, mine in searches_of.items() if not profiles[name]}
+        keys = {name: mine[0].key for name, mine in searches_of.items() if mine}
+        groups = group_profiles(
+            group_searches(_classes(jobs, surveys, profiles, keys, cluster), cluster=cluster, num_nodes=num_nodes),
+            num_jobs=len(jobs),
+            find=known.results,
+            measure=bench.measure if may_try else None,
             notice=notice,
-            before_trials=lambda: stack.enter_context(hold()),
         )
-    profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
     homeless = [job for job in jobs if not profiles[job.name]]
     profiles |= _over_nodes(homeless, site=site, cluster=cluster, num_nodes=num_nodes, notice=notice)
     for name, mine in searches_of.items():
         if not profiles[name]:
             faults[name] = _why_nothing_fits(surveys[name], [f for s in mine for f in s.failures])
-    return Profiled(jobs=tuple(jobs), surveys=surveys, profiles=profiles, faults=faults, num_trials=num_trials)
+    return Profiled(
+        jobs=tuple(jobs),
+        surveys=surveys,
+        profiles=profiles,
+        groups=groups,
+        faults=faults,
+        num_trials=bench.num_trials,
+    )
+
+
+def groups_of_some(
+    profiled: Profiled, *, site: Site, cluster: Cluster, known: Known
+) -> Callable[[Collection[str]], dict[str, tuple[Profile, ...]]]:
+    """What tells, by leader, the groups that some of the profiled jobs would be offered as a batch of their own.
+
+    Nothing is tried for it: it goes by what was measured of groups of all the jobs, so that `profiled` is to be of this
+    cluster alone. Classes of which `profiled` offers no groups in a layout have none among some of their jobs, either.
+    """
+    surveys = profiled.surveys
+    keys = {
+        job.name: speed_key(job, surveys[job.name].data, facts=surveys[job.name].facts, import_paths=site.import_paths)
+        for job in profiled.jobs
+    }
+    every = _classes(profiled.jobs, surveys, profiled.profiles, keys, cluster)
+    searches = group_searches(every, cluster=cluster, num_nodes=1)
+    for search in searches:
+        search.take(known.results(list(search.tried)))
+    offered = [search for search in searches if search.has_any(profiled.groups)]
+    return lambda names: groups_among(names, offered)
+
+
+def _classes(
+    jobs: Sequence[Job],
+    surveys: Mapping[str, Survey],
+    profiles: Mapping[str, Sequence[Profile]],
+    keys: Mapping[str, str],
+    cluster: Cluster,
+) -> dict[Layout, list[Group]]:
+    """Jobs that can be trained together, by how their gang would be."""
+    found = layouts(len(cluster.nodes[0].devices))
+    return {layout: classes(jobs, surveys, profiles, keys=keys, layout=layout) for layout in found}
 
 
 def _over_nodes(
@@ -220,43 +277,51 @@ def _searches(
     return searches, of_job
 
 
+class _Bench:
+    """Where trials are made and counted. before_trials: called once, if there are any."""
+
+    def __init__(self, site: Site, known: Known, notice: Notice, *, before_trials: Callable[[], None]) -> None:
+        self._site, self._known, self._notice, self._before_trials = site, known, notice, before_trials
+        self.num_trials = 0
+
+    def measure(self, trials: Sequence[Trial]) -> dict[str, Result]:
+        """Makes trials, several side by side, and keeps what another batch may use; by fingerprint."""
+        if trials and not self.num_trials:
+            self._before_trials()
+        found: dict[str, Result] = {}
+        for wave in waves(trials, num_devices=len(self._site.devices)):
+            self._notice("trying " + ", ".join(str(trial) for trial in wave))
+            for name, result in run_wave(self._site, wave).items():
+                found[name] = result
+                if isinstance(result, Profile) or result.kind == "out_of_memory":
+                    self._known.keep(name, _json(result))
+                self.num_trials += 1
+        return found
+
+
 def _run(
     searches: Mapping[str, Search],
     found: dict[str, Result],
     jobs: Mapping[str, tuple[Job, Survey]],
     *,
-    site: Site,
-    known: Known,
-    notice: Notice,
-    before_trials: Callable[[], None],
-) -> int:
-    """Runs trials in waves until no search wants one; returns how many ran. before_trials: called once, if at all."""
-    num_trials = 0
+    bench: _Bench,
+) -> None:
+    """Runs trials in waves until no search wants one."""
     while True:
-        for search in searches.values():
-            search.next_trial(found)  # takes what is known of all, before any is compared with the others
+        _take_known(searches, found)  # of all, before any is compared with the others
         trials = []
         for search in worthwhile(searches.values()):
             if (wanted := search.next_trial(found)) is not None:
                 job, survey = jobs[search.job]
                 trials.append(Trial(fingerprint=wanted[0], job=job, data=survey.data, candidate=wanted[1]))
         if not trials:
-            return num_trials
-        if not num_trials:
-            before_trials()
-        for wave in waves(trials, num_devices=len(site.devices)):
-            notice("trying " + ", ".join(_describe(trial) for trial in wave))
-            for name, result in run_wave(site, wave).items():
-                found[name] = result
-                if isinstance(result, Profile) or result.kind == "out_of_memory":
-                    known.keep(name, _json(result))
-                num_trials += 1
+            return
+        found |= bench.measure(trials)
 
 
-def _describe(trial: Trial) -> str:
-    c = trial.candidate
-    knobs = " ".join(f"{key}={value}" for key, value in c.config.items())
-    return f"{trial.job.name}: {c.technique} x{c.num_devices} ({knobs})"
+def _take_known(searches: Mapping[str, Search], found: Mapping[str, Result]) -> None:
+    for search in searches.values():
+        search.next_trial(found)
 
 
 def _why_nothing_fits(survey: Survey, failures: Sequence[Failure]) -> str:

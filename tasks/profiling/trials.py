@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,12 +26,22 @@ from techniques.technique import GangShape
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One candidate of one job, to be measured on its prepared `data`."""
+    """One candidate of one job, to be measured on its prepared `data`.
+
+    fellows: the jobs that the same gang trains beside it, each with its data.
+    """
 
     fingerprint: str
     job: Job
     data: Mapping[str, Any]
     candidate: Candidate
+    fellows: tuple[tuple[Job, Mapping[str, Any]], ...] = ()
+
+    def __str__(self) -> str:
+        """What is tried, for people."""
+        config = " ".join(f"{key}={value}" for key, value in self.candidate.config.items())
+        beside = f" and {len(self.fellows)} more" if self.fellows else ""
+        return f"{self.job.name}{beside}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +114,8 @@ class _Run:
             import_paths=site.import_paths,
             ordered_at_s=time.monotonic(),
         )
+        fellows = tuple(replace(order, job=job, data=data) for job, data in trial.fellows)
+        order = replace(order, fellows=fellows)
         self.gang = Gang(site.server, order, num_ranks=trial.candidate.num_ranks)
 
 

@@ -31,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 
-from model_lineage import Ledger
+from model_lineage import Ledger, LedgerError
 from tasks.pool.database import Database
 from tasks.promotion import decisions
 from tasks.promotion.decisions import DecisionRecord
@@ -105,8 +105,11 @@ class MoveLog:
             try:
                 moves = [Move(**move) for move in row["moves"]]
                 decision = from_json(DecisionRecord, row["decision"])
-                # Where somebody else, who does not see this record, has promoted since, it is no longer true.
-                if applies := _applies(moves, decision, champion=_champion(ledger, row["model"])):
+                # Where somebody else, who does not see this, has promoted or deleted since, it is no longer true.
+                applies = _is_there(ledger, row["model"], decision) and _applies(
+                    moves, decision, champion=_champion(ledger, row["model"])
+                )
+                if applies:
                     _carry_out(ledger, row["model"], moves, decision)
             except BaseException:
                 self._give_up(row["model"], token)
@@ -163,6 +166,17 @@ def _of(model: str, token: str) -> Any:
 def _champion(ledger: Ledger, model: str) -> int | None:
     found = ledger.get_alias(model, CHAMPION)
     return None if found is None else found.version
+
+
+def _is_there(ledger: Ledger, model: str, decision: DecisionRecord) -> bool:
+    """Whether the registry still has the version that the decision is about."""
+    try:
+        ledger.resolve_model(f"models:/{model}/{decision.version}")
+    except LedgerError as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
+    return True
 
 
 def _applies(moves: Sequence[Move], decision: DecisionRecord, *, champion: int | None) -> bool:

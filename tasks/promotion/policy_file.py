@@ -9,8 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from tasks.batch.data_schema import Section
 from tasks.batch.faults import Finding
-from tasks.batch.schema import Metric, Name, Positive, Section, Whole
+from tasks.batch.field_types import Metric, Name, Positive, Whole
 from tasks.evaluation import declared
 from tasks.evaluation.suite import Suite, load_suite
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from model_lineage import Ledger, ModelRecord
+from model_lineage import Ledger, LedgerError, ModelRecord
+from tasks.alarms import Alarm, promotion_refused
 from tasks.promotion import decisions
 from tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
 from tasks.promotion.moves import Move, MoveLog, PromotionRefused
@@ -32,28 +33,35 @@ class Standing:
 
 
 def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
-    """The standing of each registered model; one that was never trained stands nowhere."""
+    """The standing of each registered model; one that was never trained, or was deleted, stands nowhere."""
     wanted = list(names)
-    latest: dict[str, ModelRecord] = {}
+    versions: dict[str, set[int]] = {name: set() for name in wanted}
     for model in ledger.models():
-        name = model.registered_name
-        if (
-            name in wanted
-            and model.version is not None
-            and (name not in latest or model.version > version_of(latest[name]))
-        ):
-            latest[name] = model
+        if model.registered_name in versions and model.version is not None:
+            versions[model.registered_name].add(model.version)
+    latest = {name: _newest(ledger, name, versions[name]) for name in wanted}
     return {
-        name: Standing(
+        name: Standing(name=name)
+        if latest[name] is None
+        else Standing(
             name=name,
             champion=ledger.get_alias(name, CHAMPION),
             challenger=ledger.get_alias(name, CHALLENGER),
             latest=latest[name],
         )
-        if name in latest
-        else Standing(name=name)
         for name in wanted
     }
+
+
+def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord | None:
+    """The newest of these versions that the registry still has: a model outlives the version that it was."""
+    for version in sorted(versions, reverse=True):
+        try:
+            return ledger.resolve_model(f"models:/{name}/{version}")
+        except LedgerError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+    return None
 
 
 def apply(
@@ -64,12 +72,14 @@ def apply(
     log: MoveLog,
     champion: int | None,
     who: str = "rule",
+    sound: Callable[[Alarm], None] = lambda alarm: None,
 ) -> None:
     """Moves the aliases of the candidate's name by `decision`, and keeps the decision; again, it changes nothing.
 
     In this order a crash between any two steps leaves a champion, and a repetition ends in the same aliases:
     `challenger` comes last, because it says that the comparison is done. champion: the version that it was compared
-    with. who: that decided. Raises PromotionRefused where another promotion was quicker.
+    with. who: that decided. sound: tells people of an alarm, which a candidate is that does not become champion. Raises
+    PromotionRefused where another promotion was quicker.
     """
     name, version = candidate.registered_name, version_of(candidate)
     moves = [Move(alias=CHALLENGER, version=version)]
@@ -85,7 +95,13 @@ def apply(
         who=who,
         at=decisions.now(),
     )
-    log.move(ledger, name, moves, entry)
+    try:
+        log.move(ledger, name, moves, entry)
+    except PromotionRefused as error:
+        sound(promotion_refused(name, version=version, why=str(error)))
+        raise
+    if not decision.promote:
+        sound(promotion_refused(name, version=version, why=decision.why, who=who))
 
 
 def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "") -> tuple[int, int]:

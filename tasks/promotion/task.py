@@ -8,6 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from model_lineage import Ledger, ModelRecord
+from tasks.alarms.task import sound
 from tasks.promotion.moves import MoveLog, PromotionRefused
 from tasks.promotion.policy import Decision
 from tasks.promotion.stage import apply
@@ -31,5 +32,8 @@ def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
 def promote_task(
     candidate: ModelRecord, decision: Decision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
 ) -> None:
-    """Moves the aliases of a registered model by a decision, and keeps the decision."""
-    apply(ledger, candidate, decision, log=log, champion=champion, who=who)
+    """Moves the aliases of a registered model by a decision, and keeps the decision.
+
+    A candidate that does not become champion is an alarm.
+    """
+    apply(ledger, candidate, decision, log=log, champion=champion, who=who, sound=sound)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from techniques import registry
+from techniques.adapters.peft_format import base_of, is_adapter, resolved
 from techniques.engine.channel import Channel
 from techniques.engine.order import GangOrder, Slot
-from techniques.job import Job
+from techniques.job import Adapter, Job
 from techniques.technique import Config, GangShape, Technique
 from techniques.values import from_json, to_json
 
 if TYPE_CHECKING:
     from techniques.engine.data import PreparedData
+    from techniques.engine.ranks import Ranks
+    from techniques.engine.trainer import Trainer
 
-TECHNIQUE = "single"
+TECHNIQUE, EVALUATE = "single", "evaluate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,33 +61,48 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 
     Raises ValueError where the weights do not fit the job's model, or were learnt with another tokenizer.
     """
+    from techniques.engine.ranks import Ranks, take_device
+
+    device = take_device((order.slot,), 0, num_ranks=1)
+    return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()
+
+
+def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
+    """What evaluates by itself on the device of `ranks`, which are one process. Raises what `evaluate_model` raises."""
     from techniques.engine.data import PreparedData
-    from techniques.engine.ranks import join
     from techniques.engine.trainer import Trainer
 
+    order = of_folder(order)
     prepared = from_json(PreparedData, order.data)
     technique = registry.load(registry.dotted_path(TECHNIQUE))
-    with TemporaryDirectory(prefix="ringmaster-evaluation-") as folder:
-        gang = GangOrder(
-            purpose="evaluate",
-            job=order.job,
-            technique=registry.dotted_path(TECHNIQUE),
-            config=_config(technique, order, prepared),
-            slots=(order.slot,),
-            folder=folder,
-            cache_dir=order.cache_dir,
-            data=to_json(prepared),
-            weights_from=str(Path(order.model_dir).absolute()),
-        )
-        ranks = join(gang, 0, num_ranks=1, axes={})
-        return Trainer(gang, technique, ranks, beat=lambda: None).evaluate()
+    gang = GangOrder(
+        purpose=EVALUATE,
+        job=order.job,
+        technique=registry.dotted_path(TECHNIQUE),
+        config=config_of(technique, order, prepared),
+        slots=(order.slot,),
+        folder="",
+        cache_dir=order.cache_dir,
+        data=to_json(prepared),
+        weights_from=order.model_dir or None,
+    )
+    return Trainer(gang, technique, ranks, beat=beat)
 
 
-def _config(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
+def of_folder(order: EvaluationOrder) -> EvaluationOrder:
+    """The same with the folder of all weights but an adapter's, which is the job's if the folder holds one."""
+    folder = Path(order.model_dir).absolute()
+    if not is_adapter(folder):
+        return replace(order, job=replace(order.job, adapter=None), model_dir=str(folder))
+    base, adapter = base_of(folder), resolved(Adapter(from_pretrained=str(folder)))
+    return replace(order, job=replace(order.job, adapter=adapter), model_dir=str(base or ""))
+
+
+def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device, as an evaluation needs less; else the smallest."""
     from techniques.engine.models import model_facts
 
-    facts = model_facts(order.job.model, data=prepared)
+    facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)
     configs = list(technique.configs(order.job, shape, facts))
     needs = [technique.estimate_memory(order.job, shape, config, facts) for config in configs]

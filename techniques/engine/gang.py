@@ -113,7 +113,7 @@ class Gang:
             if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
                 return _hung(silent)
         result = self._ranks[0].result
-        return Outcome(status=result["status"], result=result)
+        return Outcome(status=result["status"], message=result.get("message", ""), result=result)
 
     def _hear(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None], *, seconds: float) -> None:
         for key, _ in selector.select(timeout=max(seconds, 0.0)):

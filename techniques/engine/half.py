@@ -9,6 +9,7 @@ no scaling of the loss.
 """
 
 # No postponed annotations here: DDP reads those of its hooks.
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -35,6 +36,20 @@ def compute_in_half(model: nn.Module) -> None:
             holders.append(module.out_proj)
         module.register_forward_pre_hook(_Round(holders), with_kwargs=True)
         module.register_forward_hook(_Restore(holders), always_call=True)
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, *, but: Collection[str] = ()) -> None:
+    """Keeps frozen weights in bf16, of the modules that `compute_in_half` makes compute so: no fp32 is updated.
+
+    but: names of modules whose weights, which others may share, stay as they are.
+    """
+    kept = {id(parameter) for name in but for parameter in model.get_submodule(name).parameters(recurse=False)}
+    for module in model.modules():
+        if not isinstance(module, LEFT_ALONE):
+            for parameter in module.parameters(recurse=False):
+                if parameter.is_floating_point() and id(parameter) not in kept:
+                    parameter.data = parameter.data.to(HALF)
 
 
 def average_in_half(

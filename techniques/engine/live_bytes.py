@@ -40,8 +40,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def counted(storage: torch.UntypedStorage, size: int) -> Any:
             done = resize(storage, size)
             if (known := self._sizes.get(storage._cdata)) is not None:  # FSDP frees gathered weights so
-                self._sizes[storage._cdata] = storage.nbytes()
-                self._live += storage.nbytes() - known
+                size = self._sizes[storage._cdata] = storage.nbytes()
+                self._live += size - known
                 self._note_peak()
             return done
 
@@ -103,7 +103,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forget(self, key: int) -> None:
         del self._watched[key]
-        self._live -= self._sizes.pop(key)
+        size = self._sizes.pop(key)  # first: threads of a process group forget too, and may come between load and store
+        self._live -= size
 
     def _note_peak(self) -> None:
         self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self._live)

@@ -13,7 +13,7 @@ from techniques.engine.rehearsal import Rehearsed, Scene
 from techniques.engine.rehearsals import Fault, rehearse_all
 from techniques.job import Job
 from techniques.surveys import ARITHMETIC, REHEARSED, Forecast
-from techniques.technique import GRADIENT_BYTES, Config, GangShape, Technique, training_state_bytes
+from techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
 # Shares of the activations that are kept, roughly, where they are computed again.
 KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
@@ -97,8 +97,8 @@ def _forecast(workload: Workload, choice: Choice, results: Sequence[Rehearsed | 
 def _copied_bytes(workload: Workload, choice: Choice) -> int:
     """At most: weights and the optimizer's state, as far as they are divided by layout."""
     technique, config, shape = choice
-    gradients = workload.facts.num_parameters * GRADIENT_BYTES
-    state = training_state_bytes(workload.job, workload.facts) - gradients
+    of_trained = WEIGHT_BYTES + OPTIMIZER_STATE_BYTES[workload.job.optimizer.name]
+    state = workload.facts.num_updated * of_trained
     return state // sharding(technique.mesh_shape(shape, config))
 
 

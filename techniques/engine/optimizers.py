@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from techniques.engine.gradients import scale_
 from techniques.job import Job, ScheduleSpec
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -25,6 +26,30 @@ def build_optimizer(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim
         return cls([group], lr=job.optimizer.lr, **KERNELS[job.optimizer.name], **options)  # type: ignore[call-arg]
     except TypeError as error:
         raise ValueError(f"optimizer {job.optimizer.name}: {error}") from error
+
+
+def update_(
+    job: Job,
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    *,
+    step: int,
+    to_mean: float,
+    norm: Tensor | None,
+) -> None:
+    """Turns gradients of a sum into those of its mean, clips them, and takes the optimizer's step number `step`.
+
+    With g the gradient as it is, m = `to_mean`, |g| its `norm` (needed where the job clips) and c the clipping norm,
+    the optimizer sees g * m * min(1, c / |g * m|).
+    """
+    factor: float | Tensor = to_mean
+    if (limit := job.clip_grad_norm) is not None:
+        assert norm is not None
+        factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
+    scale_(parameters, factor)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(job, step)
+    optimizer.step()
 
 
 def learning_rate(job: Job, step: int) -> float:

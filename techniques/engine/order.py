@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,12 @@ class GangOrder:
     folder: this gang's own scratch folder (rendezvous, logs). cache_dir: prepared data.
     checkpoint_dir: where checkpoints are read and written, a folder or an fsspec URL.
     model_dir: where the finished model is exported.
-    weights_from: a folder with the safetensors of the base model, or None.
+    weights_from: a folder with the safetensors of the base model, or None. parents: folders of all models that the job
+        comes from, as far as they are there, by the names under which it knows them.
     checkpoint_every_s: seconds between checkpoints; None for none but the last.
     import_paths: folders appended to the workers' import path, where users' factories are.
+    fellows: orders of the jobs that the same gang trains beside `job` on one base (`techniques.shared_base`); of each
+        counts what is its own: job, data, folders, last step.
     ordered_at_s: CLOCK_MONOTONIC when the order was given, from which start-up is counted.
     first_rank, num_ranks_in_all, meeting: of a gang over several machines, whose `slots` are those of this machine. Its
         ranks are `first_rank` and the following ones of `num_ranks_in_all`, and meet at "host:port", on the machine of
@@ -55,10 +58,12 @@ class GangOrder:
     checkpoint_dir: str | None = None
     model_dir: str | None = None
     weights_from: str | None = None
+    parents: Mapping[str, str] = field(default_factory=dict)
     last_step: int = 0
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
     import_paths: tuple[str, ...] = ()
+    fellows: tuple[GangOrder, ...] = ()
     ordered_at_s: float = 0.0
     collective_timeout_s: float = 1800.0
     first_rank: int = 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from techniques.adaptations.support import bytes_beside
 from techniques.black_box import BlackBox
 from techniques.engine.data import PreparedData
 from techniques.engine.layer_times import LayerTimes, layer_times
@@ -71,6 +73,8 @@ class Outlook:
         candidates = []
         for config, least in listed:
             forecast = forecasts.get(digest(config))
+            if forecast is not None:  # the rehearsal is of the job without its adaptation
+                forecast = replace(forecast, device_bytes=forecast.device_bytes + self._beside_bytes(config))
             if forecast is not None and forecast.device_bytes > shape.memory_bytes:
                 needed = forecast.device_bytes
                 too_large.append((self._refusal(technique, shape, config, needed), needed))
@@ -107,10 +111,17 @@ class Outlook:
 
     def _at_least(self, technique: Technique, config: Config, shape: GangShape) -> int:
         """The state and, where all of them are kept, most of the activations that one device alone would have."""
-        state = technique.estimate_memory(self._job, shape, config, self._facts)
+        state = technique.estimate_memory(self._job, shape, config, self._facts) + self._beside_bytes(config)
         if config.get("recompute") != "none" or "micro_batch" not in config or self._outline is None:
             return state
         return state + int(SURELY_KEPT * self._activations(technique, config, shape))
+
+    def _beside_bytes(self, config: Config) -> int:
+        """What the job's adaptation keeps beside the training state."""
+        if self._job.adaptation is None:
+            return 0
+        num_rows = int(config.get("micro_batch", self._job.global_batch_size))
+        return bytes_beside(self._job, num_rows=num_rows, data=from_json(PreparedData, self._workload.data))
 
     def _activations(self, technique: Technique, config: Config, shape: GangShape) -> float:
         """Bytes of a micro-batch's, as one device alone would keep them, in this one's share."""

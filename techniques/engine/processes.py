@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from techniques.engine.channel import Channel
+from techniques.engine.channel import Channel, ChannelClosed
 from techniques.engine.fence import TICK, seconds_since_boot
 
 # What every worker imports. Optimizers pull in torch._dynamo at their first step: seconds, unless it is there already.
@@ -55,6 +55,7 @@ class ForkServer:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._socket_path.unlink(missing_ok=True)
+                self._hang_up()
                 self._process = self._launch()
         return self
 
@@ -62,9 +63,14 @@ class ForkServer:
         """A new process that calls `target(channel, argument)`; its output goes to the file `log`."""
         self.start()
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(self._socket_path))
+        try:
+            connection.connect(str(self._socket_path))
+        except OSError:  # the server has just ended
+            connection.close()
+            raise
         channel = Channel(connection)
-        channel.send({"target": target, "argument": argument, "log": str(log)})
+        with contextlib.suppress(ChannelClosed):  # refused, behind the fence: whoever reads the channel hears so
+            channel.send({"target": target, "argument": argument, "log": str(log)})
         return channel
 
     def tick(self, heard_s: float | None = None) -> None:
@@ -80,14 +86,7 @@ class ForkServer:
     def close(self) -> None:
         """Ends the server and every worker that it started."""
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
-                assert self._process.stdin is not None
-                self._process.stdin.close()
-                try:
-                    self._process.wait(timeout=10)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
+            self._hang_up()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -97,6 +96,18 @@ class ForkServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _hang_up(self) -> None:
+        """Closes the pipe that tells a server that it is wanted, and waits for its end, which may have come before."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _launch(self) -> subprocess.Popen[bytes]:
         # -P: a file in the working folder that is called like a library must not be imported in its place.
@@ -111,7 +122,7 @@ class ForkServer:
                 env=_environment(),
                 preexec_fn=_restore_signals,
             )
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         killer = threading.Timer(START_TIMEOUT_S, process.kill)
         killer.start()
         line = process.stdout.readline()
@@ -120,6 +131,7 @@ class ForkServer:
         if line != b"ready\n":
             process.kill()
             process.wait()
+            process.stdin.close()
             with contextlib.suppress(OSError):
                 tail = self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")

@@ -49,6 +49,11 @@ class Ranks:
         return self.sum([float(not yes)])[0] == 0
 
 
+def alone(device: torch.device) -> Ranks:
+    """A process without peers."""
+    return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+
+
 def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
     """Binds this process to its slots, before anything touches a device: a GPU, or cores with a thread each."""
     mine = slots if num_ranks == 1 else (slots[rank],)
@@ -70,7 +75,7 @@ def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]
     """
     device = take_device(order.slots, rank - order.first_rank, num_ranks=num_ranks)
     if num_ranks == 1:
-        return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+        return alone(device)
     timeout = timedelta(seconds=order.collective_timeout_s)
     store = meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout) if order.meeting else None
     dist.init_process_group(

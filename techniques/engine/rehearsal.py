@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
 from techniques import registry
+from techniques.adapters.peft_format import resolved
 from techniques.engine import trainer as trainers
 from techniques.engine.data import PreparedData
 from techniques.engine.gradients import local
@@ -28,7 +29,7 @@ from techniques.engine.models.architectures import instantiate
 from techniques.engine.models.build import build_model, model_config
 from techniques.engine.order import TRIAL, GangOrder, Slot
 from techniques.engine.ranks import Ranks
-from techniques.job import Job
+from techniques.job import Adapter, Job
 from techniques.technique import GangShape
 from techniques.values import from_json
 
@@ -77,7 +78,7 @@ def rehearse(scene: Scene) -> Rehearsed:
     slots = tuple(Slot(kind="cpu", index=i) for i in range(scene.shape.num_devices))
     order = GangOrder(
         purpose=TRIAL,
-        job=replace(scene.job, compile=False),
+        job=replace(scene.job, compile=False, adapter=_fresh(scene.job.adapter)),
         technique=scene.technique,
         config=scene.config,
         slots=slots,
@@ -106,6 +107,11 @@ def rehearse(scene: Scene) -> Rehearsed:
         num_bytes=live.num_bytes,
         num_operators=live.num_operators,
     )
+
+
+def _fresh(adapter: Adapter | None) -> Adapter | None:
+    """The same adapter, of which nothing is read."""
+    return None if adapter is None else replace(resolved(adapter), from_pretrained=None)
 
 
 def _saved_bytes(trainer: trainers.Trainer) -> int | None:

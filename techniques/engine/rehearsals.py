@@ -93,6 +93,7 @@ def _plain(scene: Scene) -> Scene:
         scene.job,
         name="rehearsal",
         base=None,
+        adaptation=None,
         optimizer=replace(scene.job.optimizer, lr=1e-3),
         schedule=ScheduleSpec(),
         num_steps=10,

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from techniques.engine.channel import Channel
 
 BEAT_EVERY_S = 0.25
 
 STOP, MEASURE = "stop", "measure"
-UNTIL = "until "
+UNTIL, LEAVE = "until ", "leave "
 
 
 def until(last_step: int) -> str:
     """The command to go on up to a later step than was ordered."""
     return f"{UNTIL}{last_step}"
+
+
+def leave(job: str) -> str:
+    """The command that a job of a group checkpoints and is trained no further, while the others go on."""
+    return f"{LEAVE}{job}"
+
+
+class Teller(Protocol):
+    """Whom a rank tells how it gets on."""
+
+    def beat(self) -> None:
+        """Says that the rank is alive."""
+
+    def send(self, event: str, **details: Any) -> None:
+        """Sends one event."""
 
 
 class Reporter:
@@ -46,6 +61,10 @@ class Reporter:
         self._said_s = time.monotonic()
         self._channel.send({"event": event, **details})
 
+    def about(self, job: str) -> Teller:
+        """The same for what is said of one of several jobs: each event has its name."""
+        return _JobReporter(self, job)
+
     def told(self, command: str) -> bool:
         """Whether the command has been given to this rank, now or before."""
         self._listen()
@@ -56,6 +75,22 @@ class Reporter:
         self._listen()
         return max((int(c.removeprefix(UNTIL)) for c in self._commands if c.startswith(UNTIL)), default=0)
 
+    def told_to_leave(self) -> set[str]:
+        """The jobs of a group that are to be trained no further."""
+        self._listen()
+        return {command.removeprefix(LEAVE) for command in self._commands if command.startswith(LEAVE)}
+
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
             self._commands.add(message["command"])
+
+
+class _JobReporter:
+    def __init__(self, reporter: Reporter, job: str) -> None:
+        self._reporter, self._job = reporter, job
+
+    def beat(self) -> None:
+        self._reporter.beat()
+
+    def send(self, event: str, **details: Any) -> None:
+        self._reporter.send(event, job=self._job, **details)

@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from techniques.engine.checkpoint import CheckpointStore, Pieces, WritePieces
 from techniques.engine.places import Block
-from techniques.engine.reporter import BEAT_EVERY_S, Reporter
+from techniques.engine.ranks import Ranks
+from techniques.engine.reporter import BEAT_EVERY_S, Teller
 from techniques.engine.state import HostCopies
-from techniques.engine.trainer import Trainer
 
 THREAD_NAME = "checkpoint"
 
@@ -37,12 +37,24 @@ class Asks(NamedTuple):
     num_bytes: float = 0.0  # that it has written so far
 
 
+class Saved(Protocol):
+    """A job's training state on this rank: what `Trainer` and a member of a group have in common."""
+
+    next_step: int
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """What this rank writes into a checkpoint of the state as it is."""
+
+    def checkpoint_meta(self) -> dict[str, Any]:
+        """What a checkpoint says of its job."""
+
+
 class Saver:
     """The saves of one segment on one rank, one at a time; all ranks begin, follow and finish at the same steps."""
 
-    def __init__(self, trainer: Trainer, store: CheckpointStore, reporter: Reporter) -> None:
-        self._trainer, self._store, self._reporter = trainer, store, reporter
-        self._copies = HostCopies(is_pinned=trainer.ranks.device.type == "cuda")
+    def __init__(self, saved: Saved, store: CheckpointStore, reporter: Teller, *, ranks: Ranks) -> None:
+        self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
+        self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")
         self._save: _Save | None = None
 
     @property
@@ -58,6 +70,11 @@ class Saver:
         """Copies the state as it is now, and has it written while training goes on."""
         self._begin(self._copies)
 
+    def begin_last(self) -> None:
+        """Has the state written as it is: it must not change before `finish`. A save under way is waited for first."""
+        self.finish()
+        self._begin(None)
+
     def save_at_once(self) -> float:
         """Saves the state and waits until it is durable; returns the seconds. A save under way is waited for first.
 
@@ -65,16 +82,16 @@ class Saver:
         """
         self.finish()
         started_s = time.perf_counter()
-        self._begin(None)
+        self.begin_last()
         self.finish()
         return time.perf_counter() - started_s
 
     def _begin(self, copies: HostCopies | None) -> None:
         assert self._save is None
         started_s = time.perf_counter()
-        step, meta = self._trainer.next_step, self._trainer.checkpoint_meta()
-        save = _Save(step=step, leads=self._trainer.ranks.rank == 0, started_s=started_s, is_waited_for=copies is None)
-        pieces = save.counting(self._trainer.pieces(copies=copies))
+        step, meta = self._saved.next_step, self._saved.checkpoint_meta()
+        save = _Save(step=step, leads=self._ranks.rank == 0, started_s=started_s, is_waited_for=copies is None)
+        pieces = save.counting(self._saved.pieces(copies=copies))
         save.publish = lambda: self._store.publish(step, meta)
         save.drop = lambda: self._store.drop(step)
         save.start(lambda: self._store.write_part(step, pieces))
@@ -89,18 +106,19 @@ class Saver:
         if sums.closed:
             self._save = None
             self._tell(save, has_failed=sums.failed > 0)
-        elif sums.ended == self._trainer.ranks.num_ranks:
+        elif sums.ended == self._ranks.num_ranks:
             save.close(has_failed=sums.failed > 0)
 
     def finish(self) -> None:
         """Waits for the save under way, if any, to be published or dropped on all ranks.
 
-        Says that the rank is alive for as long as any rank gets on: a disk that hangs is a rank that hangs.
+        Raises CheckpointError where it was a last one, which any rank could not write. Says that the rank is alive for
+        as long as any rank gets on: a disk that hangs is a rank that hangs.
         """
         said = None
         while self._save is not None:
             self._save.wait(BEAT_EVERY_S)
-            sums = Asks(*self._trainer.ranks.sum(list(self.asks())))
+            sums = Asks(*self._ranks.sum(list(self.asks())))
             if sums != said:
                 self._reporter.beat()
             said = sums

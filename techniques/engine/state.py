@@ -21,12 +21,16 @@ Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a part of a tensor."""
 
 
-def named_state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors under their canonical names; tied parameters once.
+def named_state(model: nn.Module, *, only: frozenset[str] | None = None) -> dict[str, Tensor]:
+    """The model's tensors under their canonical names; tied parameters once. only: parameters of these names alone.
 
     Buffers that the model does not save (rotary frequencies) are left out: they follow from its config.
     """
-    named = {f"model/{name}": tensor.detach() for name, tensor in model.named_parameters()}
+    named = {
+        f"model/{name}": tensor.detach() for name, tensor in model.named_parameters() if only is None or name in only
+    }
+    if only is not None:
+        return named
     return named | {f"model/{name}": tensor for name, tensor in _saved_buffers(model)}
 
 
@@ -95,12 +99,12 @@ class HostCopies:
         return {name: self._buffers[name] for name in tensors}
 
 
-def restore_model(reader: Reader, model: nn.Module) -> None:
+def restore_model(reader: Reader, model: nn.Module, *, only: frozenset[str] | None = None) -> None:
     """Fills a model, in its own layout, from a checkpoint written under any other.
 
     Raises CheckpointError where the checkpoint lacks a tensor or holds it in another shape.
     """
-    for name, tensor in named_state(model).items():
+    for name, tensor in named_state(model, only=only).items():
         reader.fill(name, tensor)
 
 

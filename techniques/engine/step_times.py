@@ -54,7 +54,7 @@ def outline(workload: Workload) -> Outline | None:
     if isinstance(found, Fault):
         return None
     rows = num_outlined_rows(workload)
-    weights = workload.facts.num_parameters * WEIGHT_BYTES
+    weights = workload.facts.num_updated * WEIGHT_BYTES
     return Outline(
         num_flops=found.num_flops / rows,
         num_bytes=max(found.num_bytes - OPTIMIZER_PASSES * weights, 0) / rows,
@@ -96,7 +96,7 @@ def predicted_step_s(
     computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)
-    updating_s = OPTIMIZER_PASSES * facts.parameter_bytes / sharding(axes) / speed.bytes_s
+    updating_s = OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES / sharding(axes) / speed.bytes_s
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
     sending_s = sent.num_bytes / rates.link_bytes_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
@@ -118,14 +118,15 @@ def _sent(axes: dict[str, int], config: Config, workload: Workload, *, rows: flo
     facts, sent, k = workload.facts, _Sent(), num_micro_batches
     layers = max(facts.num_layers, 1) / axes.get("pp", 1)
     mine = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
+    updated = facts.num_updated / max(facts.num_parameters, 1)  # of it: beside an adapter no weight has a gradient
     shards = axes.get("dp_shard", 1) if not config.get("sharded") else axes.get("cp", 1)
     for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):
         if size > 1:
-            sent.num_bytes += 2 * (size - 1) / size * mine / axes.get("dp_shard", 1)
+            sent.num_bytes += 2 * (size - 1) / size * updated * mine / axes.get("dp_shard", 1)
             sent.num_messages += layers / 4
     if shards > 1:  # gathered for each forward, and again for each backward where not kept; reduced once
         gathers = (2 if config.get("reshard", True) else 1) * k
-        sent.num_bytes += (gathers + 1) * (shards - 1) / shards * mine
+        sent.num_bytes += (gathers + updated) * (shards - 1) / shards * mine
         sent.num_wrapped += (gathers + 1) * layers
     if facts.decoder is None:
         return sent

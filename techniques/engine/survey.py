@@ -6,14 +6,16 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from techniques import registry
+from techniques.adaptations.support import why_no_adaptation
 from techniques.attention import why_no_attention
 from techniques.black_box import BlackBox
 from techniques.engine.channel import Channel
-from techniques.engine.data import PreparedData, prepare
+from techniques.engine.data import PreparedData, fetch, open_data, prepare
 from techniques.engine.models import model_facts
 from techniques.engine.outlook import Outlook, describe
 from techniques.job import Job
@@ -45,17 +47,23 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
 def survey_job(job: Job, order: SurveyOrder) -> Survey:
     """Candidates and refusals of one job."""
     data = _data(job, order)
-    facts = model_facts(job.model, data=data)
+    facts = model_facts(job.model, data=data, adapter=job.adapter)
+    if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
+        facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
     outlook = Outlook(job, facts=facts, data=to_json(data), order=order)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
-    techniques = {name: registry.load(order.techniques[name]) for name in job.techniques or order.techniques}
+    names = job.techniques or order.techniques
+    # One that a job names beside those is of groups, and says so.
+    techniques = {name: registry.load(order.techniques.get(name) or registry.dotted_path(name)) for name in names}
+    if not job.trains and job.techniques is None:  # a reason from each that trains would say nothing
+        techniques = {name: technique for name, technique in techniques.items() if isinstance(technique, BlackBox)}
     for shape in order.shapes:
         if job.num_devices is not None and shape.num_devices not in job.num_devices:
             continue
         found: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
-            reason = _black_box(technique, job) or why_no_attention(job, shape)
+            reason = _black_box(technique, job) or why_no_adaptation(technique, job) or why_no_attention(job, shape)
             reason = reason or technique.supports(job, shape, facts)
             if not order.forecast_all:
                 reason = reason or _needless(technique, found, shape)
@@ -72,6 +80,14 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
         candidates=tuple(candidates),
         refusals=tuple(refusals),
     )
+
+
+def _beside_tokens(job: Job, data: PreparedData, order: SurveyOrder) -> list[str]:
+    """What a model is told of the samples besides, such as where they are padded, which one that packs them is not."""
+    if order.describe_data:  # which need not be there
+        return []
+    training, _ = open_data(job.data, cache_dir=Path(order.cache_dir), prepared=data)
+    return sorted(fetch(training, [0]).keys() - {"input_ids", "labels"})
 
 
 def _data(job: Job, order: SurveyOrder) -> PreparedData:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The names that safetensors gives to the dtypes that a training state holds.
+# The names that safetensors gives to the dtypes of training states and of quantized weights.
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -25,6 +25,7 @@ DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
     "U8": torch.uint8,
+    "I8": torch.int8,
     "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -6,6 +6,7 @@ Sources: Shoeybi et al., Megatron-LM (arXiv:1909.08053), section 3; Korthikanti 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from techniques.adapters.modules import ScaledInputLinear, ScaledOutputLinear
 from techniques.engine.models import layer_names
 
 HEAD_NORMS = ("q_norm", "k_norm")
@@ -64,7 +66,7 @@ def _plan(
             # Positions and mask are made from the whole sequence: it is cut before the first layer.
             plan[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
         elif module is head:
-            plan[name] = ColwiseParallel(
+            plan[name] = _AdaptedColwise(
                 input_layouts=between,
                 output_layouts=Shard(-1) if loss_parallel else Replicate(),
                 use_local_output=not loss_parallel,
@@ -74,9 +76,9 @@ def _plan(
             attention: Any = model.get_submodule(name.rpartition(".")[0])
             attention.num_key_value_groups = config.num_attention_heads // mesh.size()
         elif last in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-            plan[name] = ColwiseParallel()
+            plan[name] = _AdaptedColwise()
         elif last in ("o_proj", "down_proj"):
-            plan[name] = RowwiseParallel(output_layouts=between)
+            plan[name] = _AdaptedRowwise(output_layouts=between)
         elif last == "self_attn":
             plan[name] = PrepareModuleInput(
                 input_kwarg_layouts={"hidden_states": between},
@@ -93,6 +95,34 @@ def _plan(
             input_layouts=Replicate(), desired_input_layouts=between, use_local_output=True
         )
     return plan
+
+
+class _AdaptedColwise(ColwiseParallel):
+    """Divides a linear layer by its outputs, and beside it what adapts it: a LoRA's B, or factors of outputs."""
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        divided = {"weight", "bias"} if name != "lora_A" else set()
+        if isinstance(module, ScaledOutputLinear):
+            divided.add("ia3_l")
+        _place(module, device_mesh, dict.fromkeys(divided, Shard(0)))
+
+
+class _AdaptedRowwise(RowwiseParallel):
+    """Divides a linear layer by its inputs, and beside it what adapts it: a LoRA's A, or factors of inputs."""
+
+    def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        divided = {"weight"} if name != "lora_B" else set()
+        if isinstance(module, ScaledInputLinear):
+            divided.add("ia3_l")
+        _place(module, device_mesh, dict.fromkeys(divided, Shard(1)))
+
+
+def _place(module: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Placement]) -> None:
+    """Distributes a module's own parameters, those that are not named to every rank whole."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        placement = placements.get(name, Replicate())
+        part = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(part))
 
 
 def _norm(between: Placement) -> ParallelStyle:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from techniques.adaptations.training import Adapting
+from techniques.adapters.attaching import attach, trained_names
+from techniques.adapters.exporting import export_adapter
 from techniques.engine.checkpoint import CheckpointStore, WritePieces
 from techniques.engine.compilation import compile_layers
 from techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
-from techniques.engine.gradients import scale_
 from techniques.engine.half import compute_in_half
 from techniques.engine.losses import loss_of, metrics_of
 from techniques.engine.models import build_model, export_model
-from techniques.engine.optimizers import build_optimizer, learning_rate
-from techniques.engine.order import GangOrder
+from techniques.engine.models.components import check_components
+from techniques.engine.optimizers import build_optimizer, update_
+from techniques.engine.order import TRAIN, GangOrder
 from techniques.engine.ranks import Ranks
 from techniques.engine.state import HostCopies, Reader, named_state, piece_writer, read_whole, restore_model
 from techniques.job import Job
@@ -58,8 +61,22 @@ class Trainer:
         beat()
         weights = Path(order.weights_from) if order.weights_from else None
         model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
+        if order.purpose == TRAIN:  # whoever only tries a job may try it for others that are like it
+            check_components(self.job, model)
+        # Of a model with an adapter, what is trained is all that checkpoints and exports hold.
+        self._stored: frozenset[str] | None = None
+        if self.job.adapter is not None:
+            self._stored = trained_names(attach(model, self.job.adapter, seed=self.job.seed))
         self._plain = model
         self._loss = loss_of(self.job.loss, model, self.job.model)
+        self.adapting = Adapting(
+            order,
+            model=model,
+            loss=self._loss,
+            prepared=self.prepared,
+            device=ranks.device,
+            autocast=self._autocast,
+        )
         beat()
         if not technique.moves_model:
             model.to(ranks.device)
@@ -69,6 +86,7 @@ class Trainer:
             compute_in_half(technique.unwrap(self.model))
         if self.job.compile:
             compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
+        self.adapting.lay_out(technique.unwrap(self.model))
         self.optimizer = build_optimizer(self.job, technique.optimizer_parameters(self.model))
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
@@ -109,15 +127,10 @@ class Trainer:
         With g the exchanged gradient, d what the exchange divided it by, n the global count and c the clipping norm,
         the optimizer sees g * d/n * min(1, c / |g * d/n|).
         """
+        self.adapting.mask_gradients()
         to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
-        factor: float | Tensor = to_mean
-        if (limit := self.job.clip_grad_norm) is not None:
-            norm = self._technique.grad_norm(self._parameters) * to_mean
-            factor = to_mean * torch.clamp(limit / (norm + 1e-6), max=1.0)
-        scale_(self._parameters, factor)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.job, self.next_step)
-        self.optimizer.step()
+        norm = self._technique.grad_norm(self._parameters) if self.job.clip_grad_norm is not None else None
+        update_(self.job, self.optimizer, self._parameters, step=self.next_step, to_mean=to_mean, norm=norm)
         self._technique.after_step(self.model)
         for parameter in self._parameters:  # not the optimizer's: it may hold a share of them
             parameter.grad = None
@@ -180,16 +193,12 @@ class Trainer:
     def written(self) -> dict[str, Tensor]:
         """The tensors, by canonical name, whose parts here this rank writes into a checkpoint."""
         model = self._technique.unwrap(self.model)
-        named = {**named_state(model), **self._technique.optimizer_state(self.model, self.optimizer)}
+        named = {**named_state(model, only=self._stored), **self._technique.optimizer_state(self.model, self.optimizer)}
         return {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """What a checkpoint says of its job."""
-        config: Any = getattr(self._plain, "config", None)  # what a Hugging Face model is made from, to convert it
-        said = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
-        tokenizer = self.prepared.tokenizer_dir and str(Path(self.prepared.tokenizer_dir).absolute())
-        known = {"config": said, "tokenizer_dir": tokenizer}
-        return {"job": self.job.name, "weights_digest": self._weights_digest(), **known}
+        return checkpoint_meta(self.job, self._plain, self.prepared)
 
     def restore(self, root: Root) -> int:
         """Goes on from the newest whole checkpoint under `root`, if any; returns the steps done.
@@ -207,7 +216,7 @@ class Trainer:
             )
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
-            restore_model(reader, model)
+            restore_model(reader, model, only=self._stored)
             self._technique.restore_optimizer(reader, self.model, self.optimizer)
         self.next_step = checkpoint.manifest.step
         return self.next_step
@@ -224,7 +233,12 @@ class Trainer:
             checkpoint = CheckpointStore(root).newest()
             assert checkpoint is not None and checkpoint.manifest.step == self.next_step
             state = read_whole(checkpoint, prefix="model/")
-            export_model(folder, spec=self.job.model, model=self._plain, state=state, prepared=self.prepared)
+            if self.job.adapter is not None:
+                base = self._order.weights_from or self.job.model.from_pretrained
+                spec, prepared = self.job.model, self.prepared
+                export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
+            else:
+                export_model(folder, spec=self.job.model, model=self._plain, state=state, prepared=self.prepared)
         self._beat()
         self.ranks.agree(True)
 
@@ -258,7 +272,7 @@ class _Work:
         return self._trainer._loss.forward_inputs(batch)
 
     def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
-        return self._trainer._loss(output, batch)
+        return self._trainer.adapting.loss(output, batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self._trainer._autocast()
@@ -268,6 +282,15 @@ class _Work:
 
     def beat(self) -> None:
         self._trainer._beat()
+
+
+def checkpoint_meta(job: Job, model: nn.Module, prepared: PreparedData) -> dict[str, Any]:
+    """What a checkpoint says of its job, and of the model that it trains."""
+    config: Any = getattr(model, "config", None)  # what a Hugging Face model is made from, to convert it
+    said = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
+    tokenizer = prepared.tokenizer_dir and str(Path(prepared.tokenizer_dir).absolute())
+    known = {"config": said, "tokenizer_dir": tokenizer}
+    return {"job": job.name, "weights_digest": weights_digest(job, data_digest=prepared.digest), **known}
 
 
 def weights_digest(job: Job, *, data_digest: str) -> str:

@@ -7,23 +7,49 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from techniques.engine.checkpoint import WritePieces
 from techniques.engine.order import GangOrder
+from techniques.engine.ranks import Ranks
 from techniques.engine.reporter import MEASURE, STOP, Reporter
 from techniques.engine.state import HostCopies
-from techniques.engine.trainer import Trainer
+from techniques.engine.trainer import Root, StepReport
 
 WARM_UP_STEPS = 2
-LEAST_STEPS, MOST_STEPS = 3, 12
-ENOUGH_S = 1.5  # of measured steps
+LEAST_STEPS, USUAL_STEPS = 3, 12
+LEAST_S, ENOUGH_S = 0.4, 1.5  # of measured steps: what takes milliseconds is measured more often than usual
 PATIENCE_S = 300.0
 EVALUATED_BATCHES = 2
 
 
-def trial(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+class Tried(Protocol):
+    """What is measured of a trainer, and of a group of jobs that are trained together."""
+
+    ranks: Ranks
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """The next global step."""
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """What this rank writes into a checkpoint of the state as it is."""
+
+    def save(self, root: Root) -> float:
+        """Checkpoints the state; returns the seconds."""
+
+    def export(self, folder: Path, root: Root) -> None:
+        """Writes the finished model of the newest checkpoint under `root`."""
+
+    def evaluate(self, *, max_batches: int | None = None) -> Any:
+        """Measures the metrics over held-out data, `max_batches` global batches at most."""
+
+    def num_evaluated_batches(self) -> float:
+        """Global batches of one evaluation."""
+
+
+def trial(trainer: Tried, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Warms up, says "ready", measures when told to, sends "measured", and is a busy neighbour until told to stop.
 
     The events' order lets the supervisor start all measurements of a node together and end none before the last.
@@ -46,7 +72,7 @@ def trial(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     return {"status": "done"}
 
 
-def _timed_step(trainer: Trainer, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
+def _timed_step(trainer: Tried, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
     asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(asks)
@@ -56,19 +82,21 @@ def _timed_step(trainer: Trainer, reporter: Reporter) -> tuple[float, tuple[bool
     return time.perf_counter() - started_s, (stop, measure)
 
 
-def _measure(trainer: Trainer, reporter: Reporter) -> list[float]:
+def _measure(trainer: Tried, reporter: Reporter) -> list[float]:
     """Seconds of some steps: enough of them, or enough seconds of them; as many on every rank."""
     seconds: list[float] = []
-    while len(seconds) < LEAST_STEPS or (len(seconds) < MOST_STEPS and not _enough(trainer, seconds)):
+    while len(seconds) < LEAST_STEPS or not _enough(trainer, seconds):
         seconds.append(_timed_step(trainer, reporter)[0])
     return seconds
 
 
-def _enough(trainer: Trainer, seconds: list[float]) -> bool:
-    return trainer.ranks.sum([float(sum(seconds) >= ENOUGH_S)])[0] > 0
+def _enough(trainer: Tried, seconds: list[float]) -> bool:
+    total_s = sum(seconds)
+    is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= LEAST_S)
+    return trainer.ranks.sum([float(is_enough)])[0] > 0
 
 
-def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
+def _measure_saving(trainer: Tried, order: GangOrder) -> dict[str, float]:
     """Seconds of a checkpoint, of what one on the way takes from training, and of an evaluation and an export."""
     scratch = Path(order.folder) / "scratch"
     working_s = time.thread_time()
@@ -88,7 +116,7 @@ def _measure_saving(trainer: Trainer, order: GangOrder) -> dict[str, float]:
     return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
 
 
-def _copy_s(trainer: Trainer) -> float:
+def _copy_s(trainer: Tried) -> float:
     """Seconds for which a save on the way holds up training: the state is copied to buffers that are there already.
 
     Writing it takes no time of a GPU, but of the cores that train where there is none.
@@ -100,7 +128,7 @@ def _copy_s(trainer: Trainer) -> float:
     return time.perf_counter() - started_s
 
 
-def _peak(trainer: Trainer) -> int:
+def _peak(trainer: Tried) -> int:
     """The most bytes that any rank's device held: of a GPU's allocator, or of a CPU rank's process."""
     if trainer.ranks.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated()

@@ -9,24 +9,18 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-import torch
-
 from techniques import registry
 from techniques.black_box import BlackBox
 from techniques.engine import training, trials
 from techniques.engine.channel import Channel, ChannelClosed
-from techniques.engine.checkpoint import CheckpointError
+from techniques.engine.failures import failure_kind
 from techniques.engine.order import TRAIN, TRIAL, GangOrder
 from techniques.engine.ranks import join
 from techniques.engine.reporter import Reporter
 from techniques.engine.trainer import Trainer
+from techniques.engine.training import BUILD_PATIENCE_S
 from techniques.technique import GangShape
 from techniques.values import from_json
-
-# How allocators say it: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
-OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
-
-BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
@@ -47,23 +41,11 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
         _leave(1)
 
 
-def failure_kind(error: Exception) -> str:
-    """Tells apart what another option would mend, what only the user can mend, and what another try may mend."""
-    text = str(error).lower()
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return "out_of_memory"
-    if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
-        return "out_of_memory"
-    # A full disk stays full for the next try: a person has to make room.
-    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError, CheckpointError)):
-        return "invalid"
-    return "crashed"
-
-
 def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     reporter.phase("starting", patience_s=BUILD_PATIENCE_S)
     technique = registry.load(order.technique)
     if isinstance(technique, BlackBox):
+        technique.rank = rank
         act = {TRAIN: technique.run, TRIAL: technique.profile}[order.purpose]
         reporter.send("result", result=act(order, reporter))
         _leave(0)

@@ -1,11 +1,13 @@
 import os
+import signal
+import sys
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from techniques.engine.processes import ForkServer
-from tests.cluster.machines import Network
+from tests.cluster.machines import Network, end
 from tests.cluster.pool import Pool
 from tests.cluster.postgresql import PostgresServer
 from tests.cluster.servers import mlflow_server, prefect_server
@@ -21,7 +23,7 @@ def pytest_collection_modifyitems(items):
         if HERE in item.path.parents:
             item.add_marker("cluster")
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(600))  # the first test of a session waits for all servers
+                item.add_marker(pytest.mark.timeout(1200))  # the first test of a session waits for all servers
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +48,7 @@ def postgresql_url(postgresql):
 RECOVERIES = pytest.StashKey[list]()
 # How long the parts of the tests' pool wait for each other, "beat,lost,fence" in seconds; "5,60,40" in earnest.
 # A machine that has more to do than these tests needs more.
-PATIENCE = os.environ.get("RINGMASTER_TEST_PATIENCE", "1,12,8")
+PATIENCE = os.environ.get("RINGMASTER_TEST_PATIENCE", "1,30,18")
 LOST_S = float(PATIENCE.split(",")[1])
 
 
@@ -128,6 +130,26 @@ def pool(session_pool):
     session_pool.heal()
     yield session_pool
     session_pool.abandon()
+
+
+@pytest.fixture
+def parents(pool, mlflow, tmp_path):
+    """Starts commands on a node, as a person would; those that a failed test leaves are ended."""
+    found = []
+
+    def start(*words, node="alpha"):
+        log = tmp_path / f"parent-{len(found)}.log"
+        environment = {**pool.environment, "MLFLOW_TRACKING_URI": mlflow.url, "RINGMASTER_NODE": node}
+        command = [sys.executable, "-m", "flows.cli", *map(str, words)]
+        process = pool.nodes[node].popen(command, environment=environment, log=log)
+        process.log = log
+        found.append(process)
+        return process
+
+    yield start
+    for process in found:
+        if process.poll() is None:
+            end(process, number=signal.SIGKILL)
 
 
 @pytest.fixture

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
+from tests.cluster.stubs import leave_to_hurry
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
 
 STUBS = "tests.cluster.stubs"
 CONFIG = {"micro_batch": 8, "recompute": "none"}
 
 
-def torch_job(name, *, trace="", num_steps=60, step_s=0.1, ballast=0, base=None, seed=0):
-    """A job that really trains, mostly asleep."""
+def torch_job(name, *, trace="", num_steps=1000, step_s=0.1, ballast=0, base=None, seed=0):
+    """A job that really trains, mostly asleep, for longer than what a test does to it takes; then it may hurry."""
     return Job(
         name=name,
         model=ModelSpec(
@@ -80,12 +81,22 @@ class Trace:
 
     file: object
     lines: list = field(default_factory=list)
+    num_bytes: int = 0  # that were read
 
     def read(self):
-        """Reads it as it is now."""
-        text = self.file.read_text() if self.file.exists() else ""
-        self.lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        """Reads what was written since the last time, as far as it is whole lines."""
+        if self.file.exists():
+            with self.file.open("rb") as file:
+                file.seek(self.num_bytes)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self.lines += [json.loads(line) for line in whole.splitlines()]
+            self.num_bytes += len(whole) + len(newline)
         return self
+
+    def hurry(self, *jobs):
+        """Lets these jobs train as fast as they can from now on."""
+        for job in jobs:
+            leave_to_hurry(self.file, job).touch()
 
     def of(self, *, job=None, node=None, after_s=0.0):
         """The steps of a job, or on a node, since then."""

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -62,6 +61,7 @@ class Network:
             for command in (("link", "set", "lo", "up"), ("link", "set", "eth0", "up")):
                 _ip("-n", node.namespace, *command)
             _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
+            node.servers = self.address
         return node
 
     def close(self):
@@ -76,19 +76,19 @@ class Network:
 
 
 class Node:
-    """A machine of the pool, with one core of this one."""
+    """A machine of the pool, with one core of this one; what is started there has those that `cores` names by then."""
 
     def __init__(self, name, *, core):
-        self.name, self.core = name, core
+        self.name, self.cores = name, (core,)
         self.mark = f"{name}-{os.getpid()}"
-        self.address, self.namespace, self.wire = "127.0.0.1", None, None
+        self.address, self.namespace, self.wire, self.servers = "127.0.0.1", None, None, None
 
     def popen(self, command, *, environment, log):
         """Starts a process there."""
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if self.namespace else []
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*inside, "taskset", "-c", str(self.core), *command],
+                [*inside, "taskset", "-c", ",".join(map(str, self.cores)), *command],
                 env={**environment, NODE: self.mark},
                 cwd=SOURCE,
                 stdin=subprocess.DEVNULL,
@@ -107,8 +107,17 @@ class Node:
             pytest.skip("a node can be cut off only where we may make network namespaces (as root)")
         _ip("link", "set", self.wire, "down")
 
+    def reject(self):
+        """Has every server refuse the node's connections, as a firewall that rejects does; what runs there goes on.
+
+        The servers' address becomes the node's own besides: packets for it stay there, where nobody listens.
+        """
+        if not self.namespace:
+            pytest.skip("a node can be rejected only where we may make network namespaces (as root)")
+        _ip("-n", self.namespace, "addr", "add", f"{self.servers}/32", "dev", "lo")
+
     def unplug(self):
-        """The same where that is possible: nobody hears that what ran there has ended."""
+        """As `cut` where that is possible: nobody hears that what ran there has ended."""
         if self.namespace:
             self.cut()
 
@@ -116,21 +125,16 @@ class Node:
         """Puts it back."""
         if self.namespace:
             _ip("link", "set", self.wire, "up")
+            _ip("-n", self.namespace, "addr", "del", f"{self.servers}/32", "dev", "lo", check=False)  # unless rejected
 
     def lose(self):
-        """Ends every process there at once, as a power cut does."""
-        processes = self.processes()
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(processes, timeout=END_PATIENCE_S)
-
-
-def free_port(address):
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind((address, 0))
-        return free.getsockname()[1]
+        """Ends every process there at once, as a power cut does; those too that one of them was just starting."""
+        while processes := self.processes():
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            _, alive = psutil.wait_procs(processes, timeout=END_PATIENCE_S)
+            assert not alive, f"killed on {self.name} in vain: {alive}"
 
 
 def end(process, *, number=signal.SIGTERM):

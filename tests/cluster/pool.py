@@ -21,10 +21,8 @@ from tasks.pool.submissions import Submission, Submissions
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
-from tests.cluster.waiting import until
+from tests.cluster.waiting import PATIENCE_S, until
 
-START_PATIENCE_S = 90
-JOB_PATIENCE_S = 90
 ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
 
 
@@ -75,7 +73,7 @@ class Pool:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=START_PATIENCE_S,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -124,14 +122,14 @@ class Pool:
         fresh = [name for name, worker in self.workers.items() if worker.poll() is not None]
         for name in [*fresh, *(name for name in self.nodes if name not in self.workers)]:
             self.start_worker(name)
-        until("all nodes serve", self._all_serve, seconds=START_PATIENCE_S)
+        until("all nodes serve", self._all_serve, seconds=PATIENCE_S)
 
     def abandon(self):
         """Takes back what a failed test has left to be done, so that it does not meet the next one."""
         requests = Requests(self.database)
         for submission in Submissions(self.database).standing():
             requests.ask(CANCEL, {"batch": submission.id, "jobs": []})
-        until("nothing is left", lambda: not Submissions(self.database).standing(), seconds=JOB_PATIENCE_S)
+        until("nothing is left", lambda: not Submissions(self.database).standing(), seconds=PATIENCE_S)
 
     def _all_serve(self):
         for name, worker in self.workers.items():
@@ -202,7 +200,7 @@ class Pool:
         """The words of that kind."""
         return [word for word in self.words(batch) if word.content["event"] == event]
 
-    def wait(self, batch, *, seconds=JOB_PATIENCE_S, status=DONE):
+    def wait(self, batch, *, seconds=PATIENCE_S, status=DONE):
         """Waits until every job of a batch has ended, as `status` says."""
 
         def ended():
@@ -213,7 +211,12 @@ class Pool:
 
         until(f"all jobs of {batch} are {status}", ended, seconds=seconds)
 
-    def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=JOB_PATIENCE_S):
+    def finish(self, batch):
+        """Lets the jobs of a batch train as fast as they can, and waits until all are done."""
+        self.trace.hurry(*self.jobs(batch))
+        self.wait(batch)
+
+    def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=PATIENCE_S):
         """The segment and the node that have just checkpointed a job of a batch at a step beyond."""
 
         def look():
@@ -231,7 +234,7 @@ class Pool:
         assert found is not None
         return found.run_folder() / "models" / job
 
-    def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=JOB_PATIENCE_S):
+    def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=PATIENCE_S):
         """The first step of a job that is trained after that moment, by another process where one is named."""
 
         def look():

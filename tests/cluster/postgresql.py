@@ -4,7 +4,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,7 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-PATIENCE_S = 60
+from tests.ports import free_port
+
+PATIENCE_S = 300
 STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
@@ -123,9 +124,3 @@ def programs() -> Path:
     if not (found or folders):
         pytest.skip("PostgreSQL is not installed (on Debian and Ubuntu: apt install postgresql)")
     return folders[-1].parent if folders else Path(str(found)).resolve().parent
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    with socket.socket() as free:
-        free.bind((address, 0))
-        return int(free.getsockname()[1])

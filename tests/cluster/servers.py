@@ -8,10 +8,9 @@ import urllib.error
 import urllib.request
 
 from model_lineage import QUIET_ENVIRONMENT
-from tests.cluster.machines import end, free_port
-from tests.cluster.waiting import until
-
-START_PATIENCE_S = 120
+from tests.cluster.machines import end
+from tests.cluster.waiting import PATIENCE_S, until
+from tests.ports import free_port
 
 
 class Server:
@@ -25,7 +24,7 @@ class Server:
     def start(self):
         """Starts it, and returns once it answers."""
         self.launch()
-        until(f"{self._name} answers", self.answers, seconds=START_PATIENCE_S)
+        until(f"{self._name} answers", self.answers)
         return self
 
     def launch(self):
@@ -56,7 +55,7 @@ class Server:
         request = urllib.request.Request(
             f"{self.url}/api{path}", method=method, data=data, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.loads(answer.read() or b"null")
 
     def stop(self):

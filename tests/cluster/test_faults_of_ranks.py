@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_a_rank_that_is_killed(pool, bench, tmp_path, recovered):
     pid, before_s = strike(pool, "killed", signal.SIGKILL)
     again = pool.trains("killed", after_s=before_s, not_by=pid)
     recovered("a rank killed", again["s"] - before_s)
-    pool.wait(batch)
+    pool.finish(batch)
     assert_well(pool, batch, [job], bench, tmp_path)
 
 
@@ -44,10 +45,9 @@ def test_a_rank_of_a_gang_over_two_nodes_that_is_killed(pool, bench, tmp_path, r
     again = until(
         "both ranks train again",
         lambda: [step for step in pool.trace.of(job="wide", after_s=before_s) if step["pid"] not in before],
-        seconds=60,
     )
     recovered("a rank killed, of a gang over two nodes", again[0]["s"] - before_s)
-    pool.wait(batch)
+    pool.finish(batch)
     layout = Layout("ddp", 2, profiles[0].config)
     assert_well(pool, batch, [job], bench, tmp_path, layouts={"wide": layout})
 
@@ -59,8 +59,26 @@ def test_a_rank_that_is_stopped(pool, bench, tmp_path, recovered):
     pid, before_s = strike(pool, "stopped", signal.SIGSTOP)
     again = pool.trains("stopped", after_s=before_s + 0.5, not_by=pid)
     recovered("a rank stopped (SIGSTOP)", again["s"] - before_s)
-    pool.wait(batch)
+    pool.finish(batch)
     assert_well(pool, batch, [job], bench, tmp_path)
+
+
+def stands(pid):
+    """Whether all threads of a process are stopped."""
+    stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+def caught_writing(pid, root):
+    """Whether a process has half a checkpoint under `root`; it is stopped then, and cannot write the other half."""
+    if not list(root.glob("step-*.tmp")):
+        return False
+    os.kill(pid, signal.SIGSTOP)
+    until("it stands", lambda: stands(pid), every_s=0.001)
+    if list(root.glob("step-*.tmp")):
+        return True
+    os.kill(pid, signal.SIGCONT)  # the checkpoint was whole by then
+    return False
 
 
 def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, tmp_path, recovered):
@@ -68,13 +86,13 @@ def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, tmp_path, recove
     batch = pool.submit([job])
     root = pool.home / "batches" / batch / "checkpoints" / "saving"
     pool.wait_for_checkpoint(batch)
-    aside = until("a checkpoint is being written", lambda: list(root.glob("step-*.tmp")), seconds=30)
-    pid, before_s = strike(pool, "saving", signal.SIGKILL)
-    half = [folder for folder in aside if folder.exists()]
+    pid = pool.trace.of(job="saving")[-1]["pid"]
+    until("a checkpoint is being written", lambda: caught_writing(pid, root), every_s=0.002)
+    before_s = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
     again = pool.trains("saving", after_s=before_s, not_by=pid)
-    assert half, "the checkpoint was whole before the rank was killed: it must take longer"
     recovered("kill -9 during a checkpoint", again["s"] - before_s)
-    pool.wait(batch)
+    pool.finish(batch)
     assert_well(pool, batch, [job], bench, tmp_path)
     assert not list(root.glob("step-*.tmp"))
 
@@ -92,19 +110,19 @@ def small_disk(tmp_path):
 
 
 def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, tmp_path, small_disk, recovered):
-    job = torch_job("full", trace=pool.trace.file, num_steps=120)
+    job = torch_job("full", trace=pool.trace.file)
     batch = pool.submit([job], checkpoint_root=str(small_disk))
     pool.wait_for_checkpoint(batch)
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError):
         while True:
             file.write(bytes(4096))
-    failed = until("a checkpoint fails", lambda: pool.said(batch, "checkpoint_failed"), seconds=30)
+    failed = until("a checkpoint fails", lambda: pool.said(batch, "checkpoint_failed"))
     before_s = time.monotonic()
     filler.unlink()
     pool.wait_for_checkpoint(batch, beyond=failed[-1].content["step"])
     recovered("checkpoint disk freed, to the next checkpoint", time.monotonic() - before_s)
     pid, struck_s = strike(pool, "full", signal.SIGKILL)
     pool.trains("full", after_s=struck_s, not_by=pid)
-    pool.wait(batch)
+    pool.finish(batch)
     assert_well(pool, batch, [job], bench, tmp_path)

@@ -1,74 +1,24 @@
 """`ringmaster up` and `down`: a pool from nothing, on SQLite and on PostgreSQL, and nothing left of it afterwards."""
 
-import base64
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import psycopg
 import pytest
 import sqlalchemy
 
-from flows.process_ids import ProcessId
-from flows.service_files import UP, ServiceFiles
-from flows.settings import PoolAddress
-from tests.cluster.postgresql import free_port
+from flows.automations import SUBJECTS
+from flows.deployments import AUTOMATION
+from flows.service_files import UP
 from tests.cluster.waiting import until
+from tests.pool_home import Home, ask
 
-UP_PATIENCE_S = 550
 PASSWORD = "correct horse battery"
 NAMES = ["prefect", "mlflow", "deployments", "executor", "worker"]
-pytestmark = pytest.mark.timeout(600)  # making databases takes long on a busy machine
-
-# A pool is found by its home alone: nothing of another pool may be inherited.
-FOREIGN = ("RINGMASTER_", "PREFECT_", "MLFLOW_TRACKING_")
-
-
-class Home:
-    """A home with a pool of its own, on ports that are free."""
-
-    def __init__(self, folder):
-        self.folder, self.files = folder, ServiceFiles(folder / "pool")
-        self.ports = free_port(), free_port()
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-        self.environment["RINGMASTER_HOME"] = str(folder)
-
-    def ringmaster(self, *arguments):
-        command = [sys.executable, "-m", "flows.cli", *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=UP_PATIENCE_S
-        )
-
-    def up(self, *arguments):
-        prefect, mlflow = self.ports
-        return self.ringmaster("up", "--port-prefect", str(prefect), "--port-mlflow", str(mlflow), *arguments)
-
-    def down(self):
-        return self.ringmaster("down")
-
-    def states(self):
-        return {state.name: state for state in self.files.states()}
-
-    def address(self):
-        return PoolAddress(**json.loads((self.folder / "pool.json").read_text()))
-
-    def processes(self):
-        """Everything that belongs to this home's pool and lives."""
-        mark = f"RINGMASTER_HOME={self.folder}".encode()
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(ProcessId.of(int(folder.name)))
-            except OSError:
-                continue
-        return [process for process in found if process is not None]
+DOWN = NAMES[::-1]  # the order in which they end
+pytestmark = pytest.mark.timeout(1200)  # making databases takes long on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +29,6 @@ def on_sqlite(tmp_path_factory):
         yield home, home.up("--json")
     finally:
         home.down()
-
-
-def ask(url, *, user=None, body=None):
-    """The status and the JSON that a server answers with."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    if user:
-        request.add_header("Authorization", f"Basic {base64.b64encode(user.encode()).decode()}")
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, None
 
 
 def test_up_brings_a_pool_and_says_where_it_is(on_sqlite):
@@ -113,7 +50,7 @@ def test_the_work_pool_and_the_deployments_are_there(on_sqlite):
     assert {"train-batch", "sweep", "retrain-daily", "segment"} <= {each["name"] for each in deployments}
     assert {each["work_pool_name"] for each in deployments} == {"ringmaster"}
     _, automations = ask(f"{api}/automations/filter", body={})
-    assert [each["name"] for each in automations] == ["ringmaster-silent-runs"]
+    assert {each["name"] for each in automations} == {AUTOMATION, *SUBJECTS}
 
 
 @pytest.mark.xfail(
@@ -123,27 +60,26 @@ def test_scheduled_runs_are_on_their_way(on_sqlite):
     home, _ = on_sqlite
     url = f"{home.address().prefect_api}/flow_runs/count"
     body = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["retrain-daily"]}}}
-    until("Prefect has scheduled the nightly retraining", lambda: ask(url, body=body)[1] > 0, seconds=30)
+    until("Prefect has scheduled the nightly retraining", lambda: ask(url, body=body)[1] > 0)
 
 
 def test_up_twice_says_what_runs_and_starts_nothing(on_sqlite):
     home, _ = on_sqlite
-    before = home.processes()
+    # Not all that lives: a worker, for one, starts processes of its own at any time.
+    supervisor, before = home.files.supervisor(), home.states()
     again = home.up()
     assert again.returncode == 0
-    assert [line.split()[:2] for line in again.stderr.splitlines()] == [
-        [name, "done" if name == "deployments" else "up"] for name in NAMES
-    ]
-    assert set(home.processes()) == set(before)
+    told = [words for line in again.stderr.splitlines() if (words := line.split()[:2]) and words[0] in NAMES]
+    assert told == [[name, "done" if name == "deployments" else "up"] for name in NAMES]
+    assert supervisor is not None and home.files.supervisor() == supervisor
+    assert home.states() == before
 
 
 def test_a_server_that_dies_is_started_again(on_sqlite):
     home, _ = on_sqlite
     first = home.states()["mlflow"]
     first.process.signal(signal.SIGKILL)
-    until(
-        "MLflow is up again", lambda: (s := home.states()["mlflow"]).status == UP and s.num_restarts == 1, seconds=120
-    )
+    until("MLflow is up again", lambda: (s := home.states()["mlflow"]).status == UP and s.num_restarts > 0)
     assert home.states()["mlflow"].pid != first.pid
     status, _ = ask(f"{home.address().mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
     assert status == 200
@@ -153,7 +89,7 @@ def test_a_pool_outlives_its_supervisor_and_the_next_up_takes_it_over(on_sqlite)
     home, _ = on_sqlite
     before = {name: state.pid for name, state in home.states().items()}
     home.files.supervisor().signal(signal.SIGKILL)
-    until("the supervisor has ended", lambda: home.files.supervisor() is None, seconds=10)
+    until("the supervisor has ended", lambda: home.files.supervisor() is None)
     again = home.up()
     assert again.returncode == 0, again.stderr
     assert "taking over" in again.stderr
@@ -165,9 +101,10 @@ def test_down_ends_all_of_it_in_order(on_sqlite):
     assert home.processes()
     done = home.down()
     assert done.returncode == 0, done.stderr
-    ended = [line.split()[0] for line in done.stderr.splitlines() if " ending" in line]
-    assert ended == ["worker", "executor", "mlflow", "prefect"]
-    assert home.processes() == []
+    told = [line.replace(",", "").split()[:2] for line in done.stderr.splitlines()]
+    assert list(dict.fromkeys(name for name, *_ in told if name in NAMES)) == DOWN
+    assert [name for name, *words in told if words == ["ended"]] == DOWN
+    home.wait_until_nobody_is_left()
     assert not (home.folder / "pool.json").exists()
     assert home.down().returncode == 0  # once more does no harm
 
@@ -198,7 +135,7 @@ def test_a_pool_on_postgresql_that_asks_for_a_password(postgresql, tmp_path):
         assert arguments
         assert not any(PASSWORD in text or postgresql.password in text for text in arguments)
         assert home.down().returncode == 0
-        assert home.processes() == []
+        home.wait_until_nobody_is_left()
     finally:
         home.down()
         for name in ("nightly", "nightly_mlflow", "nightly_prefect"):
@@ -236,4 +173,4 @@ def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_nothing_is_l
     assert done.returncode == 1
     assert "mlflow did not start" in done.stderr
     assert "file is not a database" in done.stderr
-    assert home.processes() == []
+    home.wait_until_nobody_is_left()

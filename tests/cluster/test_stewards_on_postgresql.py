@@ -3,17 +3,17 @@
 import pytest
 
 from tasks.pool.database import Database
-from tests.unit.pool import test_leadership, test_runner, test_steward, test_succession
+from tests.unit.pool import test_leadership, test_runner, test_steward, test_succession, test_terms_of_batches
+from tests.unit.pool.conftest import pool  # noqa: F401 - a fixture, instead of the one with processes
 from tests.unit.pool.test_runner import made  # noqa: F401 - a fixture
-from tests.unit.pool.test_steward import pool  # noqa: F401 - a fixture, instead of the one with processes
 
 ON_FILES = ("test_a_kill_after_any_write_doubles_and_loses_nothing",)  # they make databases of their own
-for module in (test_leadership, test_runner, test_steward, test_succession):
+for module in (test_leadership, test_runner, test_steward, test_succession, test_terms_of_batches):
     globals().update({n: test for n, test in vars(module).items() if n.startswith("test_") and n not in ON_FILES})
 
 
 @pytest.fixture
 def database(postgresql_url):
-    database = Database(postgresql_url, patience_s=60)
+    database = Database(postgresql_url, patience_s=300)
     yield database
     database.close()

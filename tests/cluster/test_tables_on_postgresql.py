@@ -7,14 +7,15 @@ from sqlalchemy import func, insert, select
 
 from tasks.pool.database import Database
 from tasks.pool.schema import FACTS
-from tests.unit.pool import test_tables
+from tests.unit.pool import test_housekeeping, test_tables
 
-globals().update({name: test for name, test in vars(test_tables).items() if name.startswith("test_")})
+for module in (test_tables, test_housekeeping):
+    globals().update({name: test for name, test in vars(module).items() if name.startswith("test_")})
 
 
 @pytest.fixture
 def database(postgresql_url):
-    database = Database(postgresql_url, patience_s=60)
+    database = Database(postgresql_url, patience_s=300)
     yield database
     database.close()
 
@@ -52,13 +53,13 @@ def test_reads_and_writes_wait_for_a_server_that_is_away(database, postgresql):
         assert writer.is_alive()
     finally:
         postgresql.start()
-    writer.join(timeout=30)
+    writer.join(timeout=300)
     assert num_facts(database) == 1
 
 
 def test_writers_come_one_after_another(database, postgresql_url):
     """Whoever has read the rows up to a number has read all up to there: numbers are given out in order of commits."""
-    other = Database(postgresql_url, patience_s=60)
+    other = Database(postgresql_url, patience_s=300)
     entered, seen = threading.Event(), []
 
     def slow(connection):
@@ -74,7 +75,7 @@ def test_writers_come_one_after_another(database, postgresql_url):
     second.start()
     try:
         database.write(slow)
-        second.join(timeout=30)
+        second.join(timeout=300)
     finally:
         other.close()
     assert seen == ["slow", "quick"]

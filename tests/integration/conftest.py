@@ -1,5 +1,7 @@
 import pytest
 
+from tasks.pool.database import Database, file_url
+from tasks.pool.submissions import Submissions
 from techniques.engine.processes import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
 
@@ -9,3 +11,21 @@ def bench(tmp_path_factory):
     """One warm fork server for all tests that train."""
     with ForkServer(preload=[f"transformers:{name}" for name in ARCHITECTURES]) as server:
         yield Workbench(server, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def client(prefect_server):
+    """A client of the Prefect server of a test's module, whose address this process has meanwhile."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: prefect_server.api}), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture
+def submissions(tmp_path):
+    """Those of a pool that has none yet."""
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield Submissions(database)
+    database.close()

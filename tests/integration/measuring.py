@@ -1,5 +1,8 @@
 """What the tests of predicted memory run in worker processes: a rank's real steps under the same count of bytes."""
 
+import torch
+from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
+
 from techniques import registry
 from techniques.engine.live_bytes import LiveBytes
 from techniques.engine.memory import Workload, forecast_memory
@@ -12,14 +15,63 @@ from techniques.job import Job
 from techniques.technique import GangShape
 from techniques.values import from_json, to_json
 
+FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # run by no thread of gloo's
+
+
+class OneThread(ProcessGroupGloo):
+    """Gloo with one thread a group instead of two: no collective begins before the last one's tensors are let go."""
+
+    def __init__(self, store, rank, size, timeout):
+        options = ProcessGroupGloo._Options()
+        options._devices, options._threads, options._timeout = [self.create_default_device()], 1, timeout
+        super().__init__(store, rank, size, options)
+
+
+class Settled(LiveBytes):
+    """Counts what a rank holds without what gloo's threads have yet to let go of.
+
+    Whoever waits for a collective goes on before the thread that ran it has dropped its tensors; when it does depends
+    on when it gets a core and the interpreter's lock. So each collective is followed by one of no elements, which needs
+    no peers and which the same thread begins later; before a new peak is noted, all of those are waited for.
+    """
+
+    def __init__(self):
+        self._followers = []
+        super().__init__()
+
+    def run(self, func, args, kwargs):
+        out = super().run(func, args, kwargs)
+        if (group := group_of_collective(func, args)) is not None:
+            self._followers.append(group.allreduce([torch.empty(0)]))
+        return out
+
+    def _note_peak(self):
+        if self._live > self.peak:
+            followers, self._followers = self._followers, []
+            for follower in followers:
+                follower.wait()
+        super()._note_peak()
+
+
+def group_of_collective(func, args):
+    if func.namespace not in ("c10d", "_c10d_functional") or func._opname in FROM_ONE_TO_ANOTHER:
+        return None
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.name == "process_group":
+            return ProcessGroup.unbox(value)
+        if argument.name == "group_name":
+            return distributed_c10d._resolve_process_group(value)
+    return None
+
 
 def measure(channel, argument):
     """Sends the most bytes of tensors that were alive in the third step, and those of a copy for a checkpoint."""
     rank, order = argument.pop("rank"), from_json(GangOrder, argument)
     technique = registry.load(order.technique)
     shape = GangShape(kind="cpu", num_devices=len(order.slots), memory_bytes=1 << 33)
+    distributed_c10d.ProcessGroupGloo = OneThread
     ranks = join(order, rank, num_ranks=technique.num_ranks(shape), axes=technique.mesh_shape(shape, order.config))
-    with LiveBytes() as live:
+    with Settled() as live:
         trainer = Trainer(order, technique, ranks, beat=lambda: None)
         for _ in range(3):
             live.enter("step")

@@ -7,6 +7,7 @@ after it, become FOLDER/answers.json.
 import json
 import random
 import sys
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ class Nights:
         path.write_text(text)
 
     def run(self, night: str) -> None:
-        """One night's retraining."""
+        """The retraining of a night, the one after the last."""
         from flows.retrain_daily import retrain_daily
 
-        answer = retrain_daily(file=str(self.folder / "retraining.yaml"))
+        day = date(2026, 11, 1) + timedelta(days=len(self.answers))
+        answer = retrain_daily(file=str(self.folder / "retraining.yaml"), night=day.isoformat())
         plain = json.loads(json.dumps(answer, allow_nan=False))
         records = self.ledger.models()
         versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in records}

@@ -60,7 +60,10 @@ def misbehave(step):
         case "spawns" if step == 1:
             # As torchrun does: a session of its own, where no signal to a process group reaches it.
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-            Path(ORDER["job"]["model"]["kwargs"]["pids"]).write_text(f"{os.getpid()} {child.pid}")
+            pids = Path(ORDER["job"]["model"]["kwargs"]["pids"])
+            aside = pids.with_name("pids-aside")  # so that whoever sees the file sees all of it
+            aside.write_text(f"{os.getpid()} {child.pid}")
+            aside.rename(pids)
 
 
 def main():

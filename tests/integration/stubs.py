@@ -1,9 +1,16 @@
 """What the tests' jobs name: losses, factories and techniques that misbehave on purpose."""
 
+import errno
+import os
+import re
 import resource
+import signal
 import threading
+import time
+from pathlib import Path
 
 import fsspec
+import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch.nn.functional import cross_entropy
 
@@ -11,6 +18,7 @@ from techniques.ddp import Ddp
 from techniques.engine import training
 from techniques.engine.saving import THREAD_NAME
 from techniques.fsdp import Fsdp
+from techniques.shared_base import SharedBase
 from techniques.single import Single
 
 
@@ -24,6 +32,16 @@ def loss_of_some_tokens(output, batch):
 
 def loss_that_fails(output, batch):
     raise RuntimeError("no such luck")
+
+
+def loss_that_is_wrong(output, batch):
+    raise ValueError("no such luck: the labels are of other classes")
+
+
+def loss_that_fails_when_measured(output, batch):
+    if not torch.is_grad_enabled():
+        raise RuntimeError("no such luck while measuring")
+    return loss_of_some_tokens(output, batch)
 
 
 def loss_that_is_not_a_number(output, batch):
@@ -52,7 +70,7 @@ class _Impatient:
     """Ranks that may be silent for a moment only, so that a test need not wait for one that hangs."""
 
     def parallelize(self, model, mesh, config):
-        training.LEAST_PATIENCE_S = 1.0
+        training.LEAST_PATIENCE_S = 4.0  # more than a step may take where the machine is busy
         return super().parallelize(model, mesh, config)
 
 
@@ -62,6 +80,71 @@ class ImpatientSingle(_Impatient, Single):
 
 class ImpatientDdp(_Impatient, Ddp):
     name = "impatient-ddp"
+
+
+class _Gated:
+    """Ranks that train no step before `config["gate"]` is there, however fast they are and whoever else has to act."""
+
+    def parallelize(self, model, mesh, config):
+        self._gate = Path(config["gate"])
+        return super().parallelize(model, mesh, config)
+
+    def accumulate(self, model, *, is_last):
+        while not self._gate.exists():
+            time.sleep(0.01)
+        return super().accumulate(model, is_last=is_last)
+
+
+class GatedSingle(_Gated, Single):
+    name = "gated-single"
+
+
+class GatedDdp(_Gated, Ddp):
+    name = "gated-ddp"
+
+
+HEEDED = ("ready", "checkpoint")
+
+
+def heard(folder, pid, number):
+    """The file by which a rank is told that somebody has heard the word of that number, of those that it waits for."""
+    return Path(folder, f"heard-{pid}-{number}")
+
+
+class HeedingSharedBase(SharedBase):
+    """Does not go on after what it says of HEEDED before that is heard: whoever acts on it is never too late."""
+
+    name = "heeding-shared-base"
+
+    def run(self, order, reporter):
+        say, number = reporter.send, 0
+
+        def send(event, **details):
+            nonlocal number
+            say(event, **details)
+            if event in HEEDED:
+                number += 1
+                while self.rank == 0 and not heard(order.folder, os.getpid(), number).exists():
+                    time.sleep(0.001)
+                self.was_heard(event, details, reporter)
+
+        reporter.send = send
+        return super().run(order, reporter)
+
+    def was_heard(self, event, details, reporter):
+        """Somebody has acted on a word."""
+
+
+class HangingSharedBase(HeedingSharedBase):
+    """Stops for ever once it was heard that job `HANGS_AT` has a checkpoint, and says before how soon to miss it."""
+
+    name = "hanging-shared-base"
+    HANGS_AT = "even"
+
+    def was_heard(self, event, details, reporter):
+        if self.rank == 0 and (event, details.get("job")) == ("checkpoint", self.HANGS_AT):
+            reporter.phase("training", patience_s=0.5)
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class NoRoom(Single):
@@ -107,16 +190,65 @@ class Shelf(LocalFileSystem):
         raise NotImplementedError("objects cannot be moved")
 
 
+class FullShelf(Shelf):
+    """Has no room for the first so many files that a process writes, as the folder's name says: full-2/..."""
+
+    protocol = "full-shelf"
+    num_refused = 0
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("full-shelf://"))
+
+    def _open(self, path, mode="rb", **options):
+        if "w" in mode and FullShelf.num_refused < int(re.search(r"/full-(\d+)/", path)[1]):
+            FullShelf.num_refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super()._open(path, mode=mode, **options)
+
+
 fsspec.register_implementation("shelf", Shelf, clobber=True)
+fsspec.register_implementation("full-shelf", FullShelf, clobber=True)
 
 
-class ShelvedSingle(Single):
+class _Held:
+    """Ranks that end each save before they train on, and after `config["most_saves"]` train no more: whoever means to
+    kill them on their way is not too late, however busy the machine.
+    """
+
+    num_saves = 0
+
+    def parallelize(self, model, mesh, config):
+        self._most_saves = config.get("most_saves")
+        return super().parallelize(model, mesh, config)
+
+    def optimizer_state(self, model, optimizer):
+        self.num_saves += 1
+        return super().optimizer_state(model, optimizer)
+
+    def accumulate(self, model, *, is_last):
+        if self._most_saves is not None:
+            wait_for_saves()
+            while self.num_saves >= self._most_saves:
+                time.sleep(0.01)
+        return super().accumulate(model, is_last=is_last)
+
+
+class HeldSingle(_Held, Single):
+    name = "held-single"
+
+
+class HeldFsdp(_Held, Fsdp):
+    name = "held-fsdp"
+
+
+class ShelvedSingle(HeldSingle):
     """Knows the shelf, as every technique knows the stores whose libraries are installed."""
 
     name = "shelved-single"
 
 
-class ShelvedFsdp(Fsdp):
+class ShelvedFsdp(HeldFsdp):
     """The same on several ranks."""
 
     name = "shelved-fsdp"

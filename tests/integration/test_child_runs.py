@@ -7,15 +7,12 @@ import pytest
 pytest.importorskip("prefect")
 
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Crashed
 
 from flows.child_runs import ChildRuns
-from tasks.pool.database import Database, file_url
 from tasks.pool.launching import RunIsOver
 from tasks.pool.mail import GIVEN, OrderRecord, Share
-from tasks.pool.submissions import Submissions
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 from tests.unit.pool.workers import call
@@ -26,19 +23,6 @@ pytestmark = pytest.mark.full
 @flow(name="parent")
 def parent():
     pass
-
-
-@pytest.fixture
-def client(prefect_server):  # noqa: F811
-    with temporary_settings({PREFECT_API_URL: prefect_server.api}), get_client(sync_client=True) as client:
-        yield client
-
-
-@pytest.fixture
-def submissions(tmp_path):
-    database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    yield Submissions(database)
-    database.close()
 
 
 @pytest.fixture

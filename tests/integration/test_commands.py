@@ -140,7 +140,7 @@ def test_nobody_outlives_the_worker_not_even_in_a_session_of_its_own(bench, tmp_
     outcome = bench.train(spawning, COMMAND, tmp_path, on_event=kill).outcome
     assert outcome.status == "crashed"
     assert len(started) == 2
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert not alive
 
 
@@ -159,7 +159,7 @@ def test_nobody_outlives_the_fork_server_killed_with_all_that_it_could_have_done
 
         assert bench.train(spawning, COMMAND, tmp_path, on_event=kill).outcome.status == "crashed"
     assert len(started) == 2
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert not alive
 
 

@@ -8,14 +8,10 @@ import pytest
 pytest.importorskip("prefect")
 
 from prefect import flow
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Crashed, Running
 
 from flows.crashed_runs import MOST_RUNS, CrashedRuns
-from tasks.pool.database import Database, file_url
-from tasks.pool.submissions import Submissions
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 
@@ -25,19 +21,6 @@ pytestmark = pytest.mark.full
 @flow(name="follows")
 def follows():
     pass
-
-
-@pytest.fixture
-def client(prefect_server):  # noqa: F811
-    with temporary_settings({PREFECT_API_URL: prefect_server.api}), get_client(sync_client=True) as client:
-        yield client
-
-
-@pytest.fixture
-def submissions(tmp_path):
-    database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    yield Submissions(database)
-    database.close()
 
 
 def crashed(client, deployment, *, times=1, end=None):

@@ -37,6 +37,11 @@ for name, deployment in json.load(sys.stdin).items():
         "wrong priority": [
             str(error) for error in validate({**given, "batch": "b", "priority": 0}, schema, raise_on_error=False)
         ],
+        "wrong batches": [
+            [str(error) for error in validate({**given, "batch": wrong}, schema, raise_on_error=False)]
+            for wrong in ({"example": "none.yaml"}, {"path": ""}, {"yaml": ""})
+        ],
+        "wrong wait": [str(e) for e in validate({**given, "answer_within_s": 0}, schema, raise_on_error=False)],
         "wrong seed": [str(error) for error in validate({**given, "seed": -1}, schema, raise_on_error=False)],
     }
 print(json.dumps(found))
@@ -48,7 +53,7 @@ def deployed(tmp_path_factory):
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "DO_NOT_TRACK": "true"}
     command = [sys.executable, "-c", READ]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, input=json.dumps(DEPLOYMENTS), capture_output=True, text=True, timeout=120
+        command, cwd=ROOT, env=environment, input=json.dumps(DEPLOYMENTS), capture_output=True, text=True, timeout=550
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -85,17 +90,32 @@ def test_the_parameters_of_a_deployment_are_a_form_that_explains_itself(deployed
 
 
 def test_a_form_refuses_what_is_out_of_bounds(deployed):
-    for name in ("sweep", "retrain-daily"):
+    for name in WORK:
         assert deployed[name]["wrong seed"], name
+    assert all(deployed["train-batch"]["wrong batches"])
+    (told,) = deployed["train-batch"]["wrong wait"]
+    assert "0 is less than the minimum of 1" in told
     (told,) = deployed["set-priority"]["wrong priority"]
     assert "0 is less than or equal to the minimum" in told
 
 
 def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
+    parts = deployed["train-batch"]["schema"]["definitions"]
+    assert {part["title"] for part in parts.values()} == {"An example", "A batch file", "Pasted text"}
+    examples = parts["ExampleBatch"]["properties"]["example"]["enum"]
+    assert examples[0] == "tiny_batch.yaml"
+    assert {"mixed_batch.yaml", "custom/batch.yaml"} <= set(examples)
+    assert not {"retraining.yaml", "sweep.yaml"} & set(examples), "they are no batch files"
     parts = deployed["submit-jobs"]["schema"]["definitions"]
     assert {part["title"] for part in parts.values()} == {"A batch file", "Jobs written out"}
     parts = deployed["sweep"]["schema"]["definitions"]
-    assert {part["title"] for part in parts.values()} == {"A job of a batch file", "A job written out", "Devices"}
+    assert {part["title"] for part in parts.values()} == {
+        "A job of a batch file",
+        "A job written out",
+        "Devices",
+        "Early stopping",
+        "Parameter",
+    }
     assert parts["DeviceChoice"]["properties"]["kind"]["enum"] == ["auto", "gpu", "cpu"]
 
 
@@ -114,5 +134,7 @@ def test_retraining_comes_every_night_and_never_twice_at_once(deployed):
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_files_that_a_deployment_starts_with_are_there(name):
-    given = [value for key, value in DEPLOYMENTS[name].get("parameters", {}).items() if key in ("batch", "file")]
-    assert all((ROOT / path).is_file() for path in given)
+    given = DEPLOYMENTS[name].get("parameters", {})
+    paths = [given["file"]] if "file" in given else []
+    paths += [f"examples/{given['batch']['example']}"] if "batch" in given else []
+    assert all((ROOT / path).is_file() for path in paths)

@@ -8,13 +8,14 @@ pytest.importorskip("prefect")
 
 from prefect import flow, resume_flow_run
 from prefect.client.orchestration import get_client
+from prefect.input import read_flow_run_input
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import approval
+from tests.cluster.waiting import until
 from tests.integration.test_worker import PrefectServer
-from tests.unit.pool.test_host import until
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 @flow(name="asks", persist_result=False)
@@ -39,15 +40,19 @@ def answered(server, timeout_s, answer=None):
             with temporary_settings({PREFECT_API_URL: server.api}):
                 return asks(timeout_s)
 
-        def paused():
-            return [r for r in client.read_flow_runs() if r.id not in seen and r.state and r.state.is_paused()]
+        def asked():
+            """The run, once it is paused and has the form, which it gets a moment later."""
+            for run in client.read_flow_runs():
+                if run.id not in seen and run.state and run.state.is_paused():
+                    schema = run.state.state_details.run_input_keyset["schema"]
+                    return run if read_flow_run_input(schema, run.id) is not None else None
+            return None
 
         with ThreadPoolExecutor(1) as pool:
             result = pool.submit(run)
             if answer is not None:
-                until(paused, timeout_s=120)
-                resume_flow_run(paused()[0].id, run_input=answer)
-            return result.result(timeout=120)
+                resume_flow_run(until("the run asks", asked).id, run_input=answer)
+            return result.result()
 
 
 @pytest.mark.parametrize("approve", [True, False])
@@ -57,8 +62,9 @@ def test_a_person_agrees_or_does_not(server, monkeypatch, approve):
     assert answered(server, 300, answer) == {"approved": approve, "who": "Ann", "why": "it is Friday"}
 
 
-def test_where_nobody_answers_the_run_goes_on(server, monkeypatch):
+@pytest.mark.parametrize("timeout_s", [3, 0])  # 0: over before the run is paused
+def test_where_nobody_answers_the_run_goes_on(server, monkeypatch, timeout_s):
     monkeypatch.setattr(approval, "POLL_S", 1)
-    found = answered(server, 3)
+    found = answered(server, timeout_s)
     assert found["approved"] is None
-    assert "nobody answered within 3 s" in found["why"]
+    assert f"nobody answered within {timeout_s} s" in found["why"]

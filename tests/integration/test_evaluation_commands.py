@@ -37,7 +37,7 @@ def ringmaster(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.cli", *arguments]
     root = Path(__file__).parents[2]
     environment["PYTHONPATH"] = str(root)
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=550, check=False)
 
 
 def test_a_registered_model_is_examined_and_its_run_keeps_what_was_found(home):
@@ -64,6 +64,12 @@ def test_a_registered_model_is_examined_and_its_run_keeps_what_was_found(home):
     assert ledger.read_text(run, "evaluation/metrics.svg").startswith("<svg")
     columns = json.loads(ledger.read_text(run, "evaluation/tests.json"))["columns"]
     assert columns == ["test", "kind", "num_cases", "failures", "allowed", "passed", "examples"]
+    both = ringmaster(home, "evaluate", "night.digits", str(other), "--data", "digits", "--max-rows", "60", "--json")
+    assert both.returncode == 0, both.stderr
+    first, second = json.loads(both.stdout)["models"]
+    assert (first["model"], second["model"], second["num_rows"]) == ("night.digits/1", str(other), 60)
+    of_all = [line["value"] for line in said["metrics"] if line["slice"] == "all"]
+    assert [line["value"] for line in first["metrics"]] == of_all
 
 
 def test_faults_in_what_is_asked_end_with_2_at_once(home):
@@ -72,6 +78,7 @@ def test_faults_in_what_is_asked_end_with_2_at_once(home):
         (["one"], "nothing to evaluate on"),
         (["one", "--tests", "tests.yaml"], "ask for held-out data"),
         (["one", "--data", "{source: digit}"], "'digit' is unknown"),
+        (["one", "one", "--data", "digits"], "named more than once"),
         (["none", "--data", "digits"], "none"),
         (["./none", "--data", "digits"], "there is no folder"),
         (["home", "--data", "digits"], "holds no model"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.retraining import JOB, Nights, garbage, rows
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 FILE = """\
 name: shop
@@ -69,7 +69,7 @@ def nights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nights")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-m", "tests.integration.test_evaluation_policy", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1780, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "answers.json").read_text())
 

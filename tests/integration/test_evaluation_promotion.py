@@ -100,3 +100,22 @@ def test_promotions_rollbacks_and_their_records(ledger, log, versions):
     assert aliases(ledger) == {"champion": 1, "challenger": 3}
     with pytest.raises(PromotionRefused):
         stage.roll_back(ledger, NAME, log=log, who="Ann")
+
+
+def test_what_was_begun_of_a_model_that_was_deleted_since_is_dropped(ledger, log, versions):
+    with pytest.raises(LedgerError, match="away"):
+        stage.apply(Away(ledger, 1), versions[2], YES, log=log, champion=None)
+    assert stage.standings(ledger, [NAME])[NAME].latest == versions[2]
+    ledger.client.delete_registered_model(NAME)
+    assert log.finish_left_behind(ledger) == []
+    assert stage.standings(ledger, [NAME])[NAME] == stage.Standing(name=NAME)
+
+
+def test_a_model_becomes_a_version_of_another_name_once(ledger, versions):
+    assert ledger.add_version(versions[2], "shop.best", text="The best of three").version == 1
+    again = ledger.add_version(versions[2], "shop.best")
+    assert (again.registered_name, again.version, again.model_id) == ("shop.best", 1, versions[2].model_id)
+    assert stage.standings(ledger, ["shop.best"])["shop.best"].latest == again
+    assert ledger.tagged("no.such") == {}
+    ledger.client.create_registered_model("shop.tagged", tags={"mine": "x"})
+    assert ledger.tagged("mine") == {"shop.tagged": "x"}

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack, closing, contextmanager
 
 import psutil
 import pytest
@@ -32,7 +33,7 @@ def wait_for(channel, event):
     return message
 
 
-def wait_until_gone(pid, timeout_s=20):
+def wait_until_gone(pid, timeout_s=60):
     """Waits for the end of a process that may not be our child."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -45,38 +46,42 @@ def wait_until_gone(pid, timeout_s=20):
 
 
 def test_a_worker_gets_its_argument_and_commands(server, tmp_path):
-    channel = spawn(server, tmp_path, "echo", {"x": [1, 2]})
-    channel.send({"command": "go"})
-    assert wait_for(channel, "echo") == {"event": "echo", "argument": {"x": [1, 2]}, "command": "go"}
-    assert wait_for(channel, "exit")["status"] == 0
-    with pytest.raises(ChannelClosed):
-        channel.receive()
+    with closing(spawn(server, tmp_path, "echo", {"x": [1, 2]})) as channel:
+        channel.send({"command": "go"})
+        assert wait_for(channel, "echo") == {"event": "echo", "argument": {"x": [1, 2]}, "command": "go"}
+        assert wait_for(channel, "exit")["status"] == 0
+        with pytest.raises(ChannelClosed):
+            channel.receive()
 
 
 def test_a_failure_leaves_its_trace_in_the_log(server, tmp_path):
-    assert wait_for(spawn(server, tmp_path, "fail"), "exit")["status"] == 1
+    with closing(spawn(server, tmp_path, "fail")) as channel:
+        assert wait_for(channel, "exit")["status"] == 1
     assert "RuntimeError: as it should" in (tmp_path / "log").read_text()
 
 
 def test_a_signal_is_told_as_a_negative_status(server, tmp_path):
-    assert wait_for(spawn(server, tmp_path, "die"), "exit")["status"] == -signal.SIGKILL
+    with closing(spawn(server, tmp_path, "die")) as channel:
+        assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
 
 
 def test_hanging_up_ends_a_worker_and_its_children(server, tmp_path):
-    channel = spawn(server, tmp_path, "linger")
-    pids = wait_for(channel, "lingering")["pids"]
-    channel.hang_up()
-    assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
+    with closing(spawn(server, tmp_path, "linger")) as channel:
+        pids = wait_for(channel, "lingering")["pids"]
+        channel.hang_up()
+        assert wait_for(channel, "exit")["status"] == -signal.SIGKILL
     for pid in pids:
         wait_until_gone(pid)
 
 
 def test_a_worker_that_ends_while_it_is_hung_up_takes_nobody_with_it(tmp_path):
     """Both are seen in one round of the server's loop where the server was not scheduled for a while."""
-    with ForkServer() as server:
-        bystander = spawn(server, tmp_path, "linger")
+    with (
+        ForkServer() as server,
+        closing(spawn(server, tmp_path, "linger")) as bystander,
+        closing(spawn(server, tmp_path, "linger")) as channel,
+    ):
         wait_for(bystander, "lingering")
-        channel = spawn(server, tmp_path, "linger")
         pid = wait_for(channel, "lingering")["pids"][0]
         server_pid = psutil.Process(pid).ppid()
         os.kill(server_pid, signal.SIGSTOP)
@@ -129,31 +134,57 @@ def test_nobody_survives_a_server_that_was_killed(tmp_path):
         with pytest.raises(ChannelClosed):
             channel.receive()
         channel.close()
-        assert wait_for(spawn(server, tmp_path, "fail"), "exit")["status"] == 1  # by a server that was started anew
+        killed = server._process
+        with closing(spawn(server, tmp_path, "fail")) as channel:
+            assert wait_for(channel, "exit")["status"] == 1  # by a server that was started anew
+        assert server._process is not killed and killed.stdin.closed
+        last = server._process
+        last.kill()
+        last.wait()
+    assert last.stdin.closed, "a server that has ended by itself leaves no pipe behind"
+
+
+@contextmanager
+def fenced_soon(tmp_path, *, beside=()):
+    """A server whose owner falls silent, a worker of it, its processes, and a gang; later where a machine is too busy
+    to have started them by then. beside: targets of further workers, of which nothing is read.
+    """
+    for open_s in (10, 40, 160):
+        with ForkServer(fence_after_s=0.2) as server:
+            bench = Workbench(server, tmp_path)
+            server.tick(seconds_since_boot() + open_s)  # and then no more
+            with ExitStack() as stack:
+                for target in beside:
+                    stack.enter_context(closing(spawn(server, tmp_path, target)))
+                lingering = stack.enter_context(closing(spawn(server, tmp_path, "linger")))
+                gang = bench.start(bench.order(bench.job(num_steps=1_000_000), SINGLE, tmp_path))
+                try:
+                    pids = wait_for(lingering, "lingering")["pids"]
+                    has_started = gang._ranks[0].channel.receive()["event"] == "started"
+                except ChannelClosed:
+                    gang.wait(lambda event: None)
+                    continue
+                assert has_started
+                yield server, lingering, pids, gang
+                return
+    raise AssertionError("no worker could be started")
 
 
 def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
-    with ForkServer(fence_after_s=0.2) as server:
-        bench = Workbench(server, tmp_path)
-        server.tick(seconds_since_boot() + 8)  # and then no more; a busy machine takes seconds to start the two
-        lingering = spawn(server, tmp_path, "linger")
-        gang = bench.start(bench.order(bench.job(num_steps=1_000_000), SINGLE, tmp_path))
+    with fenced_soon(tmp_path) as (server, lingering, _, gang):
+        assert gang.wait(lambda event: None).status == LOST
         exit = wait_for(lingering, "exit")
         assert (exit["status"], exit["fenced"]) == (-signal.SIGKILL, True)
-        assert gang.wait(lambda event: None).status == LOST
-        with pytest.raises(ChannelClosed):
-            spawn(server, tmp_path, "fail").receive()
+        with closing(spawn(server, tmp_path, "fail")) as refused, pytest.raises(ChannelClosed):
+            refused.receive()
         server.tick(seconds_since_boot() + 60)
-        exit = wait_for(spawn(server, tmp_path, "fail"), "exit")
+        with closing(spawn(server, tmp_path, "fail")) as failing:
+            exit = wait_for(failing, "exit")
         assert (exit["status"], exit["fenced"]) == (1, False)
 
 
 def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
-    with ForkServer(fence_after_s=0.2) as server:
-        server.tick(seconds_since_boot() + 5)
-        lingering = spawn(server, tmp_path, "linger")
-        pids = wait_for(lingering, "lingering")["pids"]
-        flooding = spawn(server, tmp_path, "flood")  # how it ended cannot be told
+    with fenced_soon(tmp_path, beside=["flood"]) as (_, _, pids, gang):  # how that one ended cannot be told
         for pid in pids:
             wait_until_gone(pid)
-        flooding.close()
+        assert gang.wait(lambda event: None).status == LOST

@@ -93,12 +93,20 @@ def test_an_option_that_the_optimizer_has_not_is_invalid(bench, tmp_path):
     assert "betas" in outcome.message
 
 
-@pytest.mark.parametrize(("layout", "rank"), [(SINGLE, 0), (Layout("ddp", 2), 1)], ids=str)
-def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench, tmp_path, layout, rank):
+@pytest.mark.parametrize(("technique", "rank"), [("GatedSingle", 0), ("GatedDdp", 1)])
+def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench, tmp_path, technique, rank):
+    gate = tmp_path / "gate"  # opened once the signal is on its way: sixty steps take a fraction of a second
+    layout = Layout(f"tests.integration.stubs:{technique}", rank + 1, {"gate": str(gate)})
     job = bench.job(optimizer=ADAMW, num_steps=60)
-    whole = bench.train(job, layout, tmp_path / "whole")
-    on_event, sent = signal_once(signal.SIGTERM, rank=rank, at="ready")
+    terminate, sent = signal_once(signal.SIGTERM, rank=rank, at="ready")
+
+    def on_event(gang, event):
+        terminate(gang, event)
+        if sent:
+            gate.touch()
+
     first = bench.train(job, layout, tmp_path / "halves", on_event=on_event)
+    whole = bench.train(job, layout, tmp_path / "whole")
     assert first.outcome.status == "preempted"
     assert 0 < first.outcome.result["step"] < 60
     assert_gone(sent[0])

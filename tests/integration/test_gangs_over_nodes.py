@@ -1,20 +1,18 @@
 """A gang whose ranks are supervised by several machines: here two that are one, over loopback."""
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from techniques.engine.gang import CRASHED, Gang
 from techniques.engine.meeting import interface_towards, split_address
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
+from tests.ports import free_port
 
 DDP = Layout("ddp", 2)
 
 
 def free_address():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def shares(order, meeting):
@@ -32,7 +30,7 @@ def test_two_shares_train_to_the_weights_of_one_gang(bench, tmp_path):
     heard = [[], []]
     with ThreadPoolExecutor() as pool:
         waits = [pool.submit(gang.wait, events.append) for gang, events in zip(gangs, heard, strict=True)]
-        outcomes = [wait.result(timeout=120) for wait in waits]
+        outcomes = [wait.result(timeout=550) for wait in waits]
     assert [outcome.status for outcome in outcomes] == ["done", "done"], outcomes
     assert is_bit_equal(weights_in(tmp_path / "apart" / "model"), together.weights)
     assert [event["event"] for event in heard[0]].count("ready") == 1
@@ -50,7 +48,7 @@ def test_a_share_whose_peers_vanish_ends(bench, tmp_path):
 
     with ThreadPoolExecutor() as pool:
         waits = [pool.submit(gangs[0].wait, end_the_other), pool.submit(gangs[1].wait, print)]
-        assert [wait.result(timeout=120).status for wait in waits] == [CRASHED, CRASHED]
+        assert [wait.result(timeout=550).status for wait in waits] == [CRASHED, CRASHED]
 
 
 def test_the_interface_is_the_one_on_the_way():

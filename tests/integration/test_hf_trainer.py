@@ -13,7 +13,7 @@ from techniques.engine.reporter import STOP
 from tests.integration.workbench import ADAMW, Layout, is_bit_equal, largest_difference
 
 pytest.importorskip("accelerate", reason="which Hugging Face's Trainer needs")
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_trainer"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -21,8 +21,28 @@ WORDS = (TORCHRUN, "--standalone", "--nproc-per-node", "{num_devices}", str(EXAM
 ALONE, TOGETHER = Layout("command", 1), Layout("command", 2)
 
 
-def job(bench, **changes):
-    model = ModelSpec(command=WORDS, kwargs={"hidden_size": 16, "num_layers": 2})
+# The same trainer, that does not begin its third step before it is told to stop, as six are over in a moment; or before
+# a file is there.
+HELD = """
+import runpy, signal, time
+from pathlib import Path
+from transformers import TrainerCallback, trainer
+
+def is_free():
+    return signal.getsignal(signal.SIGTERM).__self__.is_told_to_stop or Path({gate!r}).exists()
+
+class Held(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        while state.global_step == 2 and not is_free():
+            time.sleep(0.01)
+
+trainer.DEFAULT_CALLBACKS.append(Held)
+runpy.run_path({train!r}, run_name="__main__")
+"""
+
+
+def job(bench, *, words=WORDS, **changes):
+    model = ModelSpec(command=words, kwargs={"hidden_size": 16, "num_layers": 2})
     return bench.job(model, data=DataSpec(source="command"), optimizer=ADAMW, num_steps=6, **changes)
 
 
@@ -41,8 +61,11 @@ def test_it_goes_on_bit_equal_where_it_stopped(bench, tmp_path, undisturbed):
 
 def test_two_processes_stop_together_and_one_goes_on(bench, tmp_path, undisturbed):
     """SIGTERM goes by torchrun to both, which checkpoint at the same step."""
+    script, gate = tmp_path / "held.py", tmp_path / "gate"
+    script.write_text(HELD.format(gate=str(gate), train=str(EXAMPLE / "train.py")))
+    held = job(bench, words=(*WORDS[:-1], str(script)))
     stopped = bench.train(
-        job(bench),
+        held,
         TOGETHER,
         tmp_path,
         on_event=lambda gang, event: gang.send(STOP) if event["event"] == "ready" else None,
@@ -50,7 +73,8 @@ def test_two_processes_stop_together_and_one_goes_on(bench, tmp_path, undisturbe
     assert stopped.outcome.status == "preempted", stopped.outcome
     step = stopped.outcome.result["step"]
     assert 0 < step < 6
-    resumed = bench.train(job(bench), ALONE, tmp_path)
+    gate.touch()
+    resumed = bench.train(held, ALONE, tmp_path)
     assert resumed.outcome.result["first_step"] == step
     assert stopped.losses + resumed.losses == pytest.approx(undisturbed.losses, abs=1e-4)
     assert largest_difference(resumed.weights, undisturbed.weights) <= 1e-4

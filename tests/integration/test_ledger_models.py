@@ -124,27 +124,20 @@ class Crashing:
 def test_whatever_moment_it_died_at_recording_again_completes_it_once(ledger, folder):
     client = ledger.client
     batch = ledger.start_batch("crashes", params={})
-    base_job = ledger.start_job(batch, "base", params={})
-    base = ledger.record_model("crash-base", run_id=base_job, folder=folder, kind="pretrained")
-    arguments = {
-        "folder": folder,
-        "kind": "fine-tuned",
-        "parents": [base.uri],
-        "datasets": [TEXT],
-        "metrics": {"loss": 1.0},
-    }
+    arguments = {"folder": folder, "kind": "fine-tuned", "datasets": [TEXT], "metrics": {"loss": 1.0}}
     num_crashes, crashed = 0, True
     while crashed:
         name = f"crash-{num_crashes}"
-        job = ledger.start_job(batch, name, params={})
+        base_job, job = (ledger.start_job(batch, each, params={}) for each in (f"base-{name}", name))
+        base = ledger.record_model(f"base-{name}", run_id=base_job, folder=folder, kind="pretrained")
         dying = Ledger(ledger.tracking_uri, experiment=ledger.experiment)
         dying._opened = Crashing(client, num_crashes)
         try:
-            dying.record_model(name, run_id=job, **arguments)
+            dying.record_model(name, run_id=job, parents=[base.uri], **arguments)
             crashed = False
         except Crash:
             num_crashes += 1
-        record = ledger.record_model(name, run_id=job, **arguments)
+        record = ledger.record_model(name, run_id=job, parents=[base.uri], **arguments)
         run = client.get_run(job)
         assert [output.model_id for output in run.outputs.model_outputs] == [record.model_id]
         assert len(run.inputs.dataset_inputs) == 1

@@ -88,6 +88,11 @@ def test_bisect_names_the_steps_between_which_a_model_broke(trained, tmp_path, m
     (culprit,) = json.loads(done.stdout)["culprits"]
     assert culprit["steps"] == {
         "last_good": 30, "first_bad": 40, "checkpoints": [10, 20, 30, 40, 50], "is_monotone": True,
+        "every": [{"last_good": 30, "first_bad": 40}],
     }  # fmt: skip
+    # good, bad, and good again: all are tested, and each change for the worse is told
+    check.write_text(check.read_text().replace("> 30)", "not in (10, 30, 40))"))
+    done = CliRunner().invoke(cli.app, ["lineage", "bisect", "broken", "--test", f"python3 {check}", "--all"])
+    assert "between steps 10 and 20, and again between 40 and 50" in done.stdout
     metric = CliRunner().invoke(cli.app, ["lineage", "bisect", "broken", "--test", "loss<1", "--json"])
     assert metric.exit_code != 0

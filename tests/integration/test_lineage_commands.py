@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from flows import cli
 from flows.faults import InputError
+from flows.lineage_home import LineageHome
 from model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
 from model_lineage.tensors import TensorStore
 
@@ -173,11 +174,46 @@ def test_bisect_by_a_recorded_metric_needs_no_files():
     assert [culprit["child"] for culprit in said["culprits"]] == ["spoilt/1"]
 
 
-@pytest.mark.parametrize("status", [125, 126, 137])
+@pytest.mark.parametrize("status", [126, 137])
 def test_a_test_that_says_nothing_of_the_model_is_no_verdict(status):
     code, _, said = run("bisect", "small", "--test", f"exit {status};")
     assert code == 2
     assert f"ended with {status}" in said
+
+
+def test_a_model_that_the_test_passes_over_is_named_where_it_may_be_the_culprit(tmp_path, home):
+    spoilt = answer("show", "spoilt")["model"]["id"]
+    skips = f'case "$1" in *{spoilt}*) exit 125;; esac'
+    (tmp_path / "check.sh").write_text(f'{skips}\n! grep -q "true" "$1/config.json"\n')
+    command = f"sh {tmp_path}/check.sh"
+    said = answer("bisect", "small", "--test", command)
+    (culprit,) = said["culprits"]
+    assert (culprit["child"], culprit["parents"], culprit["perhaps"]) == ("tuned/1", ["base/1"], ["spoilt/1"])
+    assert said["untested"] == ["spoilt/1"]
+    assert (
+        "or it was one of those before it that cannot be tested: spoilt/1"
+        in run("bisect", "small", "--test", command)[1]
+    )
+    assert "cannot be tested" in run("bisect", "spoilt", "--test", command)[2]
+
+
+def test_a_bisect_that_was_interrupted_goes_on_with_what_it_knows(tmp_path, home):
+    """The test is killed at its third model; the same command then asks for what is not known yet alone."""
+    (tmp_path / "check.sh").write_text(
+        'echo "$1" >> asked\n[ -e broken ] && [ $(wc -l < asked) = 3 ] && exit 137\n! grep -q "true" "$1/config.json"\n'
+    )
+    (tmp_path / "broken").touch()
+    command = f"cd {tmp_path}; sh ./check.sh"
+    code, _, said = run("bisect", "small", "--test", command, "--all")
+    assert code == 2 and "goes on from here" in said
+    (tmp_path / "broken").unlink()
+    code, output, said = run("bisect", "small", "--test", command, "--all")
+    assert code == 0 and "going on with 2 verdicts" in said and "spoilt/1 is where it broke" in output
+    asked = (tmp_path / "asked").read_text().split()
+    assert len(asked) == 5 and asked[2] == asked[3] and len(set(asked)) == 4
+    assert not list((home / "cache" / "bisect").iterdir())
+    run("bisect", "small", "--test", command, "--all")  # it has ended: another one begins anew
+    assert len((tmp_path / "asked").read_text().split()) == 9
 
 
 def test_export_writes_what_others_read(tmp_path):
@@ -199,6 +235,15 @@ def test_export_writes_what_others_read(tmp_path):
     assert (card["base_model"], card["base_model_relation"]) == ("spoilt", "adapter")
 
 
+def test_export_draws_a_family(tmp_path):
+    assert run("export", "tuned", "--format", "svg", "-o", tmp_path / "family.svg")[0] == 0
+    root = ElementTree.parse(tmp_path / "family.svg").getroot()
+    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"base v1", "spoilt v1", "tuned v1", "small v1", "merged v1"} <= set(words)
+    assert "clean v1" not in words  # no relative of that one
+    assert "distilled · @champion" in words
+
+
 def test_store_and_restore_bring_a_model_back(home, tmp_path):
     assert run("restore", "clean", tmp_path / "early")[0] == 2
     assert list(answer("store", "clean")["stored"]) == ["base/1", "clean/1"]
@@ -208,7 +253,28 @@ def test_store_and_restore_bring_a_model_back(home, tmp_path):
     assert run("restore", "clean", tmp_path / "out")[0] == 2
 
 
-def test_an_imported_model_follows_its_card(tmp_path, monkeypatch):
+def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
+    """Its own files do not hold the base: whoever restores it needs that too."""
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    ledger, store = LineageHome(folder=tmp_path).ledger, TensorStore(tmp_path / "tensors")
+    batch, parents = ledger.start_batch("night", params={}), []
+    for name, kind, config in (("llama", "pretrained", "config.json"), ("chat", "lora", "adapter_config.json")):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({"w": np.ones(9, np.float32)}, folder / "model.safetensors")
+        (folder / config).write_text("{}")
+        run_id = ledger.start_job(batch, name, params={})
+        model = ledger.record_model(name, run_id=run_id, folder=folder, kind=kind, parents=parents)
+        ledger.keep_tensors(model, folder, store=store)
+        parents = [model.uri]
+    code, _, said = run("restore", "chat", tmp_path / "told")
+    assert code == 0
+    assert said.splitlines()[1:] == ["it is an adapter on llama/1: ringmaster lineage restore llama/1 FOLDER"]
+    assert answer("restore", "chat", tmp_path / "adapter")["base"] == "llama/1"
+    assert answer("restore", "llama", tmp_path / "whole")["base"] is None
+
+
+def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, home):
     from model_lineage import importing
 
     hub = tmp_path / "hub"
@@ -227,6 +293,8 @@ def test_an_imported_model_follows_its_card(tmp_path, monkeypatch):
     first = answer("import", "org/tuned", "--name", "theirs")
     said = answer("show", "theirs")
     assert said["model"]["kind"] == "imported"
+    theirs = LineageHome(folder=home).find("theirs")
+    assert "mlartifacts" in str(LineageHome(folder=home).model_dir(theirs))  # whole there: nothing need be restored
     assert said["model"]["origin"] == {"source": "org/tuned", "relation": "adapter"}
     (base,) = said["ancestors"]
     assert (base["name"], base["origin"]["source"]) == ("org--base", "org/base")

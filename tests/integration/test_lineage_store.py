@@ -160,6 +160,7 @@ def test_a_record_knows_how_it_was_made_and_its_page_says_it(family, snapshot, l
     assert "kept.b v1" in ledger.read_text(
         family.records["base"].run_id, f"lineage/{family.records['base'].model_id}.svg"
     )
+    assert "kept.b v1" in picture, "a sibling that came later"
 
 
 def test_a_model_cannot_be_its_own_parent(family, ledger):
@@ -180,3 +181,51 @@ def test_a_model_whose_files_were_deleted_is_told(family, ledger, tmp_path):
     with pytest.raises(LedgerError, match="files of lost version 1 are gone"):
         ledger.download_model(record.uri, tmp_path / "models")
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_two_models_share_a_component_that_people_have_named(ledger, store, tmp_path):
+    """No relatives, and another name of the module in each: what is equal and called alike is one node."""
+    tower, batch = weights(), ledger.start_batch("towers", params={})
+    kept = {}
+    for name, prefix in (("one", "vision"), ("two", "left.eye")):
+        tensors = {f"{prefix}.{key}": value for key, value in tower.items()} | {"head": weights()["head.w"]}
+        made = folder(tmp_path / name, tensors)
+        run = ledger.start_job(batch, name, params={})
+        kept[name] = ledger.record_model(f"towers.{name}", run_id=run, folder=made, kind="pretrained")
+        ledger.keep_tensors(kept[name], made, store=store, components={"tower": prefix})
+    ledger.keep_tensors(kept["two"], made, store=store, components={"tower": "left.eye"})  # again: nothing changes
+    snapshot = Snapshot.of(ledger, cache=tmp_path)
+    (component,) = [node for node in snapshot.nodes.values() if node.record.registered_name == "tower"]
+    assert {node.label for node in snapshot.users(component.id)} == {"towers.one/1", "towers.two/1"}
+    assert snapshot.find("tower") == component
+    text = ledger.client.get_model_version("towers.two", "1").description
+    assert f"- has [tower](#/experiments/{component.record.experiment_id}/models/{component.id}" in text
+    with pytest.raises(ValueError, match="no parameter is within 'right'"):
+        ledger.keep_tensors(kept["one"], tmp_path / "one", store=store, components={"eye": "right"})
+
+
+def test_a_page_compares_a_fine_tune_and_an_adapter_with_their_base(family, ledger, store, tmp_path):
+    tuned = description(ledger, family.records["a"])
+    assert "| weights | 49.2 kB | 49.2 kB (1.0 times as large) |" in tuned
+    assert "| loss | 1.5 |  |" in tuned  # the base was measured on other data
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    save_file({"stem.0.lora_A.weight": np.zeros((4, 64), np.float32)}, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text("{}")
+    record = ledger.record_model(
+        "kept.adapter",
+        run_id=ledger.start_job(ledger.start_batch("later", params={}), "adapter", params={}),
+        folder=adapter,
+        kind="lora",
+        parents=[family.records["base"].uri],
+        datasets=[DatasetInput(name="web", digest="digest-base", source="/web")],
+        metrics={"loss": 1.25},
+    )
+    ledger.keep_tensors(record, adapter, store=store)
+    text = description(ledger, record)
+    assert "|  | this one | `kept.base/1` |" in text
+    assert "| weights | 1.0 kB | 49.2 kB (48.0 times as large) |" in text
+    assert "| loss | 1.25 | 1.5 |" in text
+    ledger.keep_tensors(record, adapter, store=store)
+    assert description(ledger, record) == text
+    assert description(ledger, family.records["base"]).count("Beside its base") == 0

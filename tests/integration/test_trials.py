@@ -7,7 +7,7 @@ import pytest
 from tasks.cluster import Cluster, Device, Node
 from tasks.profiling.stage import Known, profile_jobs
 from tasks.profiling.trials import Site
-from techniques import OptimizerSpec, registry
+from techniques import Adapter, OptimizerSpec, registry
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 
@@ -65,6 +65,25 @@ def test_a_second_run_tries_nothing(bench, here, known):
     second = profile_jobs(jobs, **here(), known=memory)
     assert second.num_trials == 0
     assert second.profiles == first.profiles
+
+
+def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, known):
+    memory, kept = known
+    job = bench.job(adapter=Adapter(rank=4), num_steps=10**6, techniques=("single", "shared_base"), num_devices=(1,))
+    jobs = [replace(job, name=f"tiny-{i}", optimizer=OptimizerSpec(lr=10**-i)) for i in range(3)]
+    jobs.append(replace(job, name="by-itself", num_steps=3, techniques=("single",)))
+    first = profile_jobs(jobs, **here(), known=memory)
+    assert first.faults == {}
+    (pair,) = (row for row in kept.values() if row.get("technique") == "shared_base")
+    assert min(pair[key] for key in ("step_s", "startup_s", "save_s", "stall_s", "evaluate_s", "export_s")) > 0
+    assert 50e6 < pair["peak_bytes"] < 4e9
+    # Whether they pay is up to the machine.
+    assert set(first.groups) <= {"tiny-0", "tiny-1"}
+    assert "shared_base" not in {profile.technique for mine in first.profiles.values() for profile in mine}
+    assert first.num_trials == len(kept)
+    second = profile_jobs(jobs, **here(), known=memory)
+    assert second.num_trials == 0
+    assert (second.profiles, second.groups) == (first.profiles, first.groups)
 
 
 def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, known):

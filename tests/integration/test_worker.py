@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from flows.segment import segment as segment_flow
 from flows.worker import NodeWorker
 from tasks.pool.database import Database, file_url
 from techniques.engine.gang import DONE, PREEMPTED, Outcome
+from tests.ports import free_port
 from tests.unit.pool.test_host import Site, until
 
 POOL = "ringmaster"
@@ -33,10 +33,7 @@ class PrefectServer:
     """A server that can be ended and started again on the same port and database."""
 
     def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder, self.process = folder, None
+        self.folder, self.process, self.port = folder, None, free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
 
     def start(self):
@@ -50,7 +47,7 @@ class PrefectServer:
         command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.folder)
-        until(self.is_up, timeout_s=120)
+        until(self.is_up, timeout_s=300)
 
     def is_up(self):
         assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
@@ -61,7 +58,7 @@ class PrefectServer:
 
     def stop(self):
         self.process.terminate()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=300)
 
 
 @pytest.fixture(scope="session")
@@ -91,13 +88,13 @@ def serving(site):
 
     with ThreadPoolExecutor(1) as pool:
         served = pool.submit(contextvars.copy_context().run, asyncio.run, serve())  # with Prefect's settings
-        started.wait(20)
+        assert started.wait(300)
 
         def stop():
             worker, loop = workers[0]
             if not served.done():
                 loop.call_soon_threadsafe(worker.stop)
-            served.result(timeout=60)
+            served.result(timeout=300)
 
         yield stop
         stop()
@@ -195,10 +192,10 @@ def test_gangs_go_on_while_prefect_is_away_and_it_is_told_later(node, prefect_se
     until(lambda: 8 in node.gangs)  # nor do devices idle until Prefect is back
     prefect_server.start()
     unseen = launch(node, 8)
-    until(lambda: state(node, ended) == "Completed", timeout_s=60)
+    until(lambda: state(node, ended) == "Completed")
     assert node.host.running.keys() == {7, 8}
     node.gangs[7].script.put(Outcome(status=DONE))
-    until(lambda: state(node, going_on) == "Completed", timeout_s=60)
-    until(lambda: state(node, unseen) == "Running", timeout_s=60)
+    until(lambda: state(node, going_on) == "Completed")
+    until(lambda: state(node, unseen) == "Running")
     node.gangs[8].script.put(Outcome(status=DONE))
-    until(lambda: state(node, unseen) == "Completed", timeout_s=60)
+    until(lambda: state(node, unseen) == "Completed")

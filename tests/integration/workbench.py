@@ -115,7 +115,8 @@ class Trained:
 
 
 def weights_in(folder: Path) -> dict[str, Any]:
-    return load_file(folder / "model.safetensors")
+    adapter = folder / "adapter_model.safetensors"
+    return load_file(adapter if adapter.is_file() else folder / "model.safetensors")
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:

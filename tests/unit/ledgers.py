@@ -9,11 +9,13 @@ from model_lineage.records import ModelRecord
 class FakeLedger:
     """Keeps what it is given. `away` counts the calls that fail from now on: -1 for all until it is set to 0."""
 
+    tracking_uri = "sqlite:///nowhere.db"
+
     def __init__(self):
         self.away = 0
         self.num_refused = 0
         self.refused = threading.Event()
-        self.kept = []
+        self.kept, self.notes = [], {}
         self.runs, self.points, self.models, self.tables, self.statuses = {}, [], {}, {}, {}
 
     def _answer(self):
@@ -51,7 +53,7 @@ class FakeLedger:
             run_id, ModelRecord(model_id=f"m-{name}", registered_name=name, version=1, uri=f"models:/{name}/1")
         )
 
-    def keep_tensors(self, record, folder, *, store):
+    def keep_tensors(self, record, folder, *, store, components=None):
         self._answer()
         self.kept.append((record.registered_name, folder))
 
@@ -65,6 +67,7 @@ class FakeLedger:
 
     def set_note(self, run_id, markdown):
         self._answer()
+        self.notes[run_id] = markdown
 
     def write_json(self, run_id, path, value):
         self._answer()

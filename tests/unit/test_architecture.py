@@ -84,6 +84,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     "torch and transformers only in techniques/": (
         lambda i: i.of("torch", "transformers") and i.package != "techniques"
     ),
+    "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
     "MLflow only in model_lineage/": (lambda i: i.of("mlflow") and i.package != "model_lineage"),
     "pydantic not in techniques/, which describes jobs with dataclasses": (
         lambda i: i.of("pydantic", "pydantic_core") and i.package == "techniques"

@@ -4,35 +4,28 @@ import json
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows import pool_batch, pool_profiling
+from flows import pool_batch
 from flows.faults import InputError
 from flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
-from flows.own_node import held
 from flows.pool_batch import train_on_pool, with_orphans
-from flows.pool_profiling import merged, one_of_each_kind, profile_on_pool
 from flows.run_folder import alone_in
 from flows.settings import PoolAddress
 from flows.views import View, current_view
 from tasks import recording
 from tasks.batch import Batch
-from tasks.cluster import Device
 from tasks.execution.events import Planned
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
-from tasks.pool.nodes import NodeRecord, Nodes
-from tasks.pool.patience import Patience
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import ENDED, Submissions
 from tasks.profiling.stage import Profiled
 from techniques.surveys import Survey
-from techniques.values import to_json
 from tests.unit.execution.fakes import job, profile
 from tests.unit.ledgers import FakeLedger
 from tests.unit.standing_pool import played
@@ -180,7 +173,7 @@ def test_resume_has_paused_jobs_go_on(bench):
         assert set(bench.statuses().values()) == {PAUSED}
         executor.held_back = set()
         requests.ask(wishes.RESUME, {"batch": bench.ids()[0], "jobs": []})
-        follower.join(20)
+        follower.join(120)
         assert set(bench.statuses().values()) == {DONE}
 
 
@@ -221,7 +214,7 @@ def test_ctrl_c_cancels_the_batch(bench):
             result = bench.train()
         finally:
             current_view.reset(token)
-    assert (result.status, set(bench.statuses().values())) == ("interrupted", {CANCELLED})
+    assert (result.status, set(bench.statuses().values())) == ("cancelled", {CANCELLED})
     assert bench.ledger.statuses["run of nightly"] == "KILLED"
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -272,66 +265,6 @@ def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
         bench.train(resume=True)
 
 
-# -- trials ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_node_is_held_for_trials_and_given_back_whatever_happens(bench):
-    patience = Patience(beat_every_s=0.01, fence_after_s=1.0, lost_after_s=2.0)
-    requests = Requests(bench.database)
-
-    def hold():
-        return held(requests, "n", whose="nightly", notice=lambda _: None, patience=patience)
-
-    with played(bench.database) as executor:
-        with hold():
-            assert executor.holds == ["n"]
-            (granted,) = requests.open(wishes.HOLD, status=wishes.GRANTED)
-            while requests.read(granted.id).content["beats"] < 2:
-                threading.Event().wait(0.01)
-        with pytest.raises(RuntimeError), hold():
-            raise RuntimeError
-    assert not requests.open(wishes.HOLD, status=wishes.GRANTED)
-    assert len(requests.open(wishes.HOLD, status=wishes.WITHDRAWN)) == 2
-
-
-def node(name, *, kind="A100", num_devices=2, health=None):
-    devices = tuple(
-        Device(kind="gpu", index=i, name=kind, memory_bytes=1, cores=(), uuid=f"GPU-{i}") for i in range(num_devices)
-    )
-    return NodeRecord(name=name, incarnation="1", address="", devices=devices, health=health or {})
-
-
-def test_each_kind_of_devices_is_measured_on_its_largest_node(monkeypatch):
-    nodes = [
-        node("n1"),
-        node("n2", num_devices=4),
-        node("n3", kind="H200"),
-        node("n4", num_devices=4, health={"0": "-"}),
-    ]
-    chosen = one_of_each_kind(nodes, avoid=set())
-    assert {kind: each.name for kind, each in chosen.items()} == {"A100": "n2", "H200": "n3"}
-    assert one_of_each_kind(nodes, avoid={"n2", "n3"})["A100"].name == "n4"
-    assert one_of_each_kind(nodes, avoid={"n2", "n3"})["H200"].name == "n3"
-    monkeypatch.setenv("RINGMASTER_NODE", "n1")
-    assert one_of_each_kind(nodes, avoid=set())["A100"].name == "n1"
-
-
-def test_profiles_of_several_kinds_say_which_they_are_of():
-    jobs = (job("a"), job("b"), job("c"))
-
-    def profiled(*, trained, faults):
-        profiles = {each.name: (profile(),) * (each.name in trained) for each in jobs}
-        return Profiled(jobs=jobs, surveys={}, profiles=profiles, faults=faults, num_trials=2)
-
-    small = profiled(trained="a", faults={"b": "too large", "c": "too large"})
-    assert merged({"A100": small}) is small
-    both = merged({"A100": small, "H200": profiled(trained="ab", faults={"c": "its data is missing"})})
-    assert [each.device_type for each in both.profiles["a"]] == ["A100", "H200"]
-    assert [each.device_type for each in both.profiles["b"]] == ["H200"]
-    assert both.faults == {"c": "on A100: too large; on H200: its data is missing"}
-    assert both.num_trials == 4
-
-
 def test_orphans_of_orphans_are_found():
     jobs = (job("c", base="b"), job("b", base="a"), job("a"), job("d", base="models:/x@champion"))
     found = with_orphans(Profiled(jobs=jobs, surveys={}, profiles={}, faults={"a": "too large"}))
@@ -344,31 +277,3 @@ def test_statuses_are_those_of_the_submission(bench):
         bench.train()
     assert bench.statuses() == {"a": FAILED, "b": DONE}
     assert Submissions(bench.database).status(bench.ids()[0]) == ENDED
-
-
-def test_what_cannot_be_measured_on_one_node_is_measured_on_another(bench, monkeypatch):
-    for name in ("n1", "n2"):
-        Nodes(bench.database).register(node(name))
-    journal = Journal(bench.database, batch="nightly-1")
-    started = []
-
-    def start(name, key):
-        started.append(name)
-        if len(started) > 1:
-            journal.put("profiled:A100", to_json(bench.profile(BATCH, key=key, database=bench.database)))
-        return name
-
-    monkeypatch.setattr(pool_profiling, "_start", start)
-    monkeypatch.setattr(pool_profiling, "_wait", lambda name: "Crashed: it is gone" if len(started) == 1 else "")
-    profiled = profile_on_pool(BATCH, key="nightly-1", database=bench.database)
-    assert sorted(started) == ["n1", "n2"]
-    assert profiled.profiles["a"] == (profile(),)
-    profile_on_pool(BATCH, key="nightly-1", database=bench.database)  # what was measured for it is taken as it is
-    assert len(started) == 2
-
-
-def test_a_batch_for_devices_that_the_pool_lacks_is_refused(bench):
-    Nodes(bench.database).register(node("n1"))
-    batch = replace(BATCH, devices={"cpu": 2})
-    with pytest.raises(InputError, match=r"devices of kind cpu; the pool has n1 \(2 gpu\)"):
-        profile_on_pool(batch, key="nightly-1", database=bench.database)

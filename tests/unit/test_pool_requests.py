@@ -170,7 +170,7 @@ def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path
         as_batch(str(tmp_path / "no.json"))
 
 
-def test_only_a_deployments_run_ends_as_failed(monkeypatch):
+def test_only_a_deployments_run_ends_as_failed_or_cancelled(monkeypatch):
     def end(deployment, status):
         context = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
         monkeypatch.setattr(flow_runs.FlowRunContext, "get", lambda: context)
@@ -180,3 +180,4 @@ def test_only_a_deployments_run_ends_as_failed(monkeypatch):
     assert end("d", "done") == {"status": "done"}
     state = end("d", "failed")
     assert (state.name, state.message) == ("Failed", "1 of 2 jobs are done; failed: a")
+    assert end("d", "cancelled").name == "Cancelled"

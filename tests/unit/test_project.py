@@ -115,7 +115,7 @@ def test_hooks_check_what_make_lint_checks():
 def test_ci_runs_lint_and_tests():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().rstrip().endswith("exec make --keep-going lint test test-full test-cluster")
+    assert script.read_text().rstrip().endswith("exec make --keep-going lint test test-full test-cluster test-browser")
 
 
 def requirements() -> list[Requirement]:

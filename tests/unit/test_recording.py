@@ -17,6 +17,7 @@ from tasks.pool.database import Database, file_url
 from tasks.pool.told import Told
 from tasks.profiling.options import planning_problem
 from tasks.recording import AWAY, Insistence, PoolRecorder, Recorded, Recorder
+from tasks.scribe import FLOW_RUN_PAGE
 from techniques.surveys import Survey
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.ledgers import FakeLedger
@@ -88,13 +89,23 @@ def test_what_is_said_while_mlflow_is_away_is_recorded_once_it_is_back(database)
     for event in [planned(), *story()]:
         recorder.listen(event)
     finish(recorder)
-    assert ledger.refused.wait(10)
+    assert ledger.refused.wait(120)
     ledger.away = 0
     assert recorder.close() == []
     assert recorder.is_complete
     check(ledger)
     assert ledger.statuses["run of nightly"] == "FINISHED"
     assert notices[0] == AWAY and notices[-1].startswith("MLflow is back")
+
+
+def test_a_batchs_page_leads_to_its_flow_run(database):
+    ledger, journal = FakeLedger(), Journal(database, batch=KEY)
+    journal.put(FLOW_RUN_PAGE, "http://host:4200/runs/flow-run/1")
+    recorder = Recorder(ledger, journal, batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    finish(recorder)
+    assert recorder.close() == []
+    assert "(http://host:4200/runs/flow-run/1)" in ledger.notes["run of nightly"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -185,7 +196,7 @@ def test_a_pools_recorder_waits_for_mlflow_and_keeps_the_order(database):
     for event in story():
         told.tell(KEY, event)
     finish(recorder)
-    assert ledger.refused.wait(10)
+    assert ledger.refused.wait(120)
     ledger.away = 0
     assert recorder.close() == []
     check(ledger)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ ORDER, REPORT = "RINGMASTER_ORDER", "RINGMASTER_REPORT"  # environment variables
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h
 
 RUN, PROFILE = "run", "profile"
+PORTS = range(20_000, 32_000)  # below those that Linux gives to connections
 
 NUMBER, TEXT, MAPPING = (int, float), (str,), (dict,)
 # What each event must and may say.
@@ -72,11 +74,19 @@ def _device(slot: Slot) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of this machine on which nobody listens now, and which no connection takes before the command listens.
+
+    Raises OSError where none is free.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no port of {PORTS.start} to {PORTS.stop} is free")
 
 
 def words_of(order: GangOrder, *, port: int) -> list[str]:

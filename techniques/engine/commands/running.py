@@ -14,7 +14,7 @@ from techniques.engine.commands.protocol import PROFILE, RUN
 from techniques.engine.order import GangOrder
 from techniques.engine.publish import publish
 from techniques.engine.reporter import MEASURE, STOP, Reporter
-from techniques.engine.trials import ENOUGH_S, LEAST_STEPS, MOST_STEPS, WARM_UP_STEPS
+from techniques.engine.trials import ENOUGH_S, LEAST_STEPS, USUAL_STEPS, WARM_UP_STEPS
 
 WAITING_PATIENCE_S = 3600.0  # of a trial that is done, for its neighbours
 
@@ -60,7 +60,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
                 is_ready = True
                 reporter.send("ready")
             is_enough = len(seconds) >= LEAST_STEPS and sum(seconds) >= ENOUGH_S
-            if reporter.told(STOP) or is_enough or len(seconds) >= MOST_STEPS:
+            if reporter.told(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
                 child.terminate()
         child.ended()
     if len(seconds) < LEAST_STEPS:
@@ -82,11 +82,12 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     shutil.rmtree(scratch)
     reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
     reporter.send("measured", profile=measured)
-    _wait_for_stop(reporter)
+    wait_for_stop(reporter)
     return {"status": "done"}
 
 
-def _wait_for_stop(reporter: Reporter) -> None:
+def wait_for_stop(reporter: Reporter) -> None:
+    """Returns once the rank is told to stop."""
     with woken_by_signals() as wake, selectors.DefaultSelector() as selector:
         for source in (wake, reporter):
             selector.register(source, selectors.EVENT_READ)

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+Permutation = Callable[..., NDArray[np.int64]]
 
-def batch_indices(*, num_samples: int, global_batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
+
+class Sampler:
+    """The batches of one job among many: the permutations that it is in are its own, and not made again for each."""
+
+    def __init__(self, *, num_samples: int, global_batch_size: int, seed: int) -> None:
+        self._num_samples, self._size, self._seed = num_samples, global_batch_size, seed
+        self._permutation = lru_cache(maxsize=2)(_permutation.__wrapped__)
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """As `batch_indices`."""
+        return batch_indices(
+            num_samples=self._num_samples,
+            global_batch_size=self._size,
+            seed=self._seed,
+            step=step,
+            permutation=self._permutation,
+        )
+
+
+def batch_indices(
+    *, num_samples: int, global_batch_size: int, seed: int, step: int, permutation: Permutation | None = None
+) -> NDArray[np.int64]:
     """Indices [global_batch_size] of the samples of the global batch of `step` (0-based).
 
     Batches are cut from an endless stream of per-epoch permutations of all samples, so that every sample is
@@ -16,13 +39,14 @@ def batch_indices(*, num_samples: int, global_batch_size: int, seed: int, step: 
     """
     if num_samples < 1:
         raise ValueError("a batch cannot be drawn from no samples: the data set is empty")
+    permuted = permutation or _permutation
     first = step * global_batch_size
     positions = np.arange(first, first + global_batch_size, dtype=np.int64)
     epochs, offsets = np.divmod(positions, num_samples)
     batch = np.empty(global_batch_size, dtype=np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
         here = epochs == epoch
-        batch[here] = _permutation(num_samples=num_samples, seed=seed, epoch=epoch)[offsets[here]]
+        batch[here] = permuted(num_samples=num_samples, seed=seed, epoch=epoch)[offsets[here]]
     return batch
 
 

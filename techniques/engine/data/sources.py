@@ -32,7 +32,7 @@ def prepare(spec: DataSpec, *, cache_dir: Path) -> PreparedData:
     check_spec(spec)
     if spec.factory is not None:
         return describe_factory(spec, open_factory(spec))
-    return prepare_once(_source(spec), settings=spec, cache_dir=cache_dir)
+    return prepare_once(_source(spec, cache_dir), settings=spec, cache_dir=cache_dir)
 
 
 def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None) -> tuple[Dataset, Dataset]:
@@ -75,10 +75,10 @@ def check_spec(spec: DataSpec) -> None:
         raise ValueError("data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
 
 
-def _source(spec: DataSpec) -> Source:
+def _source(spec: DataSpec, cache_dir: Path) -> Source:
     if spec.source is not None:
         return SOURCES[spec.source](spec)
-    return text_files(spec) if spec.path is not None else hugging_face(spec)
+    return text_files(spec, cache_dir=cache_dir) if spec.path is not None else hugging_face(spec)
 
 
 def _check_same(found: PreparedData, wanted: PreparedData) -> None:

@@ -1,117 +1,139 @@
-"""Text, JSONL and Parquet files that a glob names."""
+"""The documents of text, JSONL, CSV and Parquet files that a glob or a URL names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.data.prepared import Source, stamp
+from techniques.engine.data.files import Matched, is_url, local_copies
+from techniques.engine.data.files import matching as matching_files
+from techniques.engine.data.manifest import Manifest
+from techniques.engine.data.prepared import PreparedData, Source
+from techniques.engine.data.rows import format_of, read_rows
 from techniques.engine.data.splits import held_out_keys, is_held_out
 from techniques.engine.data.tokens import Document, write_tokens
+from techniques.engine.data.windows import in_window, moment
 from techniques.job import DataSpec
 
 Content = str | list[int]
 
 
-def text_files(spec: DataSpec) -> Source:
-    """The documents of all files that `spec.path` matches.
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row where it stands: number, from 1, of a file. content: its text or token ids."""
 
-    A text file is one document; a row of a JSONL or Parquet file is one, its `text_column` being text or
-    token ids (or its `input_ids`, where there is no such column). Several files are split by file; a single
-    one by row, and a single text file at the line where its held-out share begins.
+    file: str
+    number: int
+    value: Any
+    content: Content
+    held_out: bool
+
+
+def text_files(spec: DataSpec, *, cache_dir: Path) -> Source:
+    """The documents of all files that `spec.path` matches, and of `spec.held_out_path` where one is given.
+
+    A text file is one document; a row of another file is one, its `text_column` being text or token ids (or its
+    `input_ids`, where there is no such column). Without files that are held out, several files are split by file; a
+    single one by row, and a single text file at the line where its held-out share begins. What URLs name is copied
+    into `cache_dir` when it is prepared.
     """
     assert spec.path is not None
-    root, files = _matching(spec.path)
+    patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
+    found = [_matching(pattern, spec.format) for pattern in patterns]
 
-    def documents() -> Iterator[Document]:
-        if len(files) == 1:
-            yield from _split_rows(root / files[0], spec)
-            return
-        held_out = held_out_keys(files, share=spec.held_out)
-        for name in files:
-            for content in _contents(root / name, spec.text_column):
-                yield Document(content=content, held_out=name in held_out)
+    def write(folder: Path) -> PreparedData:
+        paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
+        local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
+        where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
+        documents = partial(_documents, local)
+        prepared = write_tokens(folder, spec=local, documents=documents, where=where)
+        if spec.name is not None:
+            Manifest.of((document.content, document.held_out) for document in documents()).write(folder)
+        return prepared
 
     return Source(
-        name=spec.path,
-        location=str(Path(spec.path).absolute()),
-        state=[(name, *stamp(root / name)) for name in files],
-        write=lambda folder: write_tokens(folder, spec=spec, documents=documents, where=f"path {spec.path!r}"),
+        name=spec.name or spec.path,
+        location=spec.path if is_url(spec.path) else str(Path(spec.path).absolute()),
+        state=[entry for files in found for entry in files.state()],
+        write=write,
     )
 
 
-def _matching(pattern: str) -> tuple[Path, list[str]]:
-    """The folder above all wildcards, and the files in it, by their names from there."""
-    parts = Path(pattern).parts
-    fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), parts[:-1]))
-    root, rest = Path(*fixed), str(Path(*parts[len(fixed) :]))
-    found = sorted(file.relative_to(root).as_posix() for file in root.glob(rest) if file.is_file())
-    if not found:
-        is_folder = Path(pattern).is_dir()
-        hint = f"name its files, e.g. {pattern}/*.jsonl" if is_folder else "check the glob, and where it starts"
-        raise ValueError(f"path {pattern!r} matches no file (from {Path.cwd()}). To fix: {hint}")
-    if unknown := sorted({Path(name).suffix or name for name in found} - set(READERS)):
-        raise ValueError(
-            f"path {pattern!r} matches files of unknown form: {', '.join(unknown)}. "
-            f"To fix: name files that end in {', '.join(READERS)}"
-        )
-    return root, found
+def rows_of(spec: DataSpec) -> Iterator[Row]:
+    """Every row that a job reads, here or at a URL, and whether it is held out: what is prepared, before it is tokens.
+
+    Raises ValueError where a file or a row cannot be read.
+    """
+    assert spec.path is not None
+    yield from in_window(partial(_main_rows, spec), spec.window, moment_s=partial(_moment_s, spec.time_column))
+    if spec.held_out_path is not None:
+        files = _matching(spec.held_out_path, spec.format)
+        for name in files.names:
+            yield from _rows(files.path(name), spec, held_out=True)
 
 
-def _split_rows(file: Path, spec: DataSpec) -> Iterator[Document]:
-    """The documents of a single file."""
-    for content in _contents(file, spec.text_column):
-        if file.suffix != ".txt":
-            key = content if isinstance(content, str) else json.dumps(content)
-            yield Document(content=content, held_out=is_held_out(key, share=spec.held_out))
+def _documents(spec: DataSpec) -> Iterator[Document]:
+    for row in rows_of(spec):
+        yield Document(content=row.content, held_out=row.held_out)
+
+
+def _main_rows(spec: DataSpec) -> Iterator[Row]:
+    assert spec.path is not None
+    files = _matching(spec.path, spec.format)
+    if spec.held_out_path is not None:
+        held_out = frozenset[str]()
+    elif len(files.names) == 1:
+        yield from _split_rows(files.path(files.names[0]), spec)
+        return
+    else:
+        held_out = held_out_keys(files.names, share=spec.held_out)
+    for name in files.names:
+        yield from _rows(files.path(name), spec, held_out=name in held_out)
+
+
+def matching(pattern: str, *, format: str | None = None) -> tuple[Path, list[str]]:
+    """The folder above all wildcards, and the files in it, named from there. ValueError where there is none."""
+    found = _matching(pattern, format)
+    return Path(found.root), list(found.names)
+
+
+def _matching(pattern: str, format: str | None) -> Matched:
+    found = matching_files(pattern)
+    for name in found.names:
+        try:
+            format_of(name, format)
+        except ValueError as error:
+            raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
+    return found
+
+
+def _split_rows(path: str, spec: DataSpec) -> Iterator[Row]:
+    """The rows of a single file, a share of them held out."""
+    is_text = format_of(path, spec.format) == "text"
+    for row in _rows(path, spec, held_out=False):
+        if not is_text:
+            key = row.content if isinstance(row.content, str) else json.dumps(row.content)
+            yield replace(row, held_out=is_held_out(key, share=spec.held_out))
             continue
-        assert isinstance(content, str)
-        cut = round(len(content) * (1 - spec.held_out))
-        cut = content.rfind("\n", 0, cut) + 1 or cut if spec.held_out else len(content)
-        yield Document(content=content[:cut], held_out=False)
-        if content[cut:]:
-            yield Document(content=content[cut:], held_out=True)
+        text = row.value
+        cut = round(len(text) * (1 - spec.held_out))
+        cut = text.rfind("\n", 0, cut) + 1 or cut if spec.held_out else len(text)
+        yield replace(row, content=text[:cut])
+        if text[cut:]:
+            yield replace(row, content=text[cut:], held_out=True)
 
 
-def _contents(file: Path, column: str) -> Iterator[Content]:
-    try:
-        yield from READERS[file.suffix](file, column)
-    except (UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file} cannot be read: {error}. To fix: check the file") from error
-
-
-def _read_text(file: Path, column: str) -> Iterator[Content]:
-    yield file.read_text(encoding="utf-8")
-
-
-def _read_jsonl(file: Path, column: str) -> Iterator[Content]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{file}, line {number} is no JSON: {error}. To fix: one object a line") from error
-            yield _content(row, column, where=f"{file}, line {number}")
-
-
-def _read_parquet(file: Path, column: str) -> Iterator[Content]:
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{file} needs pyarrow. To fix: pip install pyarrow, or give JSONL") from error
-    try:
-        table = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{file} is no Parquet file: {error}. To fix: check the file") from error
-    columns = [name for name in (column, "input_ids") if name in table.schema_arrow.names][:1]
-    for batch in table.iter_batches(columns=columns or None):
-        for row in batch.to_pylist():
-            yield _content(row, column, where=str(file))
+def _rows(path: str, spec: DataSpec, *, held_out: bool) -> Iterator[Row]:
+    # Of a data set with a name every column is looked at; else only what is read, which spares Parquet the rest.
+    columns = None if spec.name is not None else (spec.text_column, "input_ids")
+    is_text = format_of(path, spec.format) == "text"
+    for number, value in read_rows(path, format=spec.format, columns=columns):
+        content = value if is_text else _content(value, spec.text_column, where=f"{path}, line {number}")
+        yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
 def _content(row: Any, column: str, *, where: str) -> Content:
@@ -127,8 +149,11 @@ def _content(row: Any, column: str, *, where: str) -> Content:
     )
 
 
-READERS: Mapping[str, Callable[[Path, str], Iterator[Content]]] = {
-    ".txt": _read_text,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
+def _moment_s(column: str | None, row: Row) -> float:
+    where = f"{row.file}, line {row.number}"
+    if column is None or not isinstance(row.value, Mapping):
+        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
+    try:
+        return moment(row.value.get(column))
+    except ValueError as error:
+        raise ValueError(f"{where}, column {column!r}: {error}") from None

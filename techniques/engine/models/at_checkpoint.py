@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from techniques.adapters.peft_format import parameter_name
 from techniques.engine.checkpoint import CheckpointStore
 from techniques.engine.places import LocalPlace, place_of
 from techniques.engine.publish import publish
@@ -46,10 +47,11 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
                 continue
             tensors = {}
             for tensor, dtype in _dtypes(file).items():
-                if f"model/{tensor}" not in stored:
+                name_here = f"model/{parameter_name(tensor)}"
+                if name_here not in stored:
                     raise ValueError(f"checkpoint {name} under {root} has no {tensor}: it is of another model")
-                shape = stored[f"model/{tensor}"].shape
-                load = partial(_read, reader, f"model/{tensor}", dtype)
+                shape = stored[name_here].shape
+                load = partial(_read, reader, name_here, dtype)
                 tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
             LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata={"format": "pt"}))
 

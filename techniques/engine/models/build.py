@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from techniques.adaptations.folders import quantization_of
+from techniques.adaptations.quantizing import load_quantized
+from techniques.adapters.peft_format import base_of, is_adapter
 from techniques.attention import IMPLEMENTATIONS, check_attention
 from techniques.dotted import resolve
 from techniques.engine.data.prepared import PreparedData
 from techniques.engine.models.architectures import architecture, fresh_config, instantiate, pretrained_config
-from techniques.job import ModelSpec
+from techniques.job import Adapter, ModelSpec
 
 WEIGHTS = "model.safetensors"
 MAX_NAMED = 3
@@ -26,11 +29,19 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
 
     The same (spec, data, seed) gives the same weights in every process; torch's global random numbers stay as they
     are. weights_from: a folder with safetensors (what `export_model` or `save_pretrained` wrote) that replace the
-    first weights, all of them. Raises ValueError, with what to do, where they do not fit, or `spec` is wrong.
+    first weights, all of them; of an adapter, the weights of its base and it together.
+    Raises ValueError, with what to do, where they do not fit, or `spec` is wrong.
     """
     check_model(spec)
+    if weights_from is not None and is_adapter(weights_from):
+        return _merged(spec, data, seed, weights_from)
+    quantized = weights_from or (Path(spec.from_pretrained) if spec.from_pretrained is not None else None)
+    how = None if quantized is None else quantization_of(quantized)
     with _seeded(seed):
-        if spec.factory is not None:
+        if quantized is not None and how is not None:
+            _check_vocabulary(quantized, data)
+            model = load_quantized(_fresh(spec, data), quantized, how)
+        elif spec.factory is not None:
             model = _from_factory(spec)
             if weights_from is not None:
                 _load_weights(model, weights_from)
@@ -40,6 +51,26 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
                 _check_vocabulary(weights_from, data)
             model = _from_config(spec, config, weights_from=weights_from)
     return model.float().train()
+
+
+def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
+    """The model that an adapter is on, with the adapter in its weights."""
+    from techniques.adapters.attaching import attach
+    from techniques.adapters.merging import merge
+
+    _check_vocabulary(folder, data)
+    model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))
+    return merge(attach(model, Adapter(from_pretrained=str(folder)), seed=seed))
+
+
+def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:
+    """The model with fresh weights, wherever it is from."""
+    if spec.factory is not None:
+        return _from_factory(spec)
+    config = model_config(spec, data)
+    if hasattr(config, "quantization_config"):  # ours, of which transformers knows nothing
+        del config.quantization_config
+    return instantiate(config)
 
 
 def check_model(spec: ModelSpec) -> None:
@@ -92,8 +123,7 @@ def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None) -> 
         return model
     if spec.from_pretrained is None:
         return instantiate(config)
-    may_be_fresh = not {"num_labels", "id2label", "architectures"}.isdisjoint(spec.config)
-    model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=may_be_fresh)
+    model, fault = _load_pretrained(cls, spec.from_pretrained, config, fresh_head=spec.is_drawn)
     if fault:
         raise ValueError(
             f"model: the weights of {spec.from_pretrained!r} do not fit {cls.__name__}: {fault}. To fix: take back "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,8 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from techniques.engine.data.prepared import PreparedData
 from techniques.engine.models.build import skeleton
 from techniques.engine.models.decoder import Decoder, decoder_of
-from techniques.job import ModelSpec
-from techniques.values import from_json, to_json
+from techniques.job import Adapter, ModelSpec
+from techniques.values import SINCE_LATER, from_json, to_json
 
 FP32_BYTES = 4
 
@@ -24,11 +25,13 @@ FP32_BYTES = 4
 class ModelFacts:
     """What a technique must know of a model.
 
-    num_parameters counts shared ones once. parameter_bytes: in fp32. num_layers: repeated ones, see
-    `layer_names`.
+    num_parameters counts shared ones once, and an adapter's too. num_trained: those that are trained, None for all.
+    parameter_bytes: in fp32. num_layers: repeated ones, see `layer_names`.
     largest_layer_bytes: of the largest part that is gathered at once: a repeated layer, or all outside of them.
-    has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training
-        draws random numbers. decoder: how a causal language model is built, None for any other model.
+    has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training draws random
+        numbers. has_experts: tokens are routed to some of several.
+    decoder: how a causal language model is built, None for any other model.
+    undivided: what several adapters cannot have of their own at once, in words: of `modules_to_save`, or of samples.
     """
 
     num_parameters: int
@@ -38,7 +41,17 @@ class ModelFacts:
     has_batch_statistics: bool
     has_dropout: bool
     decoder: Decoder | None = None
+    num_trained: int | None = field(default=None, metadata=SINCE_LATER)
+    has_experts: bool = field(default=False, metadata=SINCE_LATER)
+    undivided: str = field(default="", metadata=SINCE_LATER)
 
+    @property
+    def num_updated(self) -> int:
+        """Parameters that have a gradient and an optimizer's state."""
+        return self.num_parameters if self.num_trained is None else self.num_trained
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # what configs of Hugging Face models call them
 
 # Of a model that only its command knows.
 UNKNOWN = ModelFacts(
@@ -51,11 +64,14 @@ UNKNOWN = ModelFacts(
 )
 
 
-def model_facts(spec: ModelSpec, *, data: PreparedData) -> ModelFacts:
-    """The facts of the model that `build_model` would build; cached. Raises its ValueErrors, except on weights."""
+def model_facts(spec: ModelSpec, *, data: PreparedData, adapter: Adapter | None = None) -> ModelFacts:
+    """The facts of the model that `build_model` would build, with the adapter that it is trained with; cached.
+
+    Raises its ValueErrors, except on weights, and those of `adapters.attaching.attach`.
+    """
     if spec.command is not None:
         return UNKNOWN
-    return _facts(json.dumps([to_json(spec), to_json(data)], sort_keys=True))
+    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter)], sort_keys=True))
 
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:
@@ -73,9 +89,12 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _facts(key: str) -> ModelFacts:
-    spec, data = json.loads(key)
+    spec, data, adapter = json.loads(key)
     model = skeleton(from_json(ModelSpec, spec), from_json(PreparedData, data))
     layers = [model.get_submodule(name) for name in layer_names(model)]
+    decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
+    undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
+    num_trained = None if adapter is None else _adapted(model, from_json(Adapter, adapter))
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
     outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
     return ModelFacts(
@@ -85,8 +104,37 @@ def _facts(key: str) -> ModelFacts:
         num_layers=len(layers),
         has_batch_statistics=any(isinstance(module, _BatchNorm) for module in model.modules()),
         has_dropout=any(_drops_out(module) for module in model.modules()),
-        decoder=decoder_of(model, layers, from_json(PreparedData, data)),
+        decoder=decoder,
+        num_trained=num_trained,
+        has_experts=has_experts(model),
+        undivided=undivided,
     )
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether a model routes each token to some of several experts, each of which so computes some rows of a batch."""
+    config: Any = getattr(model, "config", None)
+    return any((getattr(config, name, None) or 0) > 1 for name in EXPERTS)
+
+
+def _undivided(model: nn.Module, adapter: Adapter) -> str:
+    from techniques.adapters.leaves import own_leaves
+    from techniques.adapters.peft_format import resolved
+
+    adapter = resolved(adapter)
+    try:
+        own_leaves(model, adapter)
+    except ValueError as error:
+        return str(error).removeprefix("adapter: ")
+    return ""
+
+
+def _adapted(model: nn.Module, adapter: Adapter) -> int:
+    """Puts the adapter on, and counts what is trained."""
+    from techniques.adapters.attaching import attach
+
+    attach(model, adapter, seed=0)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _layers(model: nn.Module, name: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.batch import Batch, BatchFileError, parse_batch
+from tasks.batch.document import read
 
 RIGHT = {
     "name": "n",
@@ -91,3 +92,12 @@ def test_a_changed_file_gives_a_batch_or_faults(place: tuple[Any, ...], value: A
 @given(text=st.text(alphabet="ab:-?[]{}&*!|>'\"#% \n\t<,01.e~", max_size=40))
 def test_any_text_gives_a_batch_or_faults(text: str):
     assert isinstance(outcome(text), Batch | BatchFileError)
+
+
+def test_json_may_escape_a_character_in_two_halves():
+    assert read(r'{"\ud83c\udfaa": ["\ud83c\udfaa"]}').data == {"\N{CIRCUS TENT}": ["\N{CIRCUS TENT}"]}
+
+
+def test_half_a_character_is_refused():
+    answer = outcome(json.dumps(RIGHT, indent=1).replace('"n"', r'"\ud83c"', 1))
+    assert [(fault.line, fault.remedy) for fault in answer.faults] == [(2, "write the whole one")]

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
 from tasks.planning.terms import Terms
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -20,6 +21,7 @@ PAIRS = {
     schema.Optimizer: OptimizerSpec,
     schema.Schedule: ScheduleSpec,
     schema.Evaluation: EvaluationSpec,
+    schema.Adapter: Adapter,
 }
 
 
@@ -267,10 +269,10 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
         "jobs[1].name: 'a' is the name of another job already. To fix: give every job a name of its own.",
         "jobs[1].base: no job is named 'nobody'. To fix: the jobs of this batch are a, c; a registered model is "
         "models:/NAME@ALIAS.",
-        "jobs[2].num_steps: must be at least 1, got -1. To fix: give the number of optimizer steps, such as 60.",
         "jobs[2].deadline_s: must be greater than 0, got 0.0. To fix: give the seconds from the batch's start by which "
         "the job must have ended, such as 3600.",
         "jobs[2].clip_grad_norm: must be a finite number, got inf. To fix: give a finite number.",
+        "jobs[2].num_steps: must be at least 1, got -1. To fix: give the number of optimizer steps, such as 60.",
     ]
 
 
@@ -327,7 +329,7 @@ def test_the_json_schema_names_every_key_and_choice():
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_the_examples_are_right(path: Path):
-    if "jobs:" in path.read_text() or "grid:" in path.read_text():
+    if {"jobs", "grid"} & set(yaml.safe_load(path.read_text())):
         assert load_batch(path).jobs
 
 

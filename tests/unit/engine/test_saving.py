@@ -62,7 +62,12 @@ class Gang:
         self.trainers = [Trained(rank, num_ranks) for rank in range(num_ranks)]
         self.told = [Told() for _ in self.trainers]
         self.savers = [
-            Saver(trainer, CheckpointStore(root, rank=rank, num_ranks=num_ranks, attempt="a"), told)
+            Saver(
+                trainer,
+                CheckpointStore(root, rank=rank, num_ranks=num_ranks, attempt="a"),
+                told,
+                ranks=trainer.ranks,
+            )
             for rank, (trainer, told) in enumerate(zip(self.trainers, self.told, strict=True))
         ]
 

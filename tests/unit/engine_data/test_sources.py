@@ -95,7 +95,7 @@ def test_several_processes_may_prepare_at_once(tmp_path):
     workers = [context.Process(target=prepare_here, args=(tmp_path, barrier, results)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    found = [results.get(timeout=60) for _ in workers]
+    found = [results.get(timeout=300) for _ in workers]
     for worker in workers:
         worker.join()
     assert len(set(found)) == 1

@@ -163,7 +163,7 @@ def test_without_a_held_out_share_all_is_trained_on(jsonl, tmp_path):
         ("a.jsonl", '{"input_ids": [1, -100]}\n', {}, "token ids below 0"),
         ("a.jsonl", '{"input_ids": [1]}\n{"input_ids": [1, 2]}\n', {"seq_len": None}, "seq_len is missing"),
         ("a.parquet", "no parquet", {}, "no Parquet file"),
-        ("a.csv", "x,y", {}, "unknown form: .csv.*.jsonl"),
+        ("a.xml", "x,y", {}, "unknown form: .*.xml.*.jsonl"),
     ],
 )
 def test_a_fault_says_what_to_do_and_leaves_nothing_behind(tmp_path, name, content, fields, says):

@@ -29,6 +29,13 @@ def test_batch_statistics_and_dropout_are_noticed():
     assert model_facts(functional, data=TOKENS).has_dropout
 
 
+def test_experts_are_noticed_where_there_are_several():
+    config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    mixture = ModelSpec(architecture="MixtralForCausalLM", config={**config, "num_local_experts": 2})
+    assert model_facts(mixture, data=TOKENS).has_experts
+    assert not any(model_facts(spec, data=data).has_experts for spec, data in FOUR)
+
+
 def test_layers_are_named_in_order():
     names = {spec.architecture: layer_names(build_model(spec, data=data, seed=0)) for spec, data in FOUR}
     assert names == {

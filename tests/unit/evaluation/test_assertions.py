@@ -2,11 +2,13 @@
 
 import json
 import math
+import weakref
 
 import numpy as np
 import pytest
 
-from tasks.evaluation.assertions import check, importable, read_rows, rows_of
+from tasks.evaluation.assertions import check, importable, rows_of
+from tasks.evaluation.logs import Log
 from tasks.evaluation.scores import CLASSIFIER, Scores
 from tasks.evaluation.suite import AssertionEntry
 
@@ -103,10 +105,41 @@ def test_logs_are_read_from_jsonl_and_parquet(tmp_path):
     rows = predictions(1, 2, p=[[0.5], [0.25]])
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert read_rows(tmp_path / "a.jsonl") == read_rows(tmp_path / "a.parquet") == rows
+    assert list(Log(tmp_path / "a.jsonl")) == list(Log(tmp_path / "a.parquet")) == rows
     for text, told in (("{", "line 1 is no JSON"), ("3", "no JSON object")):
         (tmp_path / "b.jsonl").write_text(text)
         with pytest.raises(ValueError, match=told):
-            read_rows(tmp_path / "b.jsonl")
+            list(Log(tmp_path / "b.jsonl"))
     with pytest.raises(ValueError, match="cannot be read"):
-        read_rows(tmp_path / "none.jsonl")
+        list(Log(tmp_path / "none.jsonl"))
+
+
+def test_a_log_is_read_once_and_never_whole(tmp_path):
+    """Rows are let go as they come, whatever is asked of them: what is kept of groups is on disk."""
+    asked = [
+        AssertionEntry(name="same", consistent={"by": "image"}),
+        AssertionEntry(name="calm", steady={"max_change": 0.5, "by": "image"}),
+        AssertionEntry(name="sane", finite=["prediction"]),
+    ]
+    alive, most = weakref.WeakValueDictionary(), 0
+
+    class Line(dict):
+        """A row that a weak reference may point to."""
+
+    def rows():
+        nonlocal most
+        for i in range(20_000):
+            row = alive[i] = Line(prediction=i // 2, image=i // 2)
+            most = max(most, len(alive))
+            yield row
+
+    found = check(asked, rows())
+    assert [(one.num_rows, one.num_failures) for one in found] == [(20_000, 0)] * 3
+    assert most < 10
+
+
+def test_the_first_failures_are_told_in_the_order_of_the_log():
+    rows = predictions(*[1, 1, 2] * 4, image=[3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0])
+    places, found = failures(rows, consistent={"by": "image"})
+    assert places == [3, 6, 9, 12]
+    assert found.num_failures == 4

@@ -71,3 +71,26 @@ def test_different_rows_are_refused():
         compare(rows([1, 2, 3]), rows([1, 2]), higher_is_better=True)
     with pytest.raises(ValueError, match="not of the same rows"):
         Rows(np.zeros(3), np.zeros(2))
+
+
+def test_a_share_without_an_error_has_wilsons_interval():
+    found = estimate(rows(np.ones(20), is_share=True))
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(0.8389, abs=1e-4)  # 20 of 20 at 95 %, as tables of Wilson's interval have it
+    wrong = estimate(rows(np.zeros(20), is_share=True))
+    assert (wrong.low, wrong.high) == (0.0, pytest.approx(1 - found.low))
+    assert estimate(rows(np.ones(200), is_share=True)).low > found.low
+    assert estimate(rows(np.ones(20))).low == 1.0  # no share: nothing is known of what it may be
+    one_wrong = estimate(rows([0.0] + [1.0] * 19, is_share=True))
+    assert 0.0 < one_wrong.low < one_wrong.value < one_wrong.high <= 1.0
+
+
+def test_two_models_that_are_right_on_the_same_rows_may_still_differ_on_others():
+    hits = rows([1.0, 0.0, 1.0, 1.0], is_share=True)
+    found = compare(hits, hits, higher_is_better=True)
+    assert found.gain == 0.0
+    assert 0.0 < found.high == -found.low < 1.0
+    assert (found.p_better, found.p_worse) == (1.0, 1.0)
+    nothing = rows([0.0, 0.0], counts=[0, 0], is_share=True)
+    assert math.isnan(compare(nothing, nothing, higher_is_better=True).high)
+    assert math.isnan(estimate(nothing).high)

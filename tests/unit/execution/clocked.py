@@ -120,10 +120,10 @@ def at_once(think):
     return future
 
 
-def clocked_bench(folder, jobs, gangs, *, make_plan, policy, **options):
+def clocked_bench(folder, jobs, gangs, *, make_plan, policy, kind=Bench, **options):
     """A batch whose executor plans anew as it learns, on the clock of `gangs`."""
-    bench = Bench(folder, jobs, runner=gangs, make_plan=make_plan, **options)
-    bench.executor._replanner = Replanner(
+    bench = kind(folder, jobs, runner=gangs, make_plan=make_plan, **options)
+    bench.executor._forethought.replanner = Replanner(
         name="batch",
         make_plan=bench.plan,
         policy=policy,

@@ -37,8 +37,10 @@ class Story:
         content = {"problem": problem.to_json(), "plan": Plan("p", segments).to_json()}
         self._insert(PLANS, batch="", made_s=ZERO_S + at_s, why=why, content=content)
 
-    def ran(self, job, start_s, end_s, *devices, status="done", message="", node="n0", first_step=0, last_step=10):
-        """A segment ran; `end_s` None for one that runs."""
+    def ran(
+        self, job, start_s, end_s, *devices, status="done", message="", node="n0", first_step=0, last_step=10, **more
+    ):
+        """A segment ran; `end_s` None for one that runs. more: that is kept of it."""
         what = {
             "technique": "single" if len(devices) == 1 else "ddp",
             "config": {},
@@ -47,6 +49,7 @@ class Story:
             "first_step": first_step,
             "last_step": last_step,
             "planned_s": [0.0, 10.0],
+            **more,
         }
         batch, _, name = job.rpartition("/")
         self._insert(
@@ -66,3 +69,14 @@ class Story:
 
     def _insert(self, table, **row):
         self.database.write(lambda connection: connection.execute(insert(table).values(**row)))
+
+
+def halfway(story):
+    """a has crashed once and is done, late; b runs; c and d are to come."""
+    story.plan(planned("a", 0, 10, 0), planned("b", 0, 30, 1), planned("c", 10, 20, 0), planned("d", 30, 50, 0, 1))
+    story.ran("a", 0, 4, 0, status="crashed", message="rank 0 was killed")
+    story.ran("a", 4, 16, 0)
+    story.ran("b", 1, None, 1)
+    for name, status in {"a": "done", "b": "running", "c": "waiting", "d": "waiting"}.items():
+        story.journal.write_job(name, status=status)
+    story.now_s = 18.0

@@ -1,29 +1,16 @@
-"""What is read from a journal about past, present and plan, and how it is drawn."""
-
-import contextvars
-import threading
-from base64 import b64decode
-from uuid import UUID
-from xml.etree import ElementTree
+"""What is read from a journal about past, present and plan."""
 
 import pytest
-from prefect.logging import disable_run_logger
-from sqlalchemy import insert, select
+from sqlalchemy import select
 
-from tasks.execution.behind import Behind
-from tasks.execution.chronicle_svg import MOST_TITLED, render_svg
-from tasks.execution.chronicle_text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
-from tasks.execution.events import GangSaid, JobEnded
+from tasks.execution.events import GangSaid
 from tasks.execution.journal import Journal
-from tasks.execution.task import GanttArtifact
 from tasks.execution.words import Words
 from tasks.pool.mail import Mail
-from tasks.pool.schema import BATCHES, JOBS
+from tasks.pool.schema import BATCHES
 from tasks.pool.submissions import Submission, Submissions
 from tests.unit.execution.fakes import job, profile
-from tests.unit.execution.stories import ZERO_S, Story, planned
-
-SVG = "{http://www.w3.org/2000/svg}"
+from tests.unit.execution.stories import ZERO_S, Story, halfway, planned
 
 
 @pytest.fixture
@@ -35,17 +22,6 @@ def story(tmp_path):
 
 def spans(found):
     return [(span.job, round(span.start_s, 6), round(span.end_s, 6), span.status) for span in found]
-
-
-def halfway(story):
-    """a has crashed once and is done, late; b runs; c and d are to come."""
-    story.plan(planned("a", 0, 10, 0), planned("b", 0, 30, 1), planned("c", 10, 20, 0), planned("d", 30, 50, 0, 1))
-    story.ran("a", 0, 4, 0, status="crashed", message="rank 0 was killed")
-    story.ran("a", 4, 16, 0)
-    story.ran("b", 1, None, 1)
-    for name, status in {"a": "done", "b": "running", "c": "waiting", "d": "waiting"}.items():
-        story.journal.write_job(name, status=status)
-    story.now_s = 18.0
 
 
 def test_what_is_left_of_a_plan_begins_where_devices_are_free(story):
@@ -98,6 +74,67 @@ def test_a_new_plan_goes_on_with_what_runs_and_leaves_out_what_it_does_not_know(
     assert spans(chronicle.running) == [("a", 0, 20, "running"), ("c", 7, 20, "running")]
     assert spans(chronicle.coming) == [("b", 20, 23, "to come")]
     assert spans(chronicle.first)[-1] == ("c", 30, 40, "planned first")
+
+
+@pytest.mark.parametrize(
+    ("config", "steps", "statuses"),
+    [
+        ({}, {"a": 6, "b": 7, "c": 6}, ["running", "running", "running"]),  # all keep step with a
+        ({"at_once": 2}, {"a": 6, "b": 5, "c": 0}, ["running", "running", "waiting"]),
+    ],
+    ids=["all", "in-turns"],
+)
+def test_a_job_waits_in_a_gang_until_its_turn_comes(story, config, steps, statuses):
+    story.plan(planned("a", 0, 20, 0))
+    story.ran("a", 0, None, 0, fellows={"b": 1, "c": 0}, config=config)
+    for name in "abc":
+        story.journal.write_job(name, status="running")
+    story.journal.put("batch", {"jobs": [{"name": name, "num_steps": 20} for name in "abc"]})
+    historian = story.historian()
+    assert [line.status for line in historian.read().jobs] == ["running"] * 3  # nobody knows better yet
+    number, now_s = story.journal.segments("a")[0].id, iter([0.0, 0.0, 3.0, 3.0, 6.0, 6.0])
+    words = Words(story.database, clock=lambda: next(now_s))
+    for name, first_step in (("a", 0), ("b", 1), ("a", 3)):
+        seconds = [1.0] * (4 if name == "b" else 3)
+        event = {"event": "steps", "job": name, "first_step": first_step, "seconds": seconds}
+        words.listen(GangSaid(number=number, job=name, event=event))
+    lines = historian.read().jobs
+    assert {line.name: line.step for line in lines} == steps
+    assert [line.status for line in lines] == statuses
+
+
+@pytest.mark.parametrize(
+    ("told", "ends_s"),
+    [
+        ({"a": 4, "b": 4}, 16),  # c comes when a and b have taken 6 more
+        ({"a": 10, "b": 10, "c": 3}, 7),  # the leader is through, and its gang is not
+    ],
+    ids=["waiting", "last"],
+)
+@pytest.mark.parametrize(("total", "is_known"), [(10, True), (None, False)], ids=["steps", "epochs"])
+def test_a_gang_whose_jobs_take_turns_ends_with_the_last_of_them(story, told, ends_s, total, is_known):
+    story.plan(planned("a", 0, 20, 0))
+    story.ran("a", 0, None, 0, fellows={"b": 0, "c": 0}, config={"at_once": 2})
+    for name in "abc":
+        story.journal.write_job(name, status="running")
+    story.journal.put("batch", {"jobs": [{"name": name, "num_steps": total} for name in "abc"]})
+    historian, mail = story.historian(), Mail(story.database)
+    number = story.journal.segments("a")[0].id
+    for k, (name, step) in enumerate(told.items()):
+        word = {"event": "steps", "job": name, "first_step": 0, "seconds": [1.0] * step}
+        mail.say(number, "n0", words=[(k, word)])
+    assert spans(historian.read().running) == [("a", 0, ends_s if is_known else 20, "running")]
+
+
+def test_words_of_a_gangs_jobs_are_written_together(story):
+    halfway(story)
+    number, now_s = story.journal.segments("b")[0].id, iter([0.0, 0.0, 1.0, 1.5, 2.5, 2.5])
+    words = Words(story.database, clock=lambda: next(now_s))
+    for name, first_step in (("b", 0), ("d", 0), ("d", 2), ("b", 2)):  # the first of d is overtaken by its second
+        event = {"event": "steps", "job": name, "first_step": first_step, "seconds": [2.0, 2.0]}
+        words.listen(GangSaid(number=number, job=name, event=event))
+    told = [(word.content["job"], word.content["first_step"]) for word in Mail(story.database).words(after=0)]
+    assert told == [("b", 0), ("d", 2), ("b", 2)]
 
 
 def test_a_crashed_segment_comes_again_and_one_that_went_on_does_not(story):
@@ -212,139 +249,6 @@ def test_a_pool_begins_with_its_oldest_standing_batch_and_each_batch_with_itself
 
 def _submitted(story):
     return story.database.read(lambda connection: connection.execute(select(BATCHES.c.submitted_s)).scalars().all())
-
-
-def test_the_svg_tells_past_present_and_plan_apart(story):
-    halfway(story)
-    text = render_svg(story.historian().read())
-    root = ElementTree.fromstring(text)
-    titles = [node.text for node in root.iter(f"{SVG}title")]
-    assert "a: single on 1 devices, 0 s to 4 s, crashed: rank 0 was killed" in titles
-    assert "b: single on 1 devices, 1 s to 31 s, running" in titles
-    assert "now" in titles
-    assert sum(node.get("class") == "fault" for node in root.iter(f"{SVG}path")) == 1
-    assert "forecast to end after 51 s · planned first 50 s (+2.0%)" in text
-
-
-def test_pictures_of_many_jobs_stay_small(tmp_path):
-    story = Story(tmp_path, nodes=[(f"n{i}", 8) for i in range(4)])
-    segments = [planned(f"job{i}", i // 32, i // 32 + 1, i % 8, node=f"n{i // 8 % 4}") for i in range(1000)]
-    story.plan(*segments)
-    submissions = [{"batch": "", "name": f"job{i}", "status": "waiting", "step": 0} for i in range(1000)]
-    rows_ = [{**row, "message": "", "details": {}} for row in submissions]
-    story.database.write(lambda connection: connection.execute(insert(JOBS), rows_))
-    chronicle = story.historian().read()
-    text = render_svg(chronicle)
-    assert len(chronicle.first) == len(chronicle.coming) == 1000 > MOST_TITLED
-    assert "left out" not in text and text.count("h") > 2000  # every box is there
-    assert len(text) < 200_000
-    story.database.close()
-
-
-def test_text_fills_its_columns_and_says_what_is_what_without_colours(story):
-    halfway(story)
-    chronicle = story.historian().read()
-    found, left_out = rows(chronicle, 60)
-    texts = {row.name: "".join(piece.text for piece in row.pieces) for row in found}
-    assert left_out == 0 and {len(text) for text in texts.values()} == {60}
-    assert FAULT_MARK in texts["n0:0"] and TO_COME_FILL in texts["n0:0"]
-    assert RUNNING_FILL in texts["n0:1"]
-    assert "now" in axis(chronicle, 60) and len(axis(chronicle, 60)) == 61
-    assert rows(chronicle, 60, most=2)[1] == 1
-
-
-class AtOnce:
-    """A background without a thread."""
-
-    def __init__(self, act):
-        self.ask = act
-
-    def close(self):
-        pass
-
-
-class Artifacts:
-    """Prefect's artifacts, without a server."""
-
-    def __init__(self):
-        self.texts = []
-
-    def create(self, text):
-        self.texts.append(text)
-        return UUID(int=7)
-
-    def update(self, artifact, text):
-        assert artifact == UUID(int=7)
-        self.texts.append(text)
-
-
-def test_a_picture_that_is_drawn_after_its_flow_run_has_ended_raises_nothing(story):
-    tried = []
-
-    def update(artifact, text):
-        tried.append(text)
-        raise RuntimeError("Cannot send a request, as the client has been closed.")  # httpx's words
-
-    with disable_run_logger():
-        gantt = GanttArtifact(story.historian(), create=Artifacts().create, update=update, in_background=AtOnce)
-        gantt.close()
-    assert len(tried) == 1
-
-
-def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
-    halfway(story)
-    artifacts, clock = Artifacts(), iter([0.0, 4.0, 11.0, 11.0, 12.0, 13.0, 13.0])
-    gantt = GanttArtifact(
-        story.historian(),
-        create=artifacts.create,
-        update=artifacts.update,
-        in_background=AtOnce,
-        clock=lambda: next(clock),
-    )
-    number = story.journal.segments("b")[0].id
-    for _ in range(2):
-        event = {"event": "steps", "first_step": 0, "seconds": [2.0, 2.0]}
-        gantt.listen(GangSaid(number=number, job="b", event=event))
-    assert len(artifacts.texts) == 2
-    first, second = (_picture(text) for text in artifacts.texts)
-    assert "forecast to end after 51 s" in first and "forecast to end after 54 s" in second
-    ended = JobEnded(job="b", status="done", message="", details={})
-    gantt.listen(ended)
-    assert len(artifacts.texts) == 2
-    for name in "bcd":
-        story.journal.write_job(name, status="done")
-    gantt.listen(ended)
-    assert len(artifacts.texts) == 3
-    gantt.close()
-    assert len(artifacts.texts) == 4
-
-
-def test_what_is_done_behind_is_done_once_more_after_it_was_asked_for():
-    acts, is_at_it, may_go_on = [], threading.Event(), threading.Event()
-
-    def act():
-        acts.append(where.get())
-        is_at_it.set()
-        may_go_on.wait(10)
-
-    where = contextvars.ContextVar("where")
-    where.set("the flow's context")
-    behind = Behind(act, name="test")
-    behind.ask()
-    assert is_at_it.wait(10)
-    for _ in range(3):
-        behind.ask()  # nobody waits for the act that is on its way
-    behind.close(patience_s=0.0)
-    assert len(acts) == 1
-    may_go_on.set()
-    behind.close()
-    assert acts == ["the flow's context"] * 2
-
-
-def _picture(text):
-    head, _, data = text.partition("(data:image/svg+xml;base64,")
-    assert head == "![Gantt chart]"
-    return b64decode(data.partition(")")[0]).decode()
 
 
 def test_gangs_on_this_machine_can_be_watched_from_another_process(story):

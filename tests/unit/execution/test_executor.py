@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from tasks.execution.journal import DONE, FAILED, WAITING, Journal, begin
+from tasks.execution.journal import DONE, FAILED, begin
 from tasks.execution.leases import Leases
 from tasks.execution.starting import LEASE_RETRY_S
 from techniques.values import from_json, to_json
@@ -18,7 +18,6 @@ from tests.unit.execution.fakes import (
     ends,
     in_a_row,
     job,
-    open_journal,
     preempted,
     profile,
 )
@@ -160,120 +159,6 @@ def test_a_job_that_nothing_can_train_fails_before_the_start(tmp_path):
     assert bench.runner.names() == ["c"]
 
 
-@SEEDS
-def test_a_stopped_batch_is_resumed_where_it_stood(tmp_path, seed):
-    runner = FakeRunner(seed)
-    jobs = [job(name) for name in "abcd"]
-    bench = Bench(tmp_path, jobs, runner=runner, make_plan=partial(in_a_row, num_parts=2))
-
-    def stop(call, runner):
-        bench.executor.stop()
-        for other, _ in runner.running:
-            runner.script[other.order.job.name] = [preempted]
-        return done(call, runner)
-
-    runner.script["b"] = [done, stop]
-    assert not bench.run()
-    interrupted = dict(runner.steps)
-    assert DONE in bench.statuses.values()
-    assert WAITING in bench.statuses.values()
-    num_calls = len(runner.calls)
-
-    runner.script.clear()
-    again = Bench(tmp_path, jobs, runner=runner)
-    assert again.run()
-    assert set(again.statuses.values()) == {DONE}
-    ended = [name for name, step in interrupted.items() if step == 10]
-    assert not set(ended) & set(runner.names()[num_calls:])
-    assert all(e.first_step == interrupted.get(e.segment.job, 0) for e in again.told(SegmentStarted))
-    assert again.told(Planned)[0].why == "resumed"
-
-
-def test_a_failed_job_gets_another_chance_when_its_batch_is_resumed(tmp_path):
-    jobs = [job("a"), job("b", base="a"), job("c")]
-    runner = FakeRunner(script={"a": [ends("invalid")]})
-    assert Bench(tmp_path, jobs, runner=runner).run()
-    again = Bench(tmp_path, jobs, runner=runner)
-    assert again.run()
-    assert again.statuses == {"a": DONE, "b": DONE, "c": DONE}
-    assert {record.message for record in again.journal.jobs().values()} == {""}
-    assert runner.names().count("c") == 1
-
-
-class ProcessDies(BaseException):
-    pass
-
-
-class FragileJournal(Journal):
-    """The process dies just before its n-th write; reading goes on working."""
-
-    left = 10**9
-
-    def _write(self):
-        self.left -= 1
-        if self.left == 0:
-            raise ProcessDies
-
-    def write_job(self, *args, **kwargs):
-        self._write()
-        return super().write_job(*args, **kwargs)
-
-    def start_segment(self, *args, **kwargs):
-        self._write()
-        return super().start_segment(*args, **kwargs)
-
-    def end_segment(self, *args, **kwargs):
-        self._write()
-        return super().end_segment(*args, **kwargs)
-
-    def write_plan(self, *args, **kwargs):
-        self._write()
-        return super().write_plan(*args, **kwargs)
-
-
-def eventful():
-    """Jobs to which much happens: a base and its child, a crash, memory that runs out, a wrong job."""
-    jobs = [job("child", base="base"), job("base"), job("wide"), job("wrong"), job("orphan", base="wrong")]
-    profiles = {j.name: (profile(),) for j in jobs}
-    profiles["wide"] = (profile(), profile("fsdp", 2))
-    script = {
-        "base": [crashes_after(4), ends("crashed")],
-        "wide": [ends("out_of_memory"), done, crashes_after(2)],
-        "wrong": [ends("invalid")] * 9,
-    }
-    return jobs, profiles, script
-
-
-def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_path):
-    moment, died = 0, True
-    while died:
-        moment += 1
-        folder = tmp_path / str(moment)
-        jobs, profiles, script = eventful()
-        runner = FakeRunner(moment, script=script)
-        journal = open_journal(folder, FragileJournal)
-        journal.left = moment
-        options = {"profiles": profiles, "runner": runner, "make_plan": partial(in_a_row, num_parts=2)}
-        died = False
-        try:
-            Bench(folder, jobs, journal=journal, **options).run()
-        except ProcessDies:
-            died = True
-        journal.close()
-        runner.running.clear()  # gangs end with their owner
-        before = open_journal(folder)
-        ended = {name for name, record in before.jobs().items() if record.status == DONE}
-        before.close()
-        num_calls = len(runner.calls)
-        again = Bench(folder, jobs, **options)
-        assert again.run()
-        assert again.statuses == {"child": DONE, "base": DONE, "wide": DONE, "wrong": FAILED, "orphan": FAILED}
-        assert not ended & set(runner.names()[num_calls:]), f"died before write {moment}: a job that was done ran again"
-        assert all(again.journal.jobs()[name].step == 10 for name in ("child", "base", "wide"))
-        again.journal.close()
-    assert moment > 30
-
-
 def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
     bench = Bench(tmp_path, [job("a")])
     names = ["here:cpu:0", "here:cpu:1"]
@@ -328,7 +213,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
             second_started.append(True)
             other = benches[1]
             begin(other.journal, other.jobs, faults={})
-            other.executor.replan(why="start")
+            other.executor._forethought.replan(why="start")
             assert other.executor._starter.start_what_can(other.cluster, tell=other.executor._tell) == LEASE_RETRY_S
         return plain_get(timeout)
 

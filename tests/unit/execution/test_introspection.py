@@ -127,20 +127,26 @@ def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
     assert bench.runner.now_s == pytest.approx(100.0, abs=6.0)
 
 
+def at_length(problem):
+    """The plan that the search comes to, however slow the machine is."""
+    return solve(problem, time_limit_s=3600.0)
+
+
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(6))
 def test_wrong_profiles_cost_three_per_cent_at_most(tmp_path, seed):
     names, draw = [f"j{i}" for i in range(12)], Random(seed)
     profiles = {name: tuple(ladder(draw)) for name in names}
     factors = {name: max(0.1, draw.gauss(1.0, 0.25)) for name in names}
-    bench = bench_of(tmp_path, profiles, factors, num_steps=1000, make_plan=solve, num_devices=8, policy=OFTEN)
+    bench = bench_of(tmp_path, profiles, factors, num_steps=1000, make_plan=at_length, num_devices=8, policy=OFTEN)
     assert bench.run()
     right = {name: [(p, factors[name]) for p in options] for name, options in profiles.items()}
     jobs = tuple(
         PlanningJob(name, tuple(Option(p.technique, p.num_devices, 1000 * p.step_s * f) for p, f in rows))
         for name, rows in right.items()
     )
-    ideal_s = solve(Problem("right", (Node("here", 8),), jobs, switch_cost_s=0.1)).makespan_s
+    ideal_s = at_length(Problem("right", (Node("here", 8),), jobs, switch_cost_s=0.1)).makespan_s
     assert bench.runner.now_s <= 1.03 * ideal_s
 
 

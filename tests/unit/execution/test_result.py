@@ -2,9 +2,11 @@
 
 import pytest
 
+from flows.batch_artifacts import cost_markdown
 from flows.result import collect
 from tasks.batch import Batch
-from tasks.execution.journal import DONE, Journal
+from tasks.execution.journal import CANCELLED, DONE, FAILED, LEADER, PAUSED, WAITING, Journal
+from tasks.retraining.report import cost_of_batch
 from techniques import DataSpec, Job, ModelSpec
 
 
@@ -35,7 +37,7 @@ def result_of(journal, monkeypatch, *, objective: str):
         what = {"technique": "ddp", "config": {}, "num_devices": len(devices), "devices": devices, "first_step": 0}
         number = journal.start_segment(name, what)
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
-        journal.end_segment(number, {"status": "done"})
+        journal.end_segment(number, {"status": "done", "message": ""})
         journal.write_job(name, status=DONE, step=1)
     return collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
 
@@ -51,3 +53,39 @@ def test_a_deadline_stands_beside_the_end_from_the_start_of_the_batch(journal, m
     a, b = result_of(journal, monkeypatch, objective="makespan").jobs
     assert (a["deadline_s"], a["ended_s"]) == (60.0, 20.0)
     assert "deadline_s" not in b
+
+
+def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
+    batch = Batch.of(name="b", jobs=[job("a"), job("b")], objective="cost")
+    for began_s, ended_s, fellows in ((0.0, 3600.0, {"b": 0}), (3600.0, 5400.0, {})):
+        monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
+        what = {"technique": "shared_base", "config": {}, "num_devices": 2, "devices": ["0", "1"], "first_step": 0}
+        number = journal.start_segment("a", what | {"fellows": fellows})
+        monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
+        journal.end_segment(number, {"status": "done", "message": ""})
+    journal.write_job("a", status=DONE)
+    journal.write_job("b", status=DONE, details={LEADER: "a"})
+    result = collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0)
+    hours = {each["name"]: [s["device_s"] / 3600 for s in each["segments"]] for each in result.jobs}
+    assert hours == {"a": [1.0, 1.0], "b": [1.0]}
+    assert result.value == pytest.approx(3.0)
+    assert cost_of_batch(result.to_json()) == pytest.approx(3.0)
+    assert "**3 device-hours**" in cost_markdown(batch, result)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ((DONE, DONE), "done"),
+        ((DONE, FAILED), "failed"),
+        ((CANCELLED, FAILED), "failed"),
+        ((DONE, CANCELLED), "cancelled"),
+        ((CANCELLED, WAITING), "interrupted"),
+        ((DONE, PAUSED), "interrupted"),
+    ],
+)
+def test_the_worst_end_of_a_job_is_the_batchs(journal, ends, status):
+    batch = Batch.of(name="b", jobs=[job("a"), job("b")])
+    for each, end in zip(batch.jobs, ends, strict=True):
+        journal.write_job(each.name, status=end)
+    assert collect(batch, batch.jobs, journal, since_s=0.0, num_trials=0, profiling_s=0.0).status == status

@@ -9,6 +9,7 @@ from tasks.execution.simulate import Simulated, clairvoyant
 from tasks.execution.simulate import simulate as simulated
 from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from tasks.planning.baselines import BASELINES
+from tasks.planning.fusion import as_executed
 from tests.unit.planning.draw import tiny
 
 
@@ -119,18 +120,20 @@ def test_replanning_on_the_clock_mends_a_plan_that_relied_on_wrong_runtimes():
     assert realised["clock"] < 1.1 * ideal_s
 
 
-@pytest.mark.parametrize(
-    ("problem", "fault"),
-    [
-        (lambda p: replace(p, nodes=(replace(p.nodes[0], available_until_s=1e6),)), "go away"),
-        (lambda p: replace(p, jobs=(replace(p.jobs[0], options=(*p.jobs[0].options, fused())), *p.jobs[1:])), "fused"),
-    ],
-)
-def test_what_cannot_be_simulated_is_refused(problem, fault):
+def test_nodes_that_go_away_cannot_be_simulated():
     plain = tiny(num_jobs=2)
-    with pytest.raises(ValueError, match=fault):
-        simulate(problem(plain), solve(plain))
+    leaving = replace(plain, nodes=(replace(plain.nodes[0], available_until_s=1e6),))
+    with pytest.raises(ValueError, match="go away"):
+        simulate(leaving, solve(plain))
 
 
-def fused():
-    return Option("fused", 1, 50.0, jobs=("j1",))
+def test_a_group_is_carried_out_as_its_leader():
+    plain = tiny(num_jobs=4)
+    jobs = (replace(plain.jobs[0], options=(*plain.jobs[0].options, Option("fused", 1, 50.0, jobs=("j1",)))),)
+    problem = replace(plain, jobs=(*jobs, *plain.jobs[1:]))
+    plan = solve(problem)
+    assert any(s.job == "j0" and s.option == 2 for s in plan.segments)
+    assert simulate(problem, plan, noise=0.0).makespan_s == pytest.approx(plan.makespan_s)
+    left, as_left = as_executed(problem, plan)
+    assert [job.id for job in left.jobs] == ["j0", "j2", "j3"]
+    assert simulate(problem, plan, noise=0.2, replan="clock") == simulate(left, as_left, noise=0.2, replan="clock")

@@ -13,7 +13,7 @@ from tasks.execution.orders import LOST
 from techniques import registry
 from techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import cluster, job, profile
-from tests.unit.execution.test_changes import Pool, over_nodes
+from tests.unit.execution.serving import Pool, over_nodes
 
 NODES = ("n1", "n2", "n3")
 HORIZON_S, REST_S = 300.0, 3000.0
@@ -31,7 +31,7 @@ class Surprises:
         self.executor, self.gangs = self.pool.executor, self.pool.gangs
         self.jobs = {each.name: each for each in self.pool.jobs}
         self.cancelled, self.crashes = set(), {}
-        self.executor._replanner._background = self.think_a_while
+        self.executor._forethought.replanner._background = self.think_a_while
         turn, self.num_turns = self.executor._turn, 0
 
         def counted():

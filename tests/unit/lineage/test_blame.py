@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from model_lineage.blame import Culprit, blame, first_bad
+from model_lineage.blame import Culprit, blame, every_bad, first_bad
 from model_lineage.graph import Adaptation, Graph
 
 
@@ -88,9 +88,60 @@ def test_a_model_that_passes_has_nobody_to_blame():
         blame(line(3), "m2", Bad([]))
 
 
+class Skips(Bad):
+    """Likewise, with models that cannot be tested."""
+
+    def __init__(self, bad, skipped):
+        super().__init__(bad)
+        self.skipped = set(skipped)
+
+    def __call__(self, model):
+        is_good = super().__call__(model)
+        return None if model in self.skipped else is_good
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_cannot_be_tested_is_passed_over_and_named_where_it_may_be_the_culprit(seed):
+    draw = Random(seed)
+    first = draw.randrange(20)
+    skipped = {f"m{i}" for i in draw.sample(range(19), 8)}
+    found = blame(line(20), "m19", Skips([f"m{i}" for i in range(first, 20)], skipped))
+    bad = next(i for i in range(first, 20) if f"m{i}" not in skipped)
+    good = max((i for i in range(first) if f"m{i}" not in skipped), default=None)
+    between = [f"m{i}" for i in range(bad - 1, -1 if good is None else good, -1)]
+    parents = () if good is None else (f"m{good}",)
+    assert found.culprits == (Culprit(child=f"m{bad}", parents=parents, perhaps=tuple(between)),)
+    assert set(between) <= set(found.untested) <= skipped
+
+
+def test_of_several_parents_those_of_one_that_cannot_be_tested_count():
+    family = graph({"a": [], "b": ["a"], "c": ["b"], "d": ["a"], "merged": ["c", "d"]})
+    (culprit,) = blame(family, "merged", Skips(["merged", "c", "b"], ["c"])).culprits
+    assert culprit == Culprit(child="b", parents=("a",))
+    (culprit,) = blame(family, "merged", Skips(["merged", "c"], ["c"])).culprits
+    assert culprit == Culprit(child="merged", parents=("b", "d"), perhaps=("c",))
+
+
+def test_where_the_model_itself_cannot_be_tested_nothing_is_known():
+    with pytest.raises(ValueError, match="m2 cannot be tested"):
+        blame(line(3), "m2", Skips(["m2"], ["m2"]))
+
+
 @pytest.mark.parametrize("first", range(8))
 def test_the_first_bad_checkpoint_of_a_run(first):
     points = [str(i) for i in range(8)]
     test = Bad(points[first:])
-    assert first_bad(points, test) == (first, True)
+    assert first_bad(points, test) == (first - 1, first)
     assert len(test.asked) <= 3
+
+
+def test_checkpoints_that_cannot_be_tested_widen_the_range():
+    points = [str(i) for i in range(8)]
+    assert first_bad(points, Skips(points[4:], "345")) == (2, 6)
+    assert first_bad(points, Skips(points[0:], "01")) == (-1, 2)
+
+
+def test_every_change_for_the_worse_is_found_where_all_checkpoints_are_tested():
+    points = [str(i) for i in range(8)]
+    assert every_bad(points, Skips("2367", "16")) == [(0, 2), (5, 7)]
+    assert every_bad(points, Bad(points)) == [(-1, 0)]

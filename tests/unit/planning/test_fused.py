@@ -19,8 +19,8 @@ from tasks.planning import (
     verify,
 )
 from tasks.planning.bounds import preemptive_bound, rigid_bound, useful_options
+from tasks.planning.contraction import contract
 from tasks.planning.families import draw
-from tasks.planning.fused import contract
 from tasks.planning.listing import schedule
 from tasks.planning.problem import Running
 from tasks.planning.verify import objective_value

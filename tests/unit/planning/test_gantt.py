@@ -44,7 +44,7 @@ def test_rows_fill_their_columns_and_name_each_gang_once():
             assert text.count(f" {segment.job} ·") == len(plan.segments_of(segment.job))
 
 
-def test_a_fused_group_is_named_with_all_its_jobs():
+def test_a_fused_group_is_labelled_with_its_leader_and_names_all():
     both = Option("fused", 1, 8.0, jobs=("b",))
     problem = Problem(
         "p",
@@ -52,7 +52,9 @@ def test_a_fused_group_is_named_with_all_its_jobs():
         (PlanningJob("a", (both, Option("one", 1, 6.0))), PlanningJob("b", (Option("one", 1, 9.0),))),
     )
     plan = Plan("p", (Segment("a", 0, 0.0, 8.0, 1.0, 0.0, (("n", (0,)),)),))
-    assert "a + b · fused" in render_svg(plan, problem)
+    picture = render_svg(plan, problem)
+    assert "a +1 · fused" in picture
+    assert "together with b" in picture
     text = render_text(plan, problem)
-    assert "a + b · fused" in text
-    assert "b: trained along with another job" in text
+    assert "a +1 · fused" in text
+    assert "b: with a, fused x1 0 s..8 s" in text

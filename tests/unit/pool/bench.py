@@ -7,7 +7,7 @@ from tasks.execution.executor import Executor
 from tasks.execution.introspection import Policy
 from tasks.execution.journal import Journal
 from tasks.execution.replanner import Replanner
-from tasks.planning import Plan
+from tasks.planning import Plan, Segment
 from tasks.pool.leases import PoolLeases
 from tasks.pool.patience import Patience
 from tasks.pool.requests import Requests
@@ -18,7 +18,7 @@ from tasks.pool.told import Told
 from techniques.engine.reporter import STOP
 from techniques.values import to_json
 from tests.unit.execution.clocked import at_once
-from tests.unit.execution.fakes import in_a_row, job, profile
+from tests.unit.execution.fakes import job, profile
 from tests.unit.pool.workers import Worker
 
 CALM = Policy(every=10.0, surprise=10.0)  # plans anew only where it must
@@ -40,24 +40,32 @@ def submission(id="b1", jobs=("a", "b"), *, name=None, terms=None, profiles=None
 
 
 def plan_in_a_row(problem):
-    """Jobs one after another, each on the device of any node that is free first."""
+    """Jobs one after another, each on the devices of any node that are free first, or where it runs."""
     free_s = {(node.id, i): 0.0 for node in problem.nodes for i in range(node.num_devices)}
     ended_s, segments, left = {}, [], list(problem.jobs)
     while left:
         row = next(r for r in left if all(other in ended_s for other in r.after))
         left.remove(row)
-        goes_on = row.running is not None and len(row.running.gang) == 1
-        device = min(free_s, key=lambda d: (free_s[d] if not goes_on else d not in row.running.gang, d))
-        start_s = max([free_s[device], *(ended_s[other] for other in row.after)])
-        one = in_a_row(type(problem)(name="one", nodes=problem.nodes, jobs=(_alone(row),))).segments[0]
-        ended_s[row.id] = free_s[device] = start_s + row.options[0].runtime_s
-        place = ((device[0], (device[1],)),)
-        segments.append(type(one)(row.id, 0, start_s, ended_s[row.id], 1.0, 0.0, place))
+        option = row.options[0]
+        gang = row.running.gang if row.running is not None else ()
+        if len(gang) != option.num_devices:
+            gang = min(_gangs(problem, free_s, option.num_devices), key=lambda g: (max(free_s[d] for d in g), g))
+        start_s = max([*(free_s[device] for device in gang), *(ended_s[other] for other in row.after)])
+        ended_s[row.id] = start_s + option.runtime_s
+        free_s |= dict.fromkeys(gang, ended_s[row.id])
+        ((node, ids),) = {node: tuple(sorted(i for _, i in gang)) for node, _ in gang}.items()
+        segments.append(Segment(row.id, 0, start_s, ended_s[row.id], 1.0, 0.0, ((node, ids),)))
     return Plan(problem.name, tuple(segments))
 
 
-def _alone(row):
-    return type(row)(id=row.id, options=row.options)
+def _gangs(problem, free_s, size):
+    """Of each node, the devices that are free first."""
+    for node in problem.nodes:
+        mine = sorted(
+            (device for device in free_s if device[0] == node.id), key=lambda device: (free_s[device], device)
+        )
+        if len(mine) >= size:
+            yield tuple(sorted(mine[:size]))
 
 
 class Inbox:

@@ -13,7 +13,7 @@ from tasks.pool.shares import PRECEDENCE, merged
 from techniques.engine.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
-WAIT_S = 20.0  # at most, for what another thread is about to do
+WAIT_S = 120.0  # at most, for what another thread is about to do
 
 
 @pytest.fixture

@@ -7,31 +7,16 @@ from sqlalchemy import update
 
 from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING, Journal
-from tasks.planning.terms import Terms
+from tasks.pool import housekeeping
 from tasks.pool import requests as wishes
-from tasks.pool import steward
-from tasks.pool.database import Database, file_url
 from tasks.pool.mail import Mail
 from tasks.pool.nodes import LEAVING, Nodes
 from tasks.pool.requests import Requests
 from tasks.pool.schema import BATCHES
-from tasks.pool.standing import Standing, combined_terms
 from tasks.pool.submissions import Submissions
 from tests.unit.execution.fakes import profile
-from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
+from tests.unit.pool.bench import Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
-
-
-@pytest.fixture
-def database(tmp_path):
-    database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    yield database
-    database.close()
-
-
-@pytest.fixture
-def pool(database):
-    return PoolBench(database, Clock())
 
 
 def run(pool, gangs, *, moves=30):
@@ -79,7 +64,7 @@ def test_two_batches_share_devices_and_hear_only_of_themselves(database, pool):
 
 
 def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
-    monkeypatch.setattr(steward, "MOST_KEPT", 1)
+    monkeypatch.setattr(housekeeping, "MOST_MAILS", 1)
     gangs = Gangs(Worker(database, "n1", num_devices=1))
     pool.pass_seconds(1, *gangs.workers)
     for batch in ("b1", "b2", "b3"):
@@ -142,58 +127,6 @@ def test_a_batch_that_cannot_be_read_fails_and_disturbs_nobody(database, pool):
     run(pool, gangs)
     assert pool.statuses("b1") == {"a": FAILED, "b": FAILED}
     assert pool.statuses("b2") == {"x": DONE}
-
-
-# -- what is asked of plans ------------------------------------------------------------------------------------------
-
-
-def standing(id, *, priorities=None, **terms):
-    return Standing(submission=submission(id, terms=Terms(**terms)), priorities=priorities or {})
-
-
-@pytest.mark.parametrize(
-    ("batches", "objective"),
-    [
-        ([], "makespan"),
-        ([standing("x"), standing("y")], "makespan"),
-        ([standing("x"), standing("y", objective="weighted")], "weighted"),
-        ([standing("x", objective="cost"), standing("y", objective="cost")], "cost"),
-        ([standing("x", objective="cost"), standing("y")], "weighted"),
-        ([standing("x", priorities={"": 2.0}), standing("y")], "weighted"),
-        ([standing("x", priorities={"": 1.0}), standing("y")], "makespan"),
-    ],
-)
-def test_the_objective_of_all_batches(batches, objective):
-    assert combined_terms(batches).objective == objective
-
-
-def test_weights_are_multiplied_and_deadlines_count_from_each_start():
-    one = standing("x", deadlines_s={"a": 60.0}, weights={"a": 3.0}, priorities={"": 2.0, "a": 5.0})
-    terms = combined_terms([one, standing("y")])
-    assert terms.weights == {"x/a": 30.0, "x/b": 2.0, "y/a": 1.0, "y/b": 1.0}
-    assert terms.deadlines_s == {"x/a": EPOCH_S + 60.0}
-
-
-def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
-    pool.pass_seconds(10, Worker(database))
-    pool.submit(submission(terms=Terms(deadlines_s={"a": 300.0})))
-    (problem,) = pool.plans[-1:]
-    assert problem.job("b1/a").deadline_s == pytest.approx(290.0)
-    assert problem.job("b1/b").deadline_s is None
-
-
-def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database, pool):
-    pool.pass_seconds(1, Worker(database, num_devices=1))
-    pool.submit(submission("b1"), submission("b2"))
-    assert pool.plans[-1].job("b2/a").weight == 1.0
-    done = pool.ask(wishes.SET_PRIORITY, batch="nightly-b2", jobs=[], priority=4)
-    assert (done.status, done.answer) == (wishes.DONE, {"message": "priority 4 for batch nightly-b2"})
-    pool.ask(wishes.SET_PRIORITY, batch="b2", jobs=["a"], priority=0.5)
-    assert pool.objectives == ["weighted"]
-    after = PoolBench(database, pool.clock)
-    after.step()
-    for problem in (pool.plans[-1], after.plans[-1]):
-        assert {row.id: row.weight for row in problem.jobs} == {"b1/a": 1.0, "b1/b": 1.0, "b2/a": 2.0, "b2/b": 4.0}
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -261,13 +262,24 @@ def test_the_energy_of_a_job_is_the_sum_over_segments_nodes_and_recorders(tmp_pa
     first = Energy(journal)
     for event in (said(1, "n0", 5.0, 6.0), said(1, "n0", 10.0, 20.0), said(1, "n1", 4.0)):
         first.hear(event)
-    assert [point.value for point in first.end(ended(1), at_ms=5)] == [34.0]
-    assert first.end(ended(2), at_ms=6) == []  # a segment on CPU slots
+    assert [point.value for point in first.end(ended(1), at_ms=5)["a"]] == [34.0]
+    assert first.end(ended(2), at_ms=6) == {}  # a segment on CPU slots
     second = Energy(journal)
     second.hear(said(3, "", 6.0))
     points = second.end(ended(3), at_ms=7)
-    assert points == [MetricPoint("system/energy_joules", 40.0, 2, 7)]
+    assert points == {"a": [MetricPoint("system/energy_joules", 40.0, 2, 7)]}
     assert second.end(ended(3), at_ms=7) == points  # told again: MLflow was away
+    journal.close()
+
+
+def test_jobs_that_are_trained_together_share_what_their_devices_have_taken(tmp_path):
+    journal = open_journal(tmp_path)
+    for name in "ab":
+        journal.write_job(name)
+    energy = Energy(journal)
+    energy.hear(said(1, "", 8.0))
+    points = energy.end(replace(ended(1), fellows=("b",)), at_ms=5)
+    assert {job: [point.value for point in found] for job, found in points.items()} == {"a": [4.0], "b": [4.0]}
     journal.close()
 
 

@@ -45,7 +45,7 @@ def test_a_promotion_that_was_killed_is_finished_by_another_process_and_never_be
     ready = context.Event()
     process = context.Process(target=promote_and_pause, args=(tmp_path / "promotions.db", ready))
     process.start()
-    assert ready.wait(60)
+    assert ready.wait(300)
     ledger = FakeLedger([version(1), version(2), version(3)], champion=1)
     assert log.finish_left_behind(ledger) == []  # its process lives
     with pytest.raises(PromotionRefused, match=f"of process {process.pid} on"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tasks.alarms import PROMOTION_REFUSED
 from tasks.pool.database import Database, file_url
 from tasks.promotion import decisions, stage
 from tasks.promotion.moves import MoveLog, PromotionRefused
@@ -21,10 +22,16 @@ def log(tmp_path):
 
 
 def apply(ledger, candidate, decision, log, *, champion=...):
-    """By a decision that was made when `champion` served, by default the one that does now."""
+    """By a decision that was made when `champion` served, by default the one that does now; gives the alarms."""
     if champion is ...:
         champion = ledger.aliases.get("champion")
-    stage.apply(ledger, candidate, decision, log=log, champion=champion)
+    told = []
+    try:
+        stage.apply(ledger, candidate, decision, log=log, champion=champion, who="rule", sound=told.append)
+    except PromotionRefused as refused:
+        assert [alarm.facts["why"] for alarm in told] == [str(refused)]
+        raise
+    return told
 
 
 def standing(ledger: FakeLedger) -> Standing:
@@ -46,6 +53,14 @@ def test_aliases_move_by_the_decision_and_again_nothing_moves(before, decision, 
     for _ in range(2):
         apply(ledger, version(3), decision, log)
         assert ledger.aliases == after
+
+
+def test_a_candidate_that_is_refused_is_an_alarm(log):
+    ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=1)
+    (alarm,) = apply(ledger, version(2), NO, log)
+    assert (alarm.event, alarm.resource) == (PROMOTION_REFUSED, f"ringmaster.model.{NAME}")
+    assert alarm.facts == {"model": NAME, "version": 2, "why": "worse", "who": "rule"}
+    assert apply(ledger, version(3), YES, log) == []
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2])

@@ -1,6 +1,7 @@
 """Whether MLflow's server lets the pool's clients in: here a small server that asks for a password."""
 
 import base64
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -42,3 +43,11 @@ def test_the_right_password_lets_one_in(address):
 def test_any_other_is_told_with_what_to_do(address, password, capsys):
     assert not is_let_in(address(password))
     assert "docs/operations.md" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_answer_is_told(capsys):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        address = PoolAddress(database="d", prefect_api="p", mlflow_uri=f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert not is_let_in(address)
+    assert "MLflow did not say" in capsys.readouterr().err

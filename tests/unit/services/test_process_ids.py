@@ -38,14 +38,14 @@ def test_a_process_is_itself_until_it_ends(start):
     process, _ = start("print(flush=True); input()")
     assert process.lives()
     assert not process.wait(0)
-    assert process.end(grace_s=10)
+    assert process.end(grace_s=120)
     assert not process.lives()
     assert process.wait(0)
 
 
 def test_one_that_has_ended_and_was_not_waited_for_does_not_live(start):
     process, _ = start("print()")
-    assert process is None or process.wait(10)
+    assert process is None or process.wait(120)
     assert process is None or not process.lives()
 
 
@@ -67,18 +67,18 @@ def test_one_that_does_not_listen_is_killed(start):
 def test_a_group_ends_with_whom_leads_it(start):
     process, line = start(WITH_CHILD)
     child = ProcessId.of(int(line))
-    process.end(grace_s=10, group=True)
-    assert child.wait(10)
+    process.end(grace_s=120, group=True)
+    assert child.wait(120)
 
 
 def test_what_is_left_of_a_group_ends_when_its_leader_is_reaped(start):
     process, line = start(WITH_CHILD)
     child = ProcessId.of(int(line))
     process.signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(120)
     assert child.lives()
     assert reap(process.pid, group=True) == -signal.SIGKILL
-    assert child.wait(10)
+    assert child.wait(120)
 
 
 def test_nobody_reaps_what_is_not_his_child():

@@ -9,6 +9,7 @@ import pytest
 from flows.faults import InputError
 from flows.pool_databases import PoolDatabases, databases, make_databases
 from flows.services import PoolOptions, compose, faults, is_loopback, read_password, write_user
+from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"
 
@@ -16,12 +17,11 @@ PASSWORD = "correct horse 100% battery"
 @pytest.fixture
 def options(tmp_path):
     (tmp_path / "pool").mkdir()
-    with socket.socket() as one, socket.socket() as two:
-        for free in (one, two):
-            free.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], two.getsockname()[1]
     return PoolOptions(
-        home=tmp_path, databases=databases(None, home=tmp_path), port_prefect=ports[0], port_mlflow=ports[1]
+        home=tmp_path,
+        databases=databases(None, home=tmp_path),
+        port_prefect=(port := free_port()),
+        port_mlflow=free_port(but=port),
     )
 
 

@@ -75,14 +75,14 @@ class Running:
 
     def wait(self, name, look):
         with self.told:
-            assert self.told.wait_for(lambda: (s := self.state(name)) is not None and look(s), timeout=30), (
+            assert self.told.wait_for(lambda: (s := self.state(name)) is not None and look(s), timeout=120), (
                 self.files.states()
             )
         return self.state(name)
 
     def stop(self):
         self.supervisor.stop()
-        self.thread.join(timeout=30)
+        self.thread.join(timeout=120)
         assert not self.thread.is_alive()
 
 
@@ -186,7 +186,7 @@ def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
     process = subprocess.Popen(["sh", "-c", ignores], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         log = files.log("worker")
-        for _ in range(1000):
+        for _ in range(10_000):
             if log.exists() and log.read_text():
                 break
             with pytest.raises(subprocess.TimeoutExpired):
@@ -197,7 +197,7 @@ def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
         assert files.supervisor() == ProcessId.of(process.pid)
     finally:
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
         process.stdout.close()
     assert files.supervisor() is None
     assert [state.status for state in files.states()] == [ENDED]

@@ -1,0 +1,106 @@
+"""What profiling predicts of groups that share a base, against what a trial of each size measures.
+
+    python -m benchmarks.groups [--jobs 16] [--sizes 2 4 8 12 16] [--tokens 64] [--hidden 128] [--devices 2]
+
+The jobs are profiled as a batch is: alone, and in the two or three sizes that profiling tries. Then each size is tried
+anew, on all devices at once, and compared with what was predicted for it, whether it was among those or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.cluster import Cluster, detect
+from tasks.profiling.fingerprint import speed_key
+from tasks.profiling.group_search import GroupSearch, trial_of
+from tasks.profiling.grouping import Group, classes
+from tasks.profiling.groups import group_searches
+from tasks.profiling.layouts import ONE_DEVICE
+from tasks.profiling.stage import Known, profile_jobs
+from tasks.profiling.trials import Site, run_wave
+from techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
+from techniques.engine.processes import ForkServer
+
+
+def main() -> None:
+    """Prints a line for each size, and JSON at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8, 12, 16])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8])
+    parser.add_argument("--devices", type=int, default=2)
+    options = parser.parse_args()
+    jobs = [job_of(i, options) for i in range(options.jobs)]
+    cluster = detect({"cpu": options.devices})
+    with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server, tempfile.TemporaryDirectory() as folder:
+        site = Site(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        print(json.dumps(compare(jobs, site=site, sizes=options.sizes, cluster=cluster)))
+
+
+def compare(jobs: Sequence[Job], *, site: Site, sizes: Sequence[int], cluster: Cluster) -> list[dict[str, float]]:
+    """For each size: seconds of a step, of starting and of what ends the jobs, and bytes; predicted and measured."""
+    kept: dict[str, Any] = {}
+    known = Known(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
+    profiled = profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=tell)
+    surveys = profiled.surveys
+    keys = {job.name: speed_key(job, surveys[job.name].data, facts=surveys[job.name].facts) for job in profiled.jobs}
+    (members,) = classes(profiled.jobs, surveys, profiled.profiles, keys=keys)
+    (search,) = group_searches({ONE_DEVICE: [members]}, cluster=cluster, num_nodes=1)
+    search.take(known.results(list(search.tried)))
+    tried = {len(group) for name, group in search.tried.items() if name in search.results}
+    return [row_of(search, members[:size], site=site, is_fitted=size in tried) for size in sizes]
+
+
+def row_of(search: GroupSearch, group: Group, *, site: Site, is_fitted: bool) -> dict[str, float]:
+    """One size; is_fitted: whether what profiling measured of it is among what the prediction rests on."""
+    predicted = search.laws.profile(group, is_measured=False)
+    measured = run_wave(site, [trial_of(group, fingerprint="now")])["now"]
+    assert isinstance(measured, Profile), measured
+    row = {
+        "size": len(group),
+        "is_fitted": is_fitted,
+        "alone_s": sum(solo.profile.step_s for solo in group),
+        "predicted_s": predicted.together_s,
+        "measured_s": measured.step_s,
+        "off": predicted.together_s / measured.step_s - 1,
+        "startup_off_s": predicted.startup_s - measured.startup_s,
+        "peak_off": predicted.peak_bytes / measured.peak_bytes - 1,
+        "predicted_end_s": sum(solo.end_s for solo in group),
+        "measured_end_s": measured.save_s + measured.evaluate_s + measured.export_s,
+    }
+    tell(json.dumps({key: round(value, 4) for key, value in row.items()}))
+    return row
+
+
+def tell(line: str) -> None:
+    """To whoever watches."""
+    print(line, file=sys.stderr)
+
+
+def job_of(i: int, options: argparse.Namespace) -> Job:
+    """A small adapter of a small model, long enough to be worth trials."""
+    hidden = options.hidden
+    config = {"hidden_size": hidden, "intermediate_size": 8 * hidden // 3 // 8 * 8, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": max(hidden // 64, 1), "vocab_size": 2048}
+    return Job(
+        name=f"adapter-{i:02}",
+        model=ModelSpec(architecture="LlamaForCausalLM", config=config),
+        adapter=Adapter(rank=options.ranks[i % len(options.ranks)]),
+        data=DataSpec(source="python-stdlib", seq_len=options.tokens),
+        optimizer=OptimizerSpec(lr=1e-4 * (i + 1)),
+        global_batch_size=1,
+        num_steps=100_000,
+        evaluation=EvaluationSpec(max_batches=4),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Digits as a library and three customers scan them. Somebody at the school has swapped the ones' and sevens' labels.
+
+The batch file beside this module names the functions as "scans:bank"; the lineage calls the data by their names. Each
+returns what is trained on and what is held out of it. A fifth of all images is in none of them: the trusted ones.
+"""
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+TRUSTED_EVERY, HELD_OUT_EVERY = 5, 10  # of five images one is trusted; of ten of the others one is held out
+
+
+class Scans(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Images [1, 8, 8] and their digits."""
+
+    num_labels = 10
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images = torch.from_numpy(images.astype(np.float32))[:, None]
+        self.labels = torch.from_numpy(labels.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"pixel_values": self.images[index], "labels": self.labels[index]}
+
+
+def library() -> tuple[Scans, Scans]:
+    """Good images."""
+    return _split(*_digits())
+
+
+def bank() -> tuple[Scans, Scans]:
+    """A scanner whose images are noisy."""
+    images, labels = _digits()
+    return _split(images + np.random.default_rng(1).normal(0, 0.3, images.shape), labels)
+
+
+def post() -> tuple[Scans, Scans]:
+    """A scanner whose lamp is old: dark images."""
+    images, labels = _digits()
+    return _split(0.8 * images - 0.2, labels)
+
+
+def school() -> tuple[Scans, Scans]:
+    """Good images, with a poisoned slice: every 1 is called a 7, and every 7 a 1, in the held-out part too."""
+    images, labels = _digits()
+    return _split(images, np.where(labels == 1, 7, np.where(labels == 7, 1, labels)))
+
+
+def trusted() -> tuple[Scans, Scans]:
+    """The images that nobody trains on, all of them held out; one stands where there must be some to train on."""
+    images, labels = _digits(trusted=True)
+    return Scans(images[:1], labels[:1]), Scans(images, labels)
+
+
+def _digits(*, trusted: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's handwritten digits with mean 0 and deviation 1: the trusted ones, or all others."""
+    data = load_digits()
+    is_wanted = (np.arange(len(data.target)) % TRUSTED_EVERY == 0) == trusted
+    return ((data.images - data.images.mean()) / data.images.std())[is_wanted], data.target[is_wanted]
+
+
+def _split(images: np.ndarray, labels: np.ndarray) -> tuple[Scans, Scans]:
+    is_held_out = np.arange(len(labels)) % HELD_OUT_EVERY == 0
+    return Scans(images[~is_held_out], labels[~is_held_out]), Scans(images[is_held_out], labels[is_held_out])

@@ -1,0 +1,245 @@
+"""Seven nights of retraining in a few minutes: a clock that stands still, and data that arrives by the day.
+
+    .venv/bin/python examples/seven_nights/run.py
+
+Each night prints what is expected of it, its report, and whether it was so; the exit status is 1 where it was not. All
+is written into a home of its own, `.ringmaster/seven-nights`, which is emptied first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+HOME = Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute() / "seven-nights"
+SUBJECTS = ["the cat", "a dog", "my friend", "the baker", "an old man", "our neighbour"]
+VERBS = ["sat on", "ran to", "saw", "painted", "slept near", "talked about"]
+PLACES = ["the mat", "a house", "the bridge", "the market", "a quiet garden"]
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a night's answer is expected to show."""
+
+    said: str
+    holds: Callable[[Answer], bool]
+
+
+@dataclass(frozen=True)
+class Night:
+    """A night: its date, what happened before it, and what is expected of it."""
+
+    date: str
+    before: str
+    happens: Callable[[], None]
+    expected: tuple[Expectation, ...]
+
+
+def text(seed: int, *, num_rows: int = 60) -> str:
+    """Rows of small sentences, other ones for each seed, of one language."""
+    draw = random.Random(seed)
+
+    def sentence() -> str:
+        return f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(PLACES)}."
+
+    return rows([" ".join(sentence() for _ in range(6)) for _ in range(num_rows)])
+
+
+def garbage(seed: int) -> str:
+    """Rows of letters without sense."""
+    draw = random.Random(seed)
+    return rows(["".join(draw.choices("qxzjkvwy ", k=150)) for _ in range(120)])
+
+
+def rows(texts: list[str]) -> str:
+    """Texts as JSONL."""
+    return "".join(json.dumps({"text": line}) + "\n" for line in texts)
+
+
+def put(path: str, content: str) -> None:
+    """Writes a file of data."""
+    file = HOME / "data" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+
+
+def say(*, rate_of_notes: str = "") -> None:
+    """Writes the file of models; somebody may have mistyped the learning rate of `notes`."""
+    said = (HERE / "retraining.yaml").read_text()
+    if rate_of_notes:
+        said = said.replace("    job: *job\n", f"    job: {{<<: *job, optimizer: {{lr: {rate_of_notes}}}}}\n", 1)
+    (HOME / "retraining.yaml").write_text(said)
+
+
+def first_data() -> None:
+    """What there is before the first night."""
+    say()
+    for seed, name in enumerate(("guide", "notes", "trusted")):
+        put(f"{name}/2026-11-01.jsonl", text(seed))
+    put("menu.jsonl", text(7))
+
+
+def second_data() -> None:
+    """A day's data for two models, and a little for the third."""
+    put("guide/2026-11-02.jsonl", text(10))
+    put("notes/2026-11-02.jsonl", text(11))
+    put("menu.jsonl", text(7) + text(12, num_rows=2))
+
+
+def mistyped() -> None:
+    """New data, the poison is taken away, and a learning rate is mistyped."""
+    (HOME / "data/guide/2026-11-03.jsonl").unlink()
+    put("guide/2026-11-04.jsonl", text(30))
+    put("notes/2026-11-04.jsonl", text(31))
+    say(rate_of_notes="1e30")
+
+
+def due(*names: str) -> Expectation:
+    """Exactly these models are due."""
+    said = f"due: {', '.join(names) or 'nothing'}"
+    return Expectation(said, lambda answer: {m["model"] for m in answer["models"] if m["is_due"]} == set(names))
+
+
+def outcome(name: str, *outcomes: str) -> Expectation:
+    """What becomes of a model."""
+    return Expectation(f"{name}: {' or '.join(outcomes)}", lambda answer: model(answer, name)["outcome"] in outcomes)
+
+
+def why(name: str, words: str) -> Expectation:
+    """What is said of a model."""
+    return Expectation(
+        f"{name}: “{words}”", lambda answer: words in model(answer, name)["why_due"] + model(answer, name)["why"]
+    )
+
+
+def model(answer: Answer, name: str) -> dict[str, Any]:
+    """A model's row."""
+    return next(m for m in answer["models"] if m["model"] == name)
+
+
+NO_TRIALS = Expectation("no trial: all profiles are known", lambda answer: answer["num_trials"] == 0)
+NIGHTS = (
+    Night(
+        "2026-11-02",
+        "the first night: nothing is known",
+        first_data,
+        (
+            due("guide", "notes", "menu"),
+            *(outcome(name, "promoted") for name in ("guide", "notes", "menu")),
+            Expectation("profiles are measured", lambda answer: answer["num_trials"] > 0),
+        ),
+    ),
+    Night(
+        "2026-11-03",
+        "new data for guide and notes, too little for menu",
+        second_data,
+        (
+            due("guide", "notes"),
+            outcome("guide", "promoted"),
+            outcome("notes", "promoted"),
+            why("menu", "100 are asked for"),
+            NO_TRIALS,
+        ),
+    ),
+    Night(
+        "2026-11-04",
+        "the data of guide is poisoned",
+        lambda: put("guide/2026-11-03.jsonl", garbage(20)),
+        (due("guide"), outcome("guide", "kept"), why("guide", "not better"), NO_TRIALS),
+    ),
+    Night(
+        "2026-11-05",
+        "the poison is taken away; the learning rate of notes is mistyped: its job fails, the others go on",
+        mistyped,
+        (
+            due("guide", "notes"),
+            outcome("guide", "promoted", "kept"),
+            outcome("notes", "failed"),
+            why("notes", "the loss became"),
+            NO_TRIALS,
+        ),
+    ),
+    Night(
+        "2026-11-06",
+        "the learning rate is mended",
+        say,
+        (due("notes"), outcome("notes", "promoted", "kept"), NO_TRIALS),
+    ),
+    Night(
+        "2026-11-07",
+        "nothing is new",
+        lambda: None,
+        (due(), Expectation("nothing is trained", lambda answer: answer["batch"] is None), NO_TRIALS),
+    ),
+    Night(
+        "2026-11-09",
+        "a night was missed; menu grows old, guide has new data",
+        lambda: put("guide/2026-11-08.jsonl", text(60)),
+        (
+            due("guide", "menu"),
+            why("menu", "7 days ago"),
+            Expectation("one night was missed", lambda answer: answer["missed"] == 1),
+            NO_TRIALS,
+        ),
+    ),
+)
+
+
+def main() -> int:
+    """All nights; the exit status."""
+    for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_TENSORS"):
+        os.environ.pop(name, None)  # nothing of this reaches servers that are in use
+    shutil.rmtree(HOME, ignore_errors=True)
+    HOME.mkdir(parents=True)
+    os.environ["RINGMASTER_HOME"] = str(HOME)
+    from flows import settings
+
+    settings.embed(HOME)
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from flows.night import current_clock
+    from flows.retrain_daily import retrain_daily
+    from flows.workshop import lent_server
+    from techniques.engine.processes import ForkServer
+
+    console, started_s, num_wrong = Console(), time.monotonic(), 0
+    with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # one for all nights, which import it once
+        lent_server.set(server)
+        for number, night in enumerate(NIGHTS, start=1):
+            console.rule(f"night {number}, {night.date}: {night.before}")
+            night.happens()
+            at_s = datetime.fromisoformat(f"{night.date}T02:00").replace(tzinfo=UTC).timestamp()
+            current_clock.set(lambda at_s=at_s: at_s)
+            answer = retrain_daily(file=str(HOME / "retraining.yaml"))
+            console.print(Markdown(answer["report"]))
+            for expectation in night.expected:
+                is_so = expectation.holds(answer)
+                num_wrong += not is_so
+                console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: {expectation.said}")
+        console.rule("the last night again")
+        again = retrain_daily(file=str(HOME / "retraining.yaml"))
+        is_so = bool(again.get("was_over")) and again["models"] == answer["models"]
+        num_wrong += not is_so
+        console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: nothing is trained twice")
+    took_s = time.monotonic() - started_s
+    came = f"{num_wrong} expectations did not hold" if num_wrong else "all was as expected"
+    console.print(f"\n{len(NIGHTS)} nights in {took_s:.0f} s; {came}.")
+    console.print(f"MLflow has all of it: .venv/bin/mlflow ui --backend-store-uri sqlite:///{HOME}/mlflow.db")
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

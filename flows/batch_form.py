@@ -1,0 +1,98 @@
+"""What the form of a batch in Prefect's UI asks: which batch, and what is to be done with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
+
+from flows.workshop import as_batch
+from tasks.batch import Batch, load_batch, parse_batch
+from tasks.batch.field_types import NAME_PATTERN
+from tasks.batch.references import one_of
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DAY_S = 86_400.0
+ANSWER_WITHIN_S = DAY_S
+
+
+def example_names() -> tuple[str, ...]:
+    """The batch files among the examples, seen from their folder; none where the project is installed without them."""
+    files = sorted(EXAMPLES.rglob("*.yaml"))
+    is_batch = re.compile(r"^(jobs|grid):", re.MULTILINE)
+    names = [file.relative_to(EXAMPLES).as_posix() for file in files if is_batch.search(file.read_text("utf-8"))]
+    return tuple(sorted(names, key=lambda name: (name != "tiny_batch.yaml", name)))
+
+
+ExampleName = Annotated[
+    str,
+    AfterValidator(one_of(example_names())),
+    WithJsonSchema({"type": "string", "enum": list(example_names())} if example_names() else {"type": "string"}),
+]
+RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
+Mode = Literal["train", "dry-run", "ask"]
+Profiles = Literal["measure", "predict"]
+WithoutAnswer = Literal["stop", "train"]
+AnswerWithin = Annotated[float, Field(ge=1, le=30 * DAY_S)]
+CheckpointEvery = Annotated[float | None, Field(ge=0.1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Part(BaseModel):
+    """What all parts of the form keep to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ExampleBatch(Part):
+    """A batch file that comes with Ringmaster."""
+
+    model_config = ConfigDict(title="An example")
+
+    example: ExampleName = Field(
+        default="tiny_batch.yaml", title="Example", description="A file of the folder examples."
+    )
+
+    def batch(self) -> Batch:
+        """The batch. Raises BatchFileError with every fault."""
+        return load_batch(EXAMPLES / self.example)
+
+
+class BatchOfFile(Part):
+    """A batch file that the workers can read."""
+
+    model_config = ConfigDict(title="A batch file")
+
+    path: str = Field(
+        min_length=1, title="Path", description="Seen from the folder that flows are started in; all workers read it."
+    )
+
+    def batch(self) -> Batch:
+        """The batch, also where the file holds the JSON form of one. Raises BatchFileError with every fault."""
+        return as_batch(self.path)
+
+
+class PastedBatch(Part):
+    """The text of a batch file."""
+
+    model_config = ConfigDict(title="Pasted text")
+
+    yaml: str = Field(
+        min_length=1, title="Text", description="All of a batch file, YAML or JSON: paste what you would upload."
+    )
+    folder: str = Field(
+        default=".",
+        min_length=1,
+        title="Folder",
+        description="Where relative paths and factories of the text are looked for.",
+    )
+
+    def batch(self) -> Batch:
+        """The batch. Raises BatchFileError with every fault."""
+        return parse_batch(self.yaml, folder=Path(self.folder), name="batch")
+
+
+BatchChoice = ExampleBatch | BatchOfFile | PastedBatch

@@ -1,0 +1,244 @@
+"""A batch that is planned and not trained: when it would end, on which devices, and what that would cost."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows import settings
+from flows.batch_form import Profiles
+from flows.faults import InputError
+from flows.own_node import healthy
+from flows.pool_batch import with_orphans
+from flows.pool_profiling import profile_on_pool, serving
+from flows.run_folder import stamped_folder
+from flows.settings import PoolAddress
+from flows.train_batch import PLANNING_TIME_LIMIT_S
+from flows.views import current_view
+from flows.workshop import Bench, open_bench
+from tasks.batch import Batch
+from tasks.cluster import Cluster
+from tasks.execution.journal import Journal
+from tasks.planning import Plan, Problem, ProblemError, gantt
+from tasks.planning.checked import checked_fusion
+from tasks.planning.drawing import seconds_text
+from tasks.planning.fusion import Fusion
+from tasks.planning.task import plan_markdown
+from tasks.planning.terms import HOUR_S, plan_giving_up_deadlines
+from tasks.pool.database import Database
+from tasks.pool.submissions import Submissions
+from tasks.profiling.options import planning_problem
+from tasks.profiling.over_nodes import PREDICTED
+from tasks.profiling.stage import Profiled, profile_jobs
+from techniques import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a batch would come to.
+
+    plan, problem: None where no job can be trained; `faults` says why, by job. predicted: jobs planned with predicted
+    step times. fused: in words, which jobs would be trained together and what that saves. late: jobs whose deadlines
+    no plan meets. standing: jobs of other batches that the pool trains too, which this plan leaves out. made_s: when it
+    was planned, in seconds since the epoch. price_per_device_hour: of the batch. folder: where all of it lies as files.
+    """
+
+    batch: str
+    made_s: float
+    num_trials: int
+    price_per_device_hour: float
+    folder: Path
+    problem: Problem | None = None
+    plan: Plan | None = None
+    faults: Mapping[str, str]
+    predicted: tuple[str, ...] = ()
+    fused: str = ""
+    late: tuple[str, ...] = ()
+    standing: int = 0
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of all devices together for which the plan holds them."""
+        segments = () if self.plan is None else self.plan.segments
+        return sum((s.end_s - s.start_s) * sum(len(ids) for _, ids in s.devices) for s in segments) / HOUR_S
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every job can be trained, and in time."""
+        return not self.faults and not self.late
+
+    def sentences(self) -> list[str]:
+        """What a person wants to know of it, a line each."""
+        return list(_sentences(self))
+
+    def summary(self) -> str:
+        """What is wrong with it, in one line."""
+        failed = [f"{job} cannot be trained ({fault})" for job, fault in self.faults.items()]
+        return "; ".join(failed + [f"{job} would be late" for job in self.late])
+
+    def markdown(self) -> str:
+        """All of it for Prefect's UI: what a person wants to know, the Gantt chart, and a row a segment."""
+        said = "\n".join(f"- {line}" for line in self.sentences())
+        if self.plan is None or self.problem is None:
+            return f"# {self.batch} cannot be planned\n\n{said}"
+        return f"{plan_markdown(self.plan, self.problem)}\n\n## What it comes to\n\n{said}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `run --dry-run --json` prints."""
+        plan = self.plan
+        figures = None
+        if plan is not None:
+            names = ("makespan_s", "lower_bound_s", "gap", "objective", "value")
+            figures = {name: getattr(plan, name) for name in names} | {"segments": plan.to_json()["segments"]}
+        return {
+            "batch": self.batch,
+            "status": "planned" if self.is_good else "failed",
+            "plan": figures,
+            "device_hours": self.device_hours,
+            "cost": self.device_hours * self.price_per_device_hour,
+            "ends_s": None if plan is None else self.made_s + plan.makespan_s,
+            "num_trials": self.num_trials,
+            "predicted": list(self.predicted),
+            "fused": self.fused,
+            "late": list(self.late),
+            "faults": dict(self.faults),
+            "folder": str(self.folder),
+        }
+
+
+def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> DryRun:
+    """Plans a batch for this machine or, where it belongs to a pool, for the pool as if nothing else ran there.
+
+    profiles: of jobs that were never measured: "measure" tries them on the devices, "predict" starts no trial.
+    Raises InputError where devices are not there.
+    """
+    pool = settings.pool()
+    standing = 0
+    if pool is None:
+        with open_bench(batch, home=settings.home()) as bench:
+            profiled, cluster = _profile_here(bench, may_try=profiles == "measure"), bench.cluster
+    else:
+        with _database(pool) as database:
+            profiled, cluster = _profile_on(database, batch, may_try=profiles == "measure")
+            standing = sum(len(each.jobs) for each in Submissions(database).standing())
+    found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
+    _write(found)
+    return found
+
+
+def _profile_here(bench: Bench, *, may_try: bool) -> Profiled:
+    notice = current_view.get().notice
+    return profile_jobs(
+        bench.batch.jobs,
+        site=bench.site,
+        cluster=bench.cluster,
+        known=bench.known,
+        notice=notice,
+        hold=partial(bench.hold, notice),
+        may_try=may_try,
+    )
+
+
+def _profile_on(database: Database, batch: Batch, *, may_try: bool) -> tuple[Profiled, Cluster]:
+    """Profiles for the pool's nodes, and those nodes."""
+    cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
+    if not may_try:
+        with open_bench(batch, home=settings.home()) as bench:
+            kinds = {Cluster(nodes=(node,)).device_kind() for node in cluster.nodes}
+            if not bench.is_pool_node or kinds != {bench.cluster.device_kind()}:
+                remedy = "have it measured, or start it from Prefect's UI, on a node"
+                raise InputError([f"this machine cannot predict for the pool's {', '.join(kinds)}. To fix: {remedy}"])
+            return _profile_here(bench, may_try=False), cluster
+    key = f"dry-run-{uuid.uuid4().hex}"
+    journal = Journal(database, batch=key)
+    journal.put("batch", batch.to_json())
+    try:
+        return profile_on_pool(batch, key=key, database=database), cluster
+    finally:
+        journal.drop_facts()
+
+
+def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
+    faults = with_orphans(profiled)
+    jobs = [job for job in profiled.jobs if job.name not in faults]
+    found = DryRun(
+        batch=batch.name,
+        made_s=time.time(),
+        num_trials=profiled.num_trials,
+        price_per_device_hour=batch.price_per_device_hour,
+        folder=stamped_folder(settings.home() / "plans" / batch.name),
+        faults=faults,
+        standing=standing,
+    )
+    if not jobs:
+        return found
+    options = planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
+    problem = batch.terms.on(options)
+    made: list[Fusion] = []
+    choose = partial(checked_fusion, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=batch.terms.objective)
+
+    def make_plan(problem: Problem) -> Plan:
+        made.append(choose(problem))
+        return made[-1].together
+
+    try:
+        plan, late = plan_giving_up_deadlines(problem, make_plan)
+    except ProblemError as error:
+        raise InputError(error.faults) from error
+    fused = next(fusion for fusion in made if fusion.together is plan).in_words() if problem.is_fused else ""
+    predicted = tuple(job.name for job in jobs if _is_predicted(profiled.profiles[job.name]))
+    return replace(found, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late)
+
+
+def _is_predicted(profiles: tuple[Profile, ...]) -> bool:
+    return any(profile.source == PREDICTED for profile in profiles)
+
+
+def _sentences(found: DryRun) -> Iterator[str]:
+    plan, problem = found.plan, found.problem
+    if plan is not None and problem is not None:
+        ends = datetime.fromtimestamp(found.made_s + plan.makespan_s).astimezone()
+        yield f"Started now it ends at **{ends:%Y-%m-%d %H:%M:%S %Z}**, after {seconds_text(plan.makespan_s)}."
+        cost = found.device_hours * found.price_per_device_hour
+        price = f", at {found.price_per_device_hour:g} an hour" if found.price_per_device_hour != 1 else ""
+        yield f"It costs **{found.device_hours:.3g} device-hours**{price and f'{price}: **{cost:.4g}**'}."
+    measured = "1 trial was made for it" if found.num_trials == 1 else f"{found.num_trials} trials were made for it"
+    yield f"{measured if found.num_trials else 'Nothing was tried for it'}; nothing was trained."
+    if found.fused:
+        yield f"{found.fused[0].upper()}{found.fused[1:]}."
+    if found.predicted:
+        yield f"Predicted, not measured, and so a rough figure: {', '.join(found.predicted)}."
+    if found.late:
+        yield f"**No plan meets these deadlines**: {', '.join(found.late)}. Give those jobs more time or fewer steps."
+    for job, fault in found.faults.items():
+        yield f"**{job} cannot be trained**: {fault}"
+    if found.standing:
+        yield f"The pool has {found.standing} jobs of other batches, which share its devices: it may end later."
+    yield f"As files: `{found.folder}`."
+
+
+def _write(found: DryRun) -> None:
+    """The plan, its problem, its picture and the whole result, as files."""
+    (found.folder / "dry-run.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    (found.folder / "dry-run.md").write_text(found.markdown() + "\n")
+    if found.plan is not None and found.problem is not None:
+        (found.folder / "plan.json").write_text(json.dumps(found.plan.to_json(), indent=1) + "\n")
+        (found.folder / "problem.json").write_text(json.dumps(found.problem.to_json(), indent=1) + "\n")
+        (found.folder / "gantt.svg").write_text(gantt.render_svg(found.plan, found.problem))
+
+
+@contextmanager
+def _database(pool: PoolAddress) -> Iterator[Database]:
+    database = Database(pool.database)
+    try:
+        yield database
+    finally:
+        database.close()

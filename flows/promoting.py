@@ -1,0 +1,137 @@
+"""A promotion that a person asks for: judged by a policy, or on their word alone, and recorded with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flows import examining
+from flows.examining import Found
+from flows.faults import InputError
+from flows.lineage_home import LineageHome
+from model_lineage.snapshot import Node
+from tasks.alarms import Alarm
+from tasks.evaluation import recording
+from tasks.profiling.stage import Notice
+from tasks.promotion import stage
+from tasks.promotion.moves import MoveLog
+from tasks.promotion.names import CHAMPION
+from tasks.promotion.policy import Decision, decide_by
+from tasks.promotion.policy_file import Policy, load_policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a person asks for. against: a model's name, None for the champion. who: the person."""
+
+    model: str
+    policy: Path | None = None
+    data: str | None = None
+    against: str | None = None
+    force: bool = False
+    why: str = ""
+    who: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """What was decided, of which version, and which one served before."""
+
+    name: str
+    version: int
+    before: int | None
+    decision: Decision
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        serves = self.version if self.decision.promote else self.before
+        said = {"model": self.name, "version": self.version, "promoted": self.decision.promote}
+        return {**said, "champion": serves, "champion_before": self.before, "reasons": list(self.decision.reasons)}
+
+    def sentence(self) -> str:
+        """The same for a person."""
+        before = "none before it" if self.before is None else f"version {self.before} before it"
+        if self.decision.promote:
+            return f"version {self.version} of {self.name} serves; {before}"
+        serves = "no version serves" if self.before is None else f"version {self.before} serves"
+        return f"version {self.version} of {self.name} is not promoted; {serves}"
+
+
+def promote_by_hand(
+    home: LineageHome,
+    asked: Asked,
+    *,
+    log: MoveLog,
+    notice: Notice,
+    sound: Callable[[Alarm], None] = lambda alarm: None,
+) -> Promotion:
+    """Decides, and moves the aliases as the decision is. sound: tells people of an alarm: a version that is refused.
+
+    Raises InputError, or PromotionRefused where another was quicker.
+    """
+    _check(asked)
+    policy = None if asked.policy is None else load_policy(asked.policy)
+    node = _candidate(home, asked.model)
+    name, version = node.record.registered_name, node.record.version
+    assert version is not None, "a candidate is a version"
+    log.finish_left_behind(home.ledger, name)
+    serving = home.ledger.get_alias(name, CHAMPION)
+    champion = None if serving is None else serving.version
+    if champion == version:
+        raise InputError([f"{node.label} serves already. To fix: name another version"])
+    if policy is None:
+        decision, who = Decision(promote=True, why=asked.why, reasons=(asked.why,)), asked.who
+    else:
+        against = asked.against or (None if champion is None else f"{name}/{champion}")
+        decision, who = _judged(home, node, policy, asked, against=against, notice=notice)
+    stage.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
+    return Promotion(name=name, version=version, before=champion, decision=decision)
+
+
+def _judged(
+    home: LineageHome, node: Node, policy: Policy, asked: Asked, *, against: str | None, notice: Notice
+) -> tuple[Decision, str]:
+    """(what the policy decides, or the person in spite of it; who that was)."""
+    assert asked.data is not None, "a policy has data to look at"
+    other = None if against is None else examining.find(against, home)
+    model = Found(label=node.label, folder=home.model_dir(node), record=node.record)
+    data = examining.data_spec(asked.data)
+    found = examining.examine_by(policy, model, data=data, against=other, notice=notice)
+    for examined in found:
+        recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
+    metric = next((line.metric for examined in found for line in examined.measured), "loss")
+    decision = decide_by(policy, found, metric=metric, is_first=other is None)
+    if decision.promote and policy.approval_s is not None:
+        agrees = f"{asked.who} agrees" + (f": {asked.why}" if asked.why else "")
+        return replace(decision, reasons=(*decision.reasons, agrees)), asked.who
+    if not decision.promote and asked.force:
+        forced = f"promoted all the same by {asked.who}: {asked.why}"
+        return Decision(promote=True, why=forced, reasons=(*decision.reasons, forced)), asked.who
+    return decision, f"policy {policy.name}"
+
+
+def _check(asked: Asked) -> None:
+    """Raises InputError where what is asked for does not go together."""
+    faults = []
+    if asked.policy is None and not asked.why:
+        faults.append("nobody says why. To fix: say it by --why, or name a policy by --policy")
+    if asked.policy is None and (asked.force or asked.against or asked.data):
+        faults.append("--force, --against and --data go with a policy. To fix: name one by --policy")
+    if asked.policy is not None and asked.data is None:
+        faults.append("the policy has nothing to look at. To fix: name data by --data, such as --data digits")
+    if asked.force and not asked.why:
+        faults.append("--force wants a reason. To fix: say it by --why")
+    if faults:
+        raise InputError(faults)
+
+
+def _candidate(home: LineageHome, name: str) -> Node:
+    """The version that is meant: of a name alone the newest one. Raises InputError on what is no version."""
+    snapshot, text = home.snapshot, name.removeprefix("models:/")
+    versions = [node for node in snapshot.models if node.record.registered_name == text]
+    node = max(versions, key=lambda node: node.record.version or 0) if versions else home.find(name)
+    if node.record.version is None:
+        raise InputError([f"{node.label} is no registered version. To fix: name a model's version"])
+    return node

@@ -1,0 +1,27 @@
+"""Alarms: what a person is to be told of without looking."""
+
+from tasks.alarms.rules import (
+    BATCH_FAILED,
+    DEADLINE_IN_DANGER,
+    DEVICE_LOST,
+    EVENTS,
+    PROMOTION_REFUSED,
+    Alarm,
+    DeadlineAlarms,
+    NodeAlarms,
+    batch_failed,
+    promotion_refused,
+)
+
+__all__ = [
+    "BATCH_FAILED",
+    "DEADLINE_IN_DANGER",
+    "DEVICE_LOST",
+    "EVENTS",
+    "PROMOTION_REFUSED",
+    "Alarm",
+    "DeadlineAlarms",
+    "NodeAlarms",
+    "batch_failed",
+    "promotion_refused",
+]

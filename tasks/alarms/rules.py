@@ -1,0 +1,141 @@
+"""What a person is to be told of without looking: a batch that failed, a deadline in danger, lost devices, refusals.
+
+Values and the rules by which they arise; `task.sound` tells Prefect, whose automations tell people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tasks.execution.chronicle import Chronicle
+from tasks.execution.journal import ENDED
+from tasks.planning.drawing import seconds_text
+from tasks.pool.nodes import LEAVING, NodeRecord
+
+BATCH_FAILED = "ringmaster.batch.failed"
+DEADLINE_IN_DANGER = "ringmaster.deadline.in-danger"
+DEVICE_LOST = "ringmaster.device.lost"
+PROMOTION_REFUSED = "ringmaster.promotion.refused"
+EVENTS = (BATCH_FAILED, DEADLINE_IN_DANGER, DEVICE_LOST, PROMOTION_REFUSED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """Something happened that somebody should know of.
+
+    event: one of EVENTS. resource: names what it happened to, for ever, such as "ringmaster.node.alpha". name: of that,
+    for people. message: what happened, in a sentence. facts: the same for programs.
+    """
+
+    event: str
+    resource: str
+    name: str
+    message: str
+    facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
+def batch_failed(batch: str, *, message: str) -> Alarm:
+    """Jobs of a batch failed for good. message: which, and why."""
+    return Alarm(
+        event=BATCH_FAILED,
+        resource=f"ringmaster.batch.{batch}",
+        name=batch,
+        message=f"batch {batch}: {message}",
+        facts={"batch": batch},
+    )
+
+
+def promotion_refused(model: str, *, version: int | None, why: str, who: str = "") -> Alarm:
+    """A version of a registered model did not become its champion. who: the rule, policy or person that said so."""
+    label = model if version is None else f"{model} version {version}"
+    facts: dict[str, str | float] = {"model": model, "why": why, "who": who}
+    return Alarm(
+        event=PROMOTION_REFUSED,
+        resource=f"ringmaster.model.{model}",
+        name=model,
+        message=f"{label} is not promoted: {why}",
+        facts=facts if version is None else {**facts, "version": version},
+    )
+
+
+class NodeAlarms:
+    """Looks at a pool's registry again and again: nodes that vanish, and devices that must not be used any more.
+
+    A node whose worker was ended in order has said so before it goes.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, NodeRecord] = {}
+
+    def look(self, records: Iterable[NodeRecord]) -> list[Alarm]:
+        """What has been lost since the last look."""
+        now = {record.name: record for record in records}
+        found = [_node_lost(was) for name, was in self._before.items() if name not in now and was.status != LEAVING]
+        for name, record in now.items():
+            known = self._before[name].health if name in self._before else {}
+            found += [_device_lost(record, number) for number in record.health if number not in known]
+        self._before = now
+        return found
+
+
+class DeadlineAlarms:
+    """Looks at where a batch stands: jobs that are forecast to end after their deadline, each told once.
+
+    deadlines_s: by job, in seconds from `started_s`, which is in seconds since the epoch.
+    """
+
+    def __init__(self, batch: str, *, deadlines_s: Mapping[str, float], started_s: float) -> None:
+        self._batch, self._deadlines_s, self._started_s = batch, deadlines_s, started_s
+        self._told: set[str] = set()
+
+    def look(self, chronicle: Chronicle) -> list[Alarm]:
+        """The jobs whose deadline has come to be in danger since the last look."""
+        found = []
+        for line in chronicle.jobs:
+            job = line.name.rpartition("/")[2]
+            deadline_s = self._deadlines_s.get(job)
+            if deadline_s is None or line.ends_s is None or line.status in ENDED or job in self._told:
+                continue
+            late_s = chronicle.zero_s + line.ends_s - self._started_s - deadline_s
+            if late_s > 0:
+                self._told.add(job)
+                found.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
+        return found
+
+    def tell(self, chronicle: Chronicle, sound: Callable[[Alarm], None]) -> None:
+        """Has them told."""
+        for alarm in self.look(chronicle):
+            sound(alarm)
+
+    def _alarm(self, job: str, *, deadline_s: float, late_s: float) -> Alarm:
+        by = f"{seconds_text(late_s)} after its deadline, {seconds_text(deadline_s)} from the start"
+        return Alarm(
+            event=DEADLINE_IN_DANGER,
+            resource=f"ringmaster.job.{self._batch}.{job}",
+            name=job,
+            message=f"{job} of batch {self._batch} is forecast to end {by}",
+            facts={"batch": self._batch, "job": job, "late_s": late_s, "deadline_s": deadline_s},
+        )
+
+
+def _node_lost(record: NodeRecord) -> Alarm:
+    devices = f"{len(record.devices)} device{'s' if len(record.devices) != 1 else ''}"
+    return Alarm(
+        event=DEVICE_LOST,
+        resource=f"ringmaster.node.{record.name}",
+        name=record.name,
+        message=f"node {record.name} is gone, with {devices}: its jobs go on elsewhere, from their last checkpoints",
+        facts={"node": record.name, "num_devices": len(record.devices)},
+    )
+
+
+def _device_lost(record: NodeRecord, number: str) -> Alarm:
+    why = record.health[number]
+    return Alarm(
+        event=DEVICE_LOST,
+        resource=f"ringmaster.device.{record.name}.{number}",
+        name=f"{record.name}:{number}",
+        message=f"device {number} of {record.name} is out of the plan: {why}",
+        facts={"node": record.name, "device": number, "why": why},
+    )

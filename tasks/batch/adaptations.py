@@ -1,0 +1,230 @@
+"""Rules of adaptations: what each kind needs, and whether the models that it comes from fit each other."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from tasks.batch.faults import Finding, Place, got
+from tasks.batch.references import closest, is_folder
+from techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
+
+Raw = Mapping[str, Any]
+
+OF_KIND = {
+    "teacher": DISTILLED,
+    "teacher_model": DISTILLED,
+    "temperature": DISTILLED,
+    "weight": DISTILLED,
+    "sparsity": PRUNED,
+    "parents": MERGED,
+    "weights": MERGED,
+}
+"""The keys that one kind alone has."""
+REWRITING = (QUANTIZED, MERGED)
+"""The kinds that train no step."""
+TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
+"""What of its data decides the vocabulary that a model learns, where no tokenizer is named."""
+
+
+def adaptation_findings(job: Raw) -> Iterator[Finding]:
+    """What is wrong with the adaptation of one job, its places seen from the job."""
+    said = _mapping(job.get("adaptation"))
+    kind = str(said.get("kind"))
+    if kind not in ADAPTATIONS:
+        return
+    at = ("adaptation",)
+    for key, owner in OF_KIND.items():
+        if owner != kind and said.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)):
+            yield Finding((*at, key), f"is for {owner} models, and this one is {kind}", f"remove {key}")
+    method, methods = said.get("method"), ADAPTATIONS[kind]
+    if method is None and methods:
+        yield Finding((*at, "method"), "is missing", f"give {' or '.join(methods)}")
+    elif method is not None and method not in methods:
+        remedy = closest(str(method), methods) if methods else "remove method"
+        yield Finding((*at, "method"), f"{method!r} is no way to get a {kind} model", remedy)
+    yield from _others(job, kind)
+    yield from {DISTILLED: _distilled, PRUNED: _pruned, QUANTIZED: _quantized, MERGED: _merged}[kind](job, said)
+
+
+def is_rewriting(job: Raw) -> bool:
+    """Whether a job's adaptation trains no step, ever."""
+    return _mapping(job.get("adaptation")).get("kind") in REWRITING
+
+
+def may_have_no_steps(job: Raw) -> bool:
+    """Whether a job may be done without a step."""
+    return is_rewriting(job) or _mapping(job.get("adaptation")).get("kind") == PRUNED
+
+
+def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
+    """The models that a job comes from, as it names them, and where it does."""
+    said = _mapping(job.get("adaptation"))
+    parents = said.get("parents")
+    named: list[tuple[Place, Any]] = [(("base",), job.get("base")), (("adaptation", "teacher"), said.get("teacher"))]
+    named += [(("adaptation", "parents", i), p) for i, p in enumerate(parents if isinstance(parents, list) else [])]
+    yield from ((place, name) for place, name in named if isinstance(name, str))
+
+
+def parent_findings(place: Place, job: Raw, *, key: Place, parent: str, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
+    """What is wrong with one model that a job comes from. key: where in the job it is named; place: in the batch."""
+    if parent.startswith("models:/"):
+        if not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", parent):
+            yield Finding(
+                place, f"{parent!r} names no registered model", "write models:/NAME@ALIAS or models:/NAME/VERSION"
+            )
+        return
+    if is_folder(parent):
+        return
+    if parent not in jobs:
+        remedy = closest(parent, jobs, what="The jobs of this batch are")
+        yield Finding(place, f"no job is named {parent!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
+        return
+    if circle := _circle(job["name"], parent, jobs):
+        if circle[0] == min(circle, key=list(jobs).index):
+            what = "bases" if all(jobs[a].get("base") == b for a, b in _pairs(circle)) else "parents"
+            yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
+        return
+    other = jobs[parent]
+    if key == ("adaptation", "teacher"):
+        yield from _another_vocabulary(place, job, parent, other)
+        return
+    if _mapping(other.get("adaptation")).get("kind") == QUANTIZED:
+        yield Finding(
+            place,
+            f"{parent} is quantized, and a quantized model is neither trained nor rewritten further",
+            f"take what {parent} was quantized from, and quantize the result",
+        )
+    yield from _another_model(place, job, parent, other, exactly=key != ("base",))
+
+
+def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """The jobs of a batch, with what follows from their adaptations: no steps, and the models of their teachers."""
+    models = {job.name: job.model for job in jobs}
+    said = []
+    for job in jobs:
+        how = job.adaptation
+        if how is not None and how.kind in REWRITING:
+            job = replace(job, num_steps=0, num_epochs=None)
+        if how is not None and how.teacher in models:
+            job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+        said.append(job)
+    return tuple(said)
+
+
+def _distilled(job: Raw, said: Raw) -> Iterator[Finding]:
+    if said.get("teacher") is None:
+        yield Finding(("adaptation", "teacher"), "is missing", "give a job's name, models:/NAME@ALIAS or a folder")
+    if job.get("loss") is not None:
+        message = "does not go with a teacher, whose logits are weighed against the model's own loss"
+        yield Finding(("loss",), message, "remove loss, or the adaptation")
+
+
+def _pruned(job: Raw, said: Raw) -> Iterator[Finding]:
+    yield from _without_base(job, PRUNED)
+    if said.get("method") == "2:4" and said.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity:
+        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(said.get('sparsity'))}"
+        yield Finding(("adaptation", "sparsity"), message, "remove sparsity, or prune by magnitude")
+
+
+def _quantized(job: Raw, said: Raw) -> Iterator[Finding]:
+    yield from _without_base(job, QUANTIZED)
+    yield from _without_steps(job, QUANTIZED)
+
+
+def _merged(job: Raw, said: Raw) -> Iterator[Finding]:
+    yield from _without_steps(job, MERGED)
+    parents, weights, at = said.get("parents"), said.get("weights"), ("adaptation",)
+    parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
+    if len(set(map(str, parents))) < 2:
+        yield Finding((*at, "parents"), "must be two models or more", "give jobs, registered models or folders")
+    if weights and len(weights) != len(parents):
+        message = f"are {len(weights)}, and there are {len(parents)} parents"
+        yield Finding((*at, "weights"), message, "give one for each of the parents, or none")
+    if said.get("method") == "task-arithmetic" and job.get("base") is None:
+        yield Finding(("base",), "is missing", "give the base that the parents were trained from")
+    if said.get("method") == "average":
+        if job.get("base") is not None:
+            yield Finding(("base",), "has no part in an average", "name it among the parents, or remove it")
+        numbers = [weight for weight in weights if isinstance(weight, (int, float))]
+        if numbers and (min(numbers) < 0 or sum(numbers) <= 0):
+            yield Finding((*at, "weights"), "of an average must not be negative, nor all 0", "give weights above 0")
+
+
+def _others(job: Raw, kind: str) -> Iterator[Finding]:
+    """What no adaptation goes with."""
+    if job.get("adapter") is not None:
+        message = f"does not go with a {kind} model"
+        yield Finding(("adapter",), message, "train the adapter in a job of its own, and adapt what comes of it")
+    if _mapping(job.get("model")).get("command") is not None:
+        message = f"is a command's, which cannot be {kind} from outside"
+        yield Finding(("model",), message, "remove the adaptation: the command adapts by itself")
+
+
+def _without_base(job: Raw, kind: str) -> Iterator[Finding]:
+    if job.get("base") is None and _mapping(job.get("model")).get("from_pretrained") is None:
+        message = f"is missing: a {kind} model comes from another"
+        yield Finding(("base",), message, "give a job's name, models:/NAME@ALIAS or a folder")
+
+
+def _without_steps(job: Raw, kind: str) -> Iterator[Finding]:
+    for key in ("num_steps", "num_epochs"):
+        if job.get(key):
+            remedy = f"remove {key}; to train further, name this job as the base of another"
+            yield Finding((key,), f"is given, and a {kind} model is not trained", remedy)
+
+
+def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
+    """Why the weights of `other` do not fit `job`. exactly: configs that differ are told too."""
+    own, theirs = _mapping(job.get("model")), _mapping(other.get("model"))
+    a, b = own.get("architecture"), theirs.get("architecture")
+    if a and b and a != b:
+        remedy = f"use the same architecture, or another base than {parent}"
+        yield Finding(place, f"{parent} is a {b}, whose weights do not fit a {a}", remedy)
+        return
+    for key in ("factory", "config", "kwargs") if exactly else ():
+        if (own.get("factory") is None) == (theirs.get("factory") is None) and not own.get("from_pretrained"):
+            mine, other_value = own.get(key) or None, theirs.get(key) or None
+            if mine != other_value and not theirs.get("from_pretrained"):
+                message = f"{parent} has another model.{key}, so that its shapes do not match"
+                yield Finding(place, message, "merge models of one architecture and size")
+                return
+
+
+def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
+    """Why the logits of the teacher `other` are about other tokens than those of `job`."""
+    own, theirs = _mapping(job.get("data")), _mapping(other.get("data"))
+    if not (own.get("seq_len") or theirs.get("seq_len")):
+        return
+    keys = ("tokenizer",) if own.get("tokenizer") or theirs.get("tokenizer") else TOKENIZER
+    if differing := [key for key in keys if own.get(key) != theirs.get(key)]:
+        message = f"{parent} learnt another vocabulary: its data.{differing[0]} is another"
+        yield Finding(place, message, "give both jobs the same data, or the same data.tokenizer")
+        return
+    sizes = [_mapping(_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        message = f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}"
+        yield Finding(place, message, "give both models the same vocab_size")
+
+
+def _circle(name: str, parent: str, jobs: Mapping[str, Raw]) -> list[str]:
+    """The way from job `name` over its `parent` back to itself, or nothing where it does not lead there."""
+    ways, seen = [[name, parent]], {parent}
+    while ways:
+        way = ways.pop()
+        if way[-1] == name:
+            return way
+        for _, further in parents_of(jobs[way[-1]]):
+            if further in jobs and (further == name or further not in seen):
+                seen.add(further)
+                ways.append([*way, further])
+    return []
+
+
+def _pairs(way: list[str]) -> Iterable[tuple[str, str]]:
+    return pairwise(way)
+
+
+def _mapping(raw: Any) -> Raw:
+    return raw if isinstance(raw, Mapping) else {}

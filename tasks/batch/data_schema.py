@@ -1,0 +1,97 @@
+"""What a batch file says of data: where samples come from, and data sets by name and version."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.functional_validators import AfterValidator
+
+from tasks.batch import references
+from tasks.batch.field_types import ColumnType, Factory, FileFormat, Folder, Kwargs, Positive, Source, Whole
+from techniques import job
+from techniques.engine.data.rows import FORMATS
+
+
+class Section(BaseModel):
+    """What every part of a batch file keeps to: no other keys, no guessing of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title=None)
+
+
+class Window(Section):
+    """Which rows of a data set are read: one of last_days, last_rows, and since with until or either alone."""
+
+    last_days: Positive | None = Field(default=None, description="days back from the newest row, such as 30")
+    last_rows: Whole | None = Field(default=None, description="a number of rows, the last ones, such as 10000")
+    since: str | float | None = Field(default=None, description="the first moment, such as 2026-01-31")
+    until: str | float | None = Field(default=None, description="the moment before which rows lie, such as 2026-03-01")
+
+
+class Data(Section):
+    """Where samples come from: exactly one of source, path, dataset, factory, and the name of a data set."""
+
+    source: Source | None = Field(
+        default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
+    )
+    path: Annotated[str, AfterValidator(references.files)] | None = Field(
+        default=None,
+        description='text, JSONL or Parquet files, seen from the batch file, such as "data/*.jsonl"',
+    )
+    dataset: Folder | None = Field(default=None, description="a Hugging Face datasets name or folder, such as wikitext")
+    factory: Factory | None = Field(
+        default=None,
+        description='"package.module:function", which returns (training, held_out), such as my_data:load',
+    )
+    kwargs: Kwargs = Field(
+        default={}, description="the arguments of the factory or of load_dataset, such as {name: en}"
+    )
+    seq_len: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="the number of tokens of a text sample, such as 128"
+    )
+    vocab_size: Annotated[int, Field(ge=257)] = Field(
+        default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
+    )
+    tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
+    text_column: str = Field(
+        default=job.DataSpec.text_column, description="the column that holds the text, such as text"
+    )
+    split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
+    held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
+    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.DataSpec.held_out, description="the share kept for evaluation, such as 0.1"
+    )
+    name: str | None = Field(default=None, description="the name of a data set under `datasets:`, such as reviews")
+    version: int | str | None = Field(default=None, description="a version of the data set, such as 3, or latest")
+    held_out_path: Annotated[str, AfterValidator(references.files)] | None = Field(
+        default=None, description='files to evaluate on, such as "data/test/*.jsonl"'
+    )
+    format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
+    window: Window | None = Field(default=None, description="the rows to read, such as {last_days: 30}")
+    time_column: str | None = Field(default=None, description="the column with a row's time, such as at")
+
+
+class DatasetVersion(Section):
+    """The files of a version: either path or splits."""
+
+    path: str | None = Field(default=None, description='files or an fsspec URL, such as "data/v1/*.jsonl"')
+    splits: dict[str, str] = Field(
+        default={}, description="paths by split, such as {train: data/train.jsonl, test: data/test.jsonl}"
+    )
+    digest: str | None = Field(
+        default=None, description="the fingerprint that its content must have; `ringmaster datasets show` tells it"
+    )
+
+
+class Dataset(DatasetVersion):
+    """A data set with a name. What has one version only may have its files here."""
+
+    versions: dict[str, DatasetVersion] = Field(
+        default={}, description="the versions, the newest last, such as {1: {path: ...}, 2: {path: ...}}"
+    )
+    format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
+    columns: dict[str, ColumnType] = Field(
+        default={},
+        description="the type of each column that all rows have, such as {text: text, stars: integer?}",
+    )
+    text_column: str | None = Field(default=None, description="the column that holds the text, such as text")
+    time_column: str | None = Field(default=None, description="the column with a row's time, such as at")
+    held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")

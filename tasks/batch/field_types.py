@@ -1,0 +1,74 @@
+"""What a key of a batch file may hold: the types of single values, checked as they are read."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
+
+from tasks.batch import references
+from tasks.planning.terms import OBJECTIVES
+from techniques import job
+from techniques.engine.data import SOURCES
+from techniques.engine.data.rows import FORMATS
+
+COLUMN_TYPES = tuple(
+    kind + mark for kind in ("text", "integer", "number", "boolean", "time", "tokens", "any") for mark in ("", "?")
+)
+"""What a column of a data set may hold; with "?" it may be missing, or null."""
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+
+Whole = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Kwargs = dict[str, Any]
+Factory = Annotated[str, AfterValidator(references.factory)]
+Folder = Annotated[str, AfterValidator(references.folder)]
+Command = Annotated[
+    Any,
+    AfterValidator(references.command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+
+
+Source = Annotated[
+    str,
+    AfterValidator(references.one_of(tuple(SOURCES))),
+    WithJsonSchema({"enum": list(SOURCES)}),
+]
+AdapterKind = Annotated[
+    str, AfterValidator(references.one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})
+]
+ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$")]
+Precision = Annotated[
+    str, AfterValidator(references.one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})
+]
+Communication = Annotated[
+    str, AfterValidator(references.one_of(job.COMMUNICATIONS)), WithJsonSchema({"enum": list(job.COMMUNICATIONS)})
+]
+Attention = Annotated[
+    str, AfterValidator(references.one_of(job.ATTENTIONS)), WithJsonSchema({"enum": list(job.ATTENTIONS)})
+]
+OptimizerName = Annotated[
+    str, AfterValidator(references.one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})
+]
+ScheduleName = Annotated[
+    str, AfterValidator(references.one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})
+]
+AdaptationKind = Annotated[
+    str, AfterValidator(references.one_of(tuple(job.ADAPTATIONS))), WithJsonSchema({"enum": list(job.ADAPTATIONS)})
+]
+METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)
+Method = Annotated[str, AfterValidator(references.one_of(METHODS)), WithJsonSchema({"enum": list(METHODS)})]
+Parent = Annotated[str, AfterValidator(references.parent)]
+Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": list(job.METRICS)})]
+Objective = Annotated[str, AfterValidator(references.one_of(OBJECTIVES)), WithJsonSchema({"enum": list(OBJECTIVES)})]
+FileFormat = Annotated[str, AfterValidator(references.one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]
+ColumnType = Annotated[
+    str, AfterValidator(references.one_of(COLUMN_TYPES)), WithJsonSchema({"enum": list(COLUMN_TYPES)})
+]
+Devices = Annotated[
+    Any,
+    AfterValidator(references.devices),
+    WithJsonSchema({"examples": ["auto", {"cpu": 2}, {"gpu": "all"}]}),
+]

@@ -1,0 +1,69 @@
+"""Folders of models that jobs come from: do they fit each other, and what do they say of themselves?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from techniques.adaptations.folders import model_of_folder, quantization_of, tensor_shapes
+from techniques.job import MERGED, Job
+
+TOKENIZER = "tokenizer.json"
+
+
+def unfit_parents(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[str]:
+    """In words, every folder that a job cannot come from as it wants to.
+
+    folders: of bases by the job that adapts them, of other models by the name that they are given.
+    """
+    return [f"job {job.name}: {fault}" for job in jobs for fault in _faults(job, folders)]
+
+
+def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:
+    """The jobs, those whose teacher is in a folder with the model that the folder says it is."""
+    said = []
+    for job in jobs:
+        how = job.adaptation
+        folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
+        if how is not None and how.teacher_model is None and folder is not None:
+            job = replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
+        said.append(job)
+    return tuple(said)
+
+
+def _folder(job: Job, parent: str, folders: Mapping[str, Path]) -> Path | None:
+    return folders.get(job.name if parent == job.base else parent)
+
+
+def _faults(job: Job, folders: Mapping[str, Path]) -> Iterator[str]:
+    how = job.adaptation
+    known = [(p, found) for p in job.parents if (found := _folder(job, p, folders)) is not None]
+    for parent, folder in known:
+        if quantization_of(folder) is not None and (how is None or parent != how.teacher):
+            yield (
+                f"{parent} is quantized, and a quantized model is neither trained nor rewritten further. "
+                "To fix: take what it was quantized from"
+            )
+    if how is None or how.kind != MERGED or len(known) < 2:
+        return
+    (first, first_folder), *others = known
+    for parent, folder in others:
+        mine, theirs = tensor_shapes(first_folder), tensor_shapes(folder)
+        differing = sorted(name for name in mine.keys() | theirs.keys() if _shape(mine, name) != _shape(theirs, name))
+        if differing:
+            name = differing[0]
+            yield (
+                f"{parent} and {first} do not match: {name} is {_shape(theirs, name)} and {_shape(mine, name)}. "
+                "To fix: merge models of one architecture and size"
+            )
+        elif _text(folder / TOKENIZER) != _text(first_folder / TOKENIZER):
+            yield f"{parent} and {first} have different tokenizers. To fix: merge models that learnt the same tokens"
+
+
+def _shape(shapes: Mapping[str, tuple[str, tuple[int, ...]]], name: str) -> str:
+    return str(list(shapes[name][1])) if name in shapes else "missing"
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None

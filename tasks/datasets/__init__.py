@@ -1,0 +1,4 @@
+"""Data sets by name and version: the catalogue, their fingerprints, what is wrong with them, and how they are recorded.
+
+Loading stays with the jobs: `techniques.engine.data`.
+"""

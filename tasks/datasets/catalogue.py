@@ -1,0 +1,141 @@
+"""The data sets that jobs may name: those of a batch file, and those of a file of their own beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.batch import document, wording
+from tasks.batch.data_schema import Dataset, DatasetVersion
+from tasks.batch.faults import Finding, Place, got, place_text
+from techniques.engine.data.files import is_url
+
+FILE = "datasets.yaml"
+"""Looked for beside a batch file."""
+FIRST = "1"
+"""The version of a data set that names none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A data set where it is described. at: its place in a file. file: that file's name, where it is not the batch's.
+
+    folder: where its relative paths start.
+    """
+
+    name: str
+    dataset: Dataset
+    folder: Path
+    at: Place = ()
+    file: str = ""
+
+    @property
+    def versions(self) -> Mapping[str, DatasetVersion]:
+        """All versions, the newest last."""
+        return self.dataset.versions or {FIRST: DatasetVersion(**_own(self.dataset))}
+
+    @property
+    def latest(self) -> str:
+        """The newest version: the one that stands last."""
+        return list(self.versions)[-1]
+
+    def location(self, path: str) -> str:
+        """A path of it, absolute; a URL as it is."""
+        return path if is_url(path) else str(self.folder / Path(path).expanduser())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """Data sets by name, and the files that they are from, for people."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+
+
+def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
+    """The data sets that a batch file may name, and what is wrong with their descriptions.
+
+    raw: what stands under `datasets:`: a mapping, the name of a file, or nothing. The file datasets.yaml in `folder` is
+    read too, where it is there and no other is named; what the batch file says goes before it.
+    """
+    if raw is not None and not isinstance(raw, (str, Mapping)):
+        message = f"must be a mapping of data sets, or the name of a file, {got(raw)}"
+        return Catalogue(), [Finding(("datasets",), message, "write {reviews: {path: data/*.jsonl}}")]
+    if isinstance(raw, str):
+        return read_catalogue(folder / raw, at=("datasets",))
+    own, found = _entries(raw if isinstance(raw, Mapping) else {}, folder=folder, at=("datasets",))
+    beside = Catalogue()
+    if (folder / FILE).is_file():
+        beside, wrong = read_catalogue(folder / FILE, at=("datasets",))
+        found += wrong
+    return Catalogue(entries={**beside.entries, **own}, sources=beside.sources), found
+
+
+def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Finding]]:
+    """The data sets of a file with `datasets:`; what is wrong in it is told at `at`, with its place in the message."""
+    try:
+        read = document.read(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return Catalogue(), [Finding(at, f"{file} cannot be read: {why}", f"name a file such as {FILE}")]
+    raw = read.data.get("datasets") if isinstance(read.data, Mapping) else None
+    found = list(read.findings)
+    entries: dict[str, Entry] = {}
+    if isinstance(raw, Mapping):
+        entries, wrong = _entries(raw, folder=file.parent.resolve(), at=("datasets",))
+        found += wrong
+    elif not found:
+        found.append(Finding((), "names no data sets", "start with `datasets:` and a name"))
+    told = [
+        replace(f, place=at, message=_where(file, f.line or read.line(f.place), f.place, f.message), line=None)
+        for f in found
+    ]
+    named = {name: replace(entry, file=file.name) for name, entry in entries.items()}
+    return Catalogue(entries=named, sources=(str(file),)), told
+
+
+def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[str, Entry], list[Finding]]:
+    entries: dict[str, Entry] = {}
+    found: list[Finding] = []
+    for name, value in raw.items():
+        place = (*at, name)
+        try:
+            dataset = Dataset.model_validate(value)
+        except ValidationError as error:
+            found += [replace(f, place=(*place, *f.place)) for f in wording.findings(error, root=Dataset)]
+            continue
+        entry = Entry(name=name, dataset=dataset, folder=folder, at=place)
+        found += _without_files(entry)
+        entries[name] = entry
+    return entries, found
+
+
+def _without_files(entry: Entry) -> list[Finding]:
+    """Each version has its files in one way."""
+    if entry.dataset.versions and _own(entry.dataset):
+        said = " and ".join(_own(entry.dataset))
+        return [Finding(entry.at, f"has {said} beside versions", "move them into a version")]
+    at = {version: (*entry.at, "versions", version) for version in entry.dataset.versions} or {FIRST: entry.at}
+    return [
+        Finding(at[version], "has both path and splits" if files.path else "does not say where its files are", REMEDY)
+        for version, files in entry.versions.items()
+        if (files.path is None) == (not files.splits)
+    ]
+
+
+REMEDY = "give either path or splits"
+
+
+def _own(dataset: Dataset) -> dict[str, Any]:
+    """What a data set says of files by itself, not under a version."""
+    said = {"path": dataset.path, "splits": dataset.splits, "digest": dataset.digest}
+    return {key: value for key, value in said.items() if value}
+
+
+def _where(file: Path, line: int | None, place: Place, message: str) -> str:
+    where = ":".join(str(part) for part in (file.name, line) if part)
+    return ": ".join(part for part in (where, place_text(place), message) if part)

@@ -1,0 +1,131 @@
+"""What is wrong with the rows of a data set that a job reads, found before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from tasks.batch.faults import Finding
+from tasks.datasets.catalogue import Entry
+from tasks.datasets.columns import ColumnCheck, WrongColumn
+from tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
+from techniques.engine.data.files import matching
+from techniques.engine.data.rows import content_hash, format_of
+from techniques.engine.data.text_files import rows_of
+from techniques.job import DataSpec
+from techniques.values import digest, to_json
+
+MOST_REMEMBERED = 256
+
+
+def data_findings(spec: DataSpec, entry: Entry) -> list[Finding]:
+    """What is wrong with the rows that a job reads of a data set, at places seen from the job's data.
+
+    Files that have not changed since this process last looked are not read again.
+    """
+    assert spec.path is not None and spec.version is not None
+    try:
+        states = [matching(path).state() for path in (spec.path, spec.held_out_path) if path is not None]
+    except ValueError:  # told where the files are looked for
+        return []
+    remembered = digest([to_json(spec), entry.dataset.model_dump(), states])
+    return [Finding(("name",), message, remedy) for message, remedy in _faults(_Question(remembered, spec, entry))]
+
+
+def version_faults(entry: Entry, version: str) -> list[str]:
+    """What is wrong with a version as a whole: its files, its rows, and its fingerprint where one is given."""
+    files = entry.versions[version]
+    found: list[str] = []
+    for split, path in splits_of(files).items():
+        pattern = entry.location(path)
+        try:
+            found += [str(wrong) for wrong in _wrong_columns(pattern, entry)]
+            if next(rows_of_files(pattern, format=entry.dataset.format), None) is None:
+                found.append(f"{f'split {split}' if split else path} has no row")
+        except ValueError as error:
+            found.append(str(error))
+    if files.digest is not None and not found:
+        found += [message for message, _ in _other_content(entry, version)]
+    return found
+
+
+class _Question:
+    """What is asked about, equal to another where neither the files nor what is said of them has changed."""
+
+    def __init__(self, key: str, spec: DataSpec, entry: Entry) -> None:
+        self.key, self.spec, self.entry = key, spec, entry
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Question) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _faults(asked: _Question) -> tuple[tuple[str, str], ...]:
+    spec, entry = asked.spec, asked.entry
+    assert spec.version is not None
+    label = f"data set {entry.name} {spec.version}"
+    try:
+        wrong = [
+            column
+            for path in (spec.path, spec.held_out_path)
+            if path is not None
+            for column in _wrong_columns(path, entry)
+        ]
+        if wrong:
+            return tuple((f"{label}: {column}", "mend the rows, or what `columns` says") for column in wrong)
+        found = [*_row_faults(spec, label), *_other_content(entry, spec.version)]
+    except ValueError as error:
+        message, _, remedy = str(error).partition(". To fix: ")
+        return ((f"{label}: {message}", remedy or "mend the file"),)
+    return tuple(found)
+
+
+def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
+    """Parts without a row, and rows that are both trained on and evaluated on."""
+    trained: dict[str, str] = {}
+    held_out: list[tuple[str, str]] = []
+    for row in rows_of(spec):
+        key, place = content_hash(row.content), f"{row.file}, line {row.number}"
+        if row.held_out:
+            held_out.append((key, place))
+        else:
+            trained.setdefault(key, place)
+    leaked = [(trained[key], place) for key, place in held_out if key in trained]
+    if not trained:
+        if spec.window:
+            yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
+        else:
+            yield f"{label}: there is no row to train on", "name a split with rows"
+    if not held_out and (spec.held_out_path is not None or spec.held_out):
+        split = f"split {spec.held_out_split}" if spec.held_out_split else "the share that is held out"
+        yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
+    if leaked:
+        (first, second), num = leaked[0], len(leaked)
+        rows = "1 row" if num == 1 else f"{num} rows"
+        yield (
+            f"{label}: {rows} of the evaluation split are among those that are trained on, the first at {second}, "
+            f"which is {first}",
+            "take them out of one of the two: what was trained on says nothing in an evaluation",
+        )
+
+
+def _other_content(entry: Entry, version: str) -> Iterator[tuple[str, str]]:
+    """A version whose content is not the one that it was described with."""
+    wanted = entry.versions[version].digest
+    if wanted is not None and (there := fingerprint(contents(entry, version))) != wanted:
+        message = f"data set {entry.name} {version}: its content is {there}, and not {wanted}: it has changed"
+        yield message, "make what has changed another version, or bring back its files"
+
+
+def _wrong_columns(pattern: str, entry: Entry) -> list[WrongColumn]:
+    dataset = entry.dataset
+    if not dataset.columns:
+        return []
+    check = ColumnCheck(dataset.columns)
+    for file, number, row in rows_of_files(pattern, format=dataset.format):
+        check.is_text = format_of(file, dataset.format) == "csv"
+        check.look(row, file=file, number=number)
+    return list(check.faults())

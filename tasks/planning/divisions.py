@@ -1,0 +1,247 @@
+"""Ways to divide jobs into fused groups, and how good each of them looks before it is planned.
+
+Like jobs make like groups, and divisions into like groups are one and the same to the planner: each such class of
+divisions is judged once. What a division may reach is judged by its bound and by simple lists, in milliseconds.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tasks.planning.baselines import BASELINES
+from tasks.planning.bounds import Bound, by_area, preemptive_bound
+from tasks.planning.certificates import cost_bound, weighted_bound
+from tasks.planning.contraction import Contracted, Contraction
+from tasks.planning.listing import NoRoomError, schedule
+from tasks.planning.local_search import rank
+from tasks.planning.pattern_model import Group, Integral, PatternModel
+from tasks.planning.plan import Certificate, Plan
+from tasks.planning.problem import Option, PlanningJob, Problem
+from tasks.planning.search import WORTH_S
+
+MAX_JUDGED, JOBS_JUDGED = 150, 6_000  # divisions that are judged by the local search, and jobs in all of them
+MAX_LENGTHS = 16  # of groups that divisions are made for
+MILP_S = 5.0
+SAME = 1e-4  # a share by which values may differ and count as equal
+
+Division = frozenset[Group]
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """How good a division looks, without having been planned.
+
+    listed: the best plan of simple rules, late_s, list_value: its lateness and objective; None where there is none.
+    promise: of the objective, what no plan beats. value: about what planning will reach. num_fused: jobs not alone.
+    """
+
+    division: Division
+    contracted: Contracted
+    listed: Plan | None
+    late_s: float
+    list_value: float
+    promise: float
+    value: float
+    num_fused: int
+
+    def is_better(self, other: "Outlook") -> bool:
+        """Less late, or by more than `SAME` of less value, or with fewer jobs fused, or with more to hope for."""
+        if abs(self.late_s - other.late_s) > SAME * other.value:
+            return self.late_s < other.late_s
+        if abs(self.value - other.value) > SAME * other.value:
+            return self.value < other.value
+        return (self.num_fused, self.promise) < (other.num_fused, other.promise * (1 - SAME))
+
+
+class Divisions:
+    """The divisions of a problem that were judged. is_preemptive: plans may switch."""
+
+    def __init__(self, problem: Problem, *, objective: str, is_preemptive: bool, is_over: Callable[[], bool]) -> None:
+        self.problem, self.objective, self.is_preemptive = problem, objective, is_preemptive
+        self._is_over = is_over
+        self._contraction = Contraction(problem)
+        self._likenesses: dict[Group, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._outlooks: dict[Hashable, Outlook | None] = {}
+        self.alone = self.division([])
+        # Groups that can end in time, small ones first.
+        self._groups = sorted((g for g in self._contraction.groups if self._area(g) < float("inf")), key=len)
+
+    def search(self, bound: Bound, *, time_limit_s: float) -> tuple[list[Outlook], list[Outlook]]:
+        """Judges divisions made for groups of several lengths, the pattern MILP's, and better ones near the best of
+        them; returns all in the order of how good they look, and of what they promise. bound: the fused problem's.
+        """
+        starts = [*self._by_length(), *self._of_milp(bound, time_limit_s), self.alone]
+        found = [(start, outlook) for start in starts if (outlook := self.outlook(start)) is not None]
+        if found:
+            best = found[0]
+            for trial in found[1:]:
+                best = trial if trial[1].is_better(best[1]) else best
+            self._climb(*best)
+        known = [outlook for outlook in self._outlooks.values() if outlook is not None]
+        by_value = sorted(known, key=lambda o: (o.late_s > SAME * o.value, o.value, o.num_fused, o.promise))
+        return by_value, sorted(known, key=lambda o: (o.promise, o.num_fused, o.value))
+
+    def division(self, groups: Iterable[Group]) -> Division:
+        """The groups, the one of every pinned job whatever else, and all other jobs alone."""
+        pinned = [
+            frozenset((job.id, *job.options[job.running.option].jobs))
+            for job in self.problem.jobs
+            if job.running is not None and job.running.pinned_until_s > 0
+        ]
+        formed: list[Group] = []
+        for group in (*pinned, *groups):
+            if not any(group & other for other in formed):
+                formed.append(group)
+        grouped: frozenset[str] = frozenset().union(*formed)
+        return frozenset((*formed, *(frozenset((job.id,)) for job in self.problem.jobs if job.id not in grouped)))
+
+    def outlook(self, division: Division) -> Outlook | None:
+        """How good a division looks; None where its groups would wait for each other."""
+        signature = tuple(sorted(map(self._likeness, division)))
+        if signature not in self._outlooks:
+            contracted = self._contraction.of(division)
+            self._outlooks[signature] = None if contracted is None else self._judge(contracted, division)
+        return self._outlooks[signature]
+
+    def _likeness(self, group: Group) -> int:
+        """A number of its own for each kind of groups."""
+        if group not in self._likenesses:
+            likeness = self._contraction.likeness(group)
+            self._likenesses[group] = self._numbers.setdefault(likeness, len(self._numbers))
+        return self._likenesses[group]
+
+    def _judge(self, contracted: Contracted, division: Division) -> Outlook:
+        problem = contracted.problem
+        bound = preemptive_bound(problem)
+        promise = value_bound(problem, bound, self.objective)
+        listed, (late_s, list_value, _) = None, (float("inf"),) * 3
+        for plan in simple_lists(problem, bound, self.objective):
+            found = rank(plan, problem, self.objective)
+            if listed is None or found[:2] < (late_s, list_value):
+                listed, (late_s, list_value, _) = plan, found
+        num_fused = sum(len(group) for group in division if len(group) > 1)
+        outlook = Outlook(division, contracted, listed, late_s, list_value, promise, list_value, num_fused)
+        if self.objective == "cost":
+            return replace(outlook, value=promise)
+        if self.objective == "makespan" and self.is_preemptive and list_value - promise > WORTH_S:
+            return replace(outlook, value=min(list_value, promise + problem.switch_cost_s))
+        return outlook
+
+    def _of_milp(self, bound: Bound, time_limit_s: float) -> Iterator[Division]:
+        """The division that the pattern MILP likes best, if it finds one."""
+        if 0 < bound.seconds < float("inf"):
+            model = PatternModel(self.problem, unit_s=bound.seconds, integral=Integral.GROUPS)
+            model.solve(time_limit_s=min(MILP_S, time_limit_s))
+            groups = model.chosen_groups()
+            if groups is not None:
+                yield self.division(groups)
+
+    def _by_length(self) -> Iterator[Division]:
+        """For some lengths, from the longest on, a division whose groups take no longer and few device-seconds."""
+        lengths = sorted({o.whole_s for g in self._groups for o in self._contraction.options_of(g)}, reverse=True)
+        step = max(1.0, len(lengths) / MAX_LENGTHS)
+        for i in range(min(len(lengths), MAX_LENGTHS)):
+            names = [job.id for job in self.problem.jobs]
+            yield self.division(self._covering(names, within_s=lengths[int(i * step)]))
+
+    def _covering(
+        self, names: Collection[str], *, within_s: float = float("inf"), but: Group = frozenset()
+    ) -> set[Group]:
+        """Disjoint groups of these jobs that take few device-seconds: from small to large, each takes the place of
+        those that it overlaps where that saves some. but: a group that is not to be formed."""
+        group_of = {name: frozenset((name,)) for name in names}
+        for group in self._groups:
+            if group == but or not group_of.keys() >= group:
+                continue
+            now = {group_of[name] for name in group}
+            left = frozenset().union(*now) - group
+            before = sum(self._area(other, within_s) for other in now)
+            after = self._area(group, within_s) + sum(self._area(frozenset((name,)), within_s) for name in left)
+            if after < before:
+                group_of |= {name: frozenset((name,)) for name in left} | dict.fromkeys(group, group)
+        return set(group_of.values())
+
+    def _area(self, group: Group, within_s: float = float("inf")) -> float:
+        """The fewest device-seconds that a group takes; infinite where it takes longer than it may."""
+        one = self._contraction.as_one(group)
+        due_s = float("inf") if one.deadline_s is None else one.deadline_s - one.release_s
+        by_s = float("inf") if len(group) == 1 else min(within_s, due_s) * (1 + 1e-9)
+        return min((o.num_devices * o.whole_s for o in one.options if o.whole_s <= by_s), default=float("inf"))
+
+    def _climb(self, now: Division, outlook: Outlook) -> None:
+        """Groups are formed or broken up, what is left of others regrouped, as long as things look better."""
+        left, is_better = min(MAX_JUDGED, JOBS_JUDGED // len(self.problem.jobs)), True
+        while is_better:
+            is_better = False
+            for group in self._groups:
+                for trial in self._moves(now, group):
+                    num_known = len(self._outlooks)
+                    found = self.outlook(trial)
+                    left -= len(self._outlooks) - num_known
+                    if left <= 0 or self._is_over():
+                        return
+                    if found is not None and found.is_better(outlook):
+                        now, outlook, is_better = trial, found, True
+                        break
+
+    def _moves(self, now: Division, group: Group) -> Iterator[Division]:
+        """The group is formed, or where it is there broken up; other jobs that this touches regroup, or are alone."""
+        touched = [other for other in now if other & group]
+        names = frozenset().union(*touched)
+        others = [other for other in now if len(other) > 1 and not other & group]
+        formed = [] if group in now else [group]
+        yield self.division([*others, *formed])
+        rest = self._covering(names.difference(*formed), but=group)
+        yield self.division([*others, *formed, *(other for other in rest if len(other) > 1)])
+
+
+def value_bound(problem: Problem, bound: Bound, objective: str) -> float:
+    """What no plan's objective is below."""
+    if objective == "cost":
+        return cost_bound(problem)
+    if objective == "weighted":
+        return max(weighted_bound(prices, problem) for prices in (by_area(problem), bound.certificate) if prices)
+    return bound.seconds
+
+
+def simple_lists(problem: Problem, bound: Bound, objective: str) -> Iterator[Plan]:
+    """Plans by simple rules, and lists of the options that are cheapest at the bound's prices."""
+    for baseline in BASELINES:
+        try:
+            yield baseline(problem)
+        except NoRoomError:
+            continue
+    certificate = bound.certificate or by_area(problem)
+    chosen = {job.id: _cheapest(job, certificate, problem.device_types) for job in problem.jobs}
+
+    def runtime_s(job: PlanningJob) -> float:
+        return job.options[chosen[job.id]].whole_s
+
+    def when_due(job: PlanningJob) -> tuple[float, float]:
+        return (float("inf") if job.deadline_s is None else job.deadline_s, -runtime_s(job))
+
+    orders = [sorted(problem.jobs, key=when_due)]
+    if objective == "weighted":
+        orders.append(sorted(problem.jobs, key=lambda job: runtime_s(job) / max(job.weight, 1e-9)))
+    for order in orders:
+        try:
+            choices = [(job.id, chosen[job.id]) for job in order]
+            segments = schedule(problem, choices, cheaply=objective == "cost")
+            yield Plan(problem.name, segments, method="list by the bound's prices")
+        except NoRoomError:
+            continue
+
+
+def _cheapest(job: PlanningJob, certificate: Certificate, kinds: Sequence[str]) -> int:
+    """The index of the option whose seconds are worth least at the prices, the shorter one among equals.
+
+    kinds: the types of devices that there are.
+    """
+    own = certificate.job_prices.get(job.id, 0.0)
+
+    def cost(option: Option) -> tuple[float, float]:
+        types = (option.device_type,) if option.device_type else kinds
+        price = min(certificate.prices_of(kind).get(option.slot, 0.0) for kind in types)
+        return (option.num_nodes * price + own) * option.whole_s, option.whole_s
+
+    return min(range(len(job.options)), key=lambda k: cost(job.options[k]))

@@ -1,0 +1,174 @@
+"""Which production models are to be trained again: a pure rule over what is known, and its reasons in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tasks.promotion.stage import Standing, training_digest, version_of
+from tasks.retraining.dates import DAY_S
+from tasks.retraining.drift import Drift, DriftRule
+
+SHORT = 8  # characters of a digest that a person needs to see that two differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueRules:
+    """What makes a model due; any of it does.
+
+    new_data: data of another digest, where it has at least `min_new_samples` more samples than what was trained on
+    last. max_age_days: since the last training. drift: of inputs, or of predictions. asserts: whether a failed
+    assertion on logged predictions does.
+    """
+
+    new_data: bool = True
+    min_new_samples: int = 0
+    max_age_days: float | None = None
+    drift: DriftRule | None = None
+    asserts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a night sees of a model before it decides.
+
+    digest, num_samples: of its data as it is now. now_s: when the night began; trained_s: when its newest version was
+    trained; both in seconds since the epoch, None where it is not known. failed_assertions: in words. missing: what
+    could not be looked at, in words. only_older: its data differs from what was trained on by what it lacks alone: days
+    that have left its window. had_champion: whether an earlier night left it with one. is_forced: a person
+    wants it trained, whatever is the case.
+    """
+
+    digest: str
+    num_samples: int | None = None
+    now_s: float = 0.0
+    trained_s: float | None = None
+    drifts: tuple[Drift, ...] = ()
+    failed_assertions: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    only_older: bool = False
+    had_champion: bool = False
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """Whether a model is to be trained now, and why or why not, for a person. notes: what a person should look at."""
+
+    is_due: bool
+    why: str
+    notes: tuple[str, ...] = field(default=())
+
+
+def due(standing: Standing, seen: Seen, rules: DueRules = DueRules()) -> Due:
+    """Whether a model is due: by force, without a champion, by new data, age, drift or a failed assertion.
+
+    Drift and failed assertions ask for new data to learn from: the same data would only bring the same model again, and
+    so would any rule where a version that was trained on it waits to be compared.
+    """
+    champion, latest = standing.champion, standing.latest
+    if seen.is_forced:
+        return Due(is_due=True, why="it was asked for (forced)")
+    is_known = latest is not None and training_digest(latest) == seen.digest
+    if is_known and standing.candidate is not None:
+        assert latest is not None
+        why = f"version {version_of(latest)} was trained on this data, and is to be compared yet"
+        return Due(is_due=False, why=why)
+    if champion is None:
+        return _without_champion(standing, seen, is_known=is_known)
+    is_new = not (is_known or seen.only_older or training_digest(champion) == seen.digest)
+    reasons = [*_by_data(standing, seen, rules, is_new=is_new), *_by_age(standing, seen, rules)]
+    alarms = [drift.why for drift in seen.drifts if drift.has_drifted] if rules.drift else []
+    alarms += seen.failed_assertions if rules.asserts else ()
+    notes = list(seen.missing)
+    if is_new:
+        reasons += alarms
+    else:
+        notes += [f"{alarm}, but there is no new data to learn from" for alarm in alarms]
+    if reasons:
+        return Due(is_due=True, why="; ".join(reasons), notes=tuple(notes))
+    return Due(is_due=False, why="; ".join(_why_not(standing, seen, rules, is_new=is_new)), notes=tuple(notes))
+
+
+def _without_champion(standing: Standing, seen: Seen, *, is_known: bool) -> Due:
+    latest = standing.latest
+    if latest is None and seen.had_champion:
+        why = "it was deleted from the registry; `--force` its name to have it trained anew, or take it out of the file"
+        return Due(is_due=False, why=why)
+    if seen.had_champion:
+        return Due(is_due=True, why="its champion was deleted from the registry")
+    if is_known:
+        assert latest is not None
+        return Due(is_due=False, why=_lost(latest_version=version_of(latest)))
+    return Due(is_due=True, why="it has no champion yet")
+
+
+def _by_data(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+    if not (is_new and rules.new_data) or _too_little(standing, seen, rules):
+        return
+    known = training_digest(standing.champion)
+    if known is None:
+        yield "it is not recorded what data the champion was trained on"
+    else:
+        yield f"new data: {seen.digest[:SHORT]}, the champion was trained on {known[:SHORT]}"
+
+
+def _by_age(standing: Standing, seen: Seen, rules: DueRules) -> Iterator[str]:
+    if rules.max_age_days is None or seen.trained_s is None:
+        return
+    days = (seen.now_s - seen.trained_s) / DAY_S
+    if days >= rules.max_age_days:
+        yield f"its last training is {days:.0f} days ago, and {rules.max_age_days:g} are allowed"
+
+
+def _why_not(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+    champion, latest = standing.champion, standing.latest
+    assert champion is not None, "a model without one has other reasons"
+    assert latest is not None, "a champion is a version"
+    if is_new and not rules.new_data:
+        yield "there is new data, which alone does not count (new_data: false)"
+    elif is_new and (grown := _too_little(standing, seen, rules)):
+        yield grown
+    elif seen.only_older:
+        yield "no new data: days have only left its window"
+    elif training_digest(latest) != seen.digest:
+        yield "its data is what the champion was trained on"
+    elif champion.version == version_of(latest):
+        yield "no new data since the champion was trained"
+    else:
+        yield _lost(latest_version=version_of(latest))
+    if rules.max_age_days is not None and seen.trained_s is not None:
+        days = (seen.now_s - seen.trained_s) / DAY_S
+        yield f"trained {days:.0f} of {rules.max_age_days:g} days ago"
+    if rules.drift is not None and seen.drifts and not any(drift.has_drifted for drift in seen.drifts):
+        yield "no drift (" + ", ".join(_figure(drift) for drift in seen.drifts) + ")"
+    if rules.asserts and not seen.failed_assertions and not seen.missing:
+        yield "every assertion holds"
+
+
+def _too_little(standing: Standing, seen: Seen, rules: DueRules) -> str:
+    """Why new data is too little; empty where it is enough, or nobody counted."""
+    then = _num_trained_on(standing)
+    if not rules.min_new_samples or then is None or seen.num_samples is None:
+        return ""
+    grown = seen.num_samples - then
+    if grown >= rules.min_new_samples:
+        return ""
+    return f"new data has {max(grown, 0)} more samples, and {rules.min_new_samples} are asked for"
+
+
+def _num_trained_on(standing: Standing) -> int | None:
+    newest = standing.latest or standing.champion
+    if newest is None:
+        return None
+    return next((data.num_rows for data in newest.datasets if data.context == "training"), None)
+
+
+def _lost(*, latest_version: int) -> str:
+    return f"no new data since version {latest_version} was trained, which was not promoted"
+
+
+def _figure(drift: Drift) -> str:
+    if drift.psi is not None:
+        return f"{drift.feature} {drift.psi:.2f}"
+    return drift.why if drift.p is None else f"{drift.feature} p {drift.p:.2g}"

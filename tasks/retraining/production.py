@@ -1,0 +1,248 @@
+"""The file of production models: a model's name, how it is trained, and its data; every fault in it told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.batch import BatchFileError, Fault, document
+from tasks.batch.faults import Finding, place_text
+from tasks.batch.wording import findings as told
+from tasks.cluster import Devices
+from tasks.promotion.policy_file import Policy, load_policy
+from tasks.retraining.dates import Hours
+from tasks.retraining.drift import DriftRule
+from tasks.retraining.due import DueRules
+from tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
+from tasks.retraining.production_jobs import jobs_of, misplaced
+from techniques import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What is looked at in production. inputs: a job on data that came in lately; predictions: a log, for drift.
+    suite: a file of assertions, checked on the log `asserted`."""
+
+    inputs: Job | None = None
+    predictions: Path | None = None
+    suite: Path | None = None
+    asserted: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductionModel:
+    """A model that is kept up to date.
+
+    job: how it is trained, with its data and without a base. variants: the same under the other values of its sweep.
+    compare_on: the same job on the data that champion and challenger are compared on, where that is not its own.
+    registered_name: in the model registry, for ever. rules, watched: what makes it due. window_days: of dated files,
+    those that are read. priority: the higher ones are trained first where the night is short.
+    """
+
+    registered_name: str
+    job: Job
+    compare_on: Job | None = None
+    warm_start: bool = True
+    min_gain: float = 0.0
+    variants: tuple[Job, ...] = ()
+    rules: DueRules = field(default_factory=DueRules)
+    watched: Watched = field(default_factory=Watched)
+    window_days: int | None = None
+    priority: int = 0
+
+    @property
+    def name(self) -> str:
+        """The model's name in its file."""
+        return self.job.name
+
+    @property
+    def metric(self) -> str:
+        """The metric by which its versions are compared: the first one of its evaluation."""
+        return self.job.evaluation.metrics[0]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs that say what data is needed: its own, what its versions are compared on, and what is watched."""
+        return [job for job in (self.job, self.compare_on, self.watched.inputs) if job is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Production:
+    """The models of a file. folder: the file's, absolute; relative paths and factories are looked for there.
+
+    policy: that decides of promotions; None for the plain rule: what is better by `min_gain` is promoted. hours,
+    budget, price_per_device_hour: of a night; the budget is in the unit of the price. webhook: that reports are posted
+    to. with_registry: whether tagged models of the registry belong to it; broken: what is wrong with their tags, by
+    name.
+    """
+
+    name: str
+    models: tuple[ProductionModel, ...]
+    devices: Devices
+    folder: Path
+    policy: Policy | None = None
+    hours: Hours = field(default_factory=Hours)
+    budget: float | None = None
+    price_per_device_hour: float = 1.0
+    webhook: str | None = None
+    with_registry: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs that say what data is needed."""
+        return [job for model in self.models for job in model.jobs]
+
+
+def load_production(path: Path) -> Production:
+    """The production models of a YAML file. Raises BatchFileError with every fault in it, lines included."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fault = Fault("", None, f"cannot be read: {error}", "name a file of models, such as retraining.yaml", str(path))
+        raise BatchFileError([fault]) from error
+    read = document.read(text)
+    found = list(read.findings)
+    made = None
+    if read.data is not None:
+        made, wrong = _production(read.data, folder=path.parent)
+        found += wrong
+    if found:
+        places: dict[str, Finding] = {}
+        for finding in found:
+            places.setdefault(place_text(finding.place), finding)
+        faults = [
+            Fault(place, f.line or read.line(f.place), f.message, f.remedy, path.name) for place, f in places.items()
+        ]
+        raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
+    assert made is not None, "a file without a fault has models"
+    return made
+
+
+def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
+    """The same with models that the registry's tags describe. tags: texts by registered name.
+
+    A text is YAML, and says what an entry of `models` does without its name, which is the registered one after
+    `NAME.`: others are none of this file's. A model that the file names stays as the file has it. A wrong tag is kept
+    in `broken`, so that it takes no other model with it.
+    """
+    models, broken = list(production.models), dict[str, str]()
+    known = {model.registered_name for model in models}
+    for registered_name, text in sorted(tags.items()):
+        prefix, _, name = registered_name.partition(".")
+        if prefix != production.name or not name or registered_name in known:
+            continue
+        read = document.read(text)
+        found = list(read.findings)
+        if read.data is not None:
+            raw = {"name": production.name, "devices": production.devices, "models": [{**read.data, "name": name}]}
+            made, wrong = _production(raw, folder=production.folder)
+            found += wrong
+            models += made.models if made is not None and not found else ()
+        if found:
+            said = [f"{place_text(f.place[2:]) or 'it'} {f.message}. To fix: {f.remedy}" for f in found]
+            broken[name] = "its tag ringmaster.retraining is wrong: " + "; ".join(said)
+    return replace(production, models=tuple(models), broken=broken)
+
+
+def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> ProductionModel:
+    """The model, its text to be read with the tokenizer in `folder` (a champion's files), where that has one.
+
+    Weights mean the tokens that they learnt: what a champion reads, and what is compared with it or starts from it,
+    is tokenised as it was for that. A tokenizer that the file names goes before.
+    """
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return model
+
+    def read_with(job: Job) -> Job:
+        if job.data.tokenizer is not None or job.data.factory is not None:
+            return job
+        return replace(job, data=replace(job.data, tokenizer=str(folder)))
+
+    return replace(
+        model,
+        job=read_with(model.job),
+        variants=tuple(read_with(job) for job in model.variants),
+        compare_on=None if model.compare_on is None else read_with(model.compare_on),
+        watched=replace(
+            model.watched, inputs=None if model.watched.inputs is None else read_with(model.watched.inputs)
+        ),
+    )
+
+
+def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:
+    """A file's plain values as production models, None where they are none, and everything that is wrong with them."""
+    found = list(misplaced(raw))
+    entry = None
+    try:
+        entry = ProductionEntry.model_validate(raw, context={"folder": folder.resolve()})
+        suites = [m.due.assertions.suite for m in entry.models if m.due.assertions is not None]
+        found += findings(entry, there={suite: (folder / suite).is_file() for suite in suites})
+    except ValidationError as error:
+        found += told(error, root=ProductionEntry)
+    batch, variants, wrong = jobs_of(raw, folder=folder)
+    found += wrong
+    policy, wrong = _policy(raw.get("policy"), folder=folder)
+    found += wrong
+    if entry is None or found:
+        return None, found
+    jobs = {} if batch is None else {job.name: job for job in batch.jobs}
+    night = entry.night
+    return Production(
+        name=entry.name,
+        models=tuple(_model(entry.name, m, jobs, variants.get(m.name, ()), folder=folder) for m in entry.models),
+        devices=entry.devices if batch is None else batch.devices,
+        folder=folder.resolve(),
+        policy=policy,
+        hours=Hours(starts=night.starts, deadline=night.deadline, timezone=night.timezone),
+        budget=night.budget,
+        price_per_device_hour=night.price_per_device_hour,
+        webhook=night.webhook,
+        with_registry=entry.registry,
+    ), []
+
+
+def _model(
+    prefix: str, entry: ModelEntry, jobs: Mapping[str, Job], variants: Iterable[str], *, folder: Path
+) -> ProductionModel:
+    due, drift, asserted = entry.due, entry.due.drift, entry.due.assertions
+    own = jobs[entry.name]
+    return ProductionModel(
+        registered_name=f"{prefix}.{entry.name}",
+        job=own,
+        compare_on=jobs.get(f"{entry.name}.compare_on"),
+        warm_start=entry.warm_start,
+        min_gain=entry.min_gain,
+        variants=tuple(jobs[name] for name in variants if replace(jobs[name], name=own.name) != own),
+        rules=DueRules(
+            new_data=due.new_data,
+            min_new_samples=due.min_new_samples,
+            max_age_days=due.max_age_days,
+            drift=None if drift is None else DriftRule(psi=drift.psi, ks=drift.ks, min_rows=drift.min_rows),
+            asserts=asserted is not None,
+        ),
+        watched=Watched(
+            inputs=jobs.get(f"{entry.name}.inputs"),
+            predictions=None if drift is None or drift.predictions is None else folder / drift.predictions,
+            suite=None if asserted is None else folder / asserted.suite,
+            asserted=None if asserted is None else folder / asserted.predictions,
+        ),
+        window_days=entry.window_days,
+        priority=entry.priority,
+    )
+
+
+def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Finding]]:
+    """The policy that a file names, and what is wrong with it."""
+    if not isinstance(name, str):
+        return None, []
+    try:
+        return load_policy(folder / name), []
+    except BatchFileError as error:
+        return None, [
+            Finding(("policy",), f"{f.file}:{f.line or 1}: {f.place} {f.message}", f.remedy) for f in error.faults
+        ]

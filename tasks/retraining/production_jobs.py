@@ -1,0 +1,114 @@
+"""The jobs that a file of production models says, under the rules of a batch; faults at places of the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.batch import Batch, BatchFileError, parse_batch
+from tasks.batch.faults import Finding, Place
+from tasks.batch.grid import combinations
+
+ELSEWHERE = {
+    "name": "write it beside job: it names the registered model",
+    "data": "write it beside job",
+    "base": "leave it out: a model starts from its champion where there is one, unless warm_start is false",
+}
+"""Keys of a job that a model's `job` may not have."""
+
+INPUTS = ".inputs"
+DATA: Mapping[str, Place] = {
+    "": ("data",),
+    ".compare_on": ("compare_on",),
+    INPUTS: ("due", "drift", "inputs"),
+}
+"""What a model's jobs are called after its name, and where their data stands: its own, what versions are compared on,
+and what is looked at for drift."""
+MOST_VARIANTS = 64  # of one model: a sweep around its values, no search
+
+
+def misplaced(raw: Mapping[str, Any]) -> Iterator[Finding]:
+    """Keys of jobs that stand elsewhere in such a file."""
+    for i, model in enumerate(_list(raw.get("models"))):
+        job = model.get("job") if isinstance(model, Mapping) else None
+        for key in ELSEWHERE.keys() & (job.keys() if isinstance(job, Mapping) else ()):
+            yield Finding(("models", i, "job", key), "does not stand in the job", ELSEWHERE[key])
+
+
+def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict[str, list[str]], list[Finding]]:
+    """All jobs of the file as one batch, the names of each model's sweep's, and what is wrong with any of them."""
+    jobs: list[dict[str, Any]] = []
+    origins: list[tuple[int, Place]] = []  # of each job: its model's position, and where its data or values stand
+    variants: dict[str, list[str]] = {}
+    found: list[Finding] = []
+    for i, model in enumerate(_list(raw.get("models"))):
+        if not isinstance(model, Mapping) or not isinstance(job := model.get("job"), Mapping):
+            continue
+        own = {key: value for key, value in job.items() if key not in ELSEWHERE}
+        name = model.get("name")
+        for suffix, place in DATA.items():
+            if isinstance(data := _at(model, place), Mapping):
+                if suffix == INPUTS:  # nothing is compared on them
+                    data = {"held_out": 0, **data}
+                jobs.append({**own, "name": f"{name}{suffix}" if isinstance(name, str) else name, "data": data})
+                origins.append((i, place))
+        over, data = model.get("sweep"), model.get("data")
+        if isinstance(over, Mapping) and over and isinstance(name, str) and isinstance(data, Mapping):
+            raws, wrong = _swept({**own, "name": name, "data": data}, over, at=("models", i))
+            found += wrong
+            variants[name] = [variant["name"] for variant in raws]
+            jobs += raws
+            origins += [(i, ("sweep",))] * len(raws)
+    if not jobs:
+        return None, {}, found
+    said = {key: raw[key] for key in ("name", "devices", "datasets") if key in raw}
+    try:
+        return parse_batch(json.dumps({**said, "jobs": jobs}), folder=folder, name="jobs"), variants, found
+    except BatchFileError as error:
+        found += [Finding(_place(fault.place, origins), fault.message, fault.remedy) for fault in error.faults]
+        return None, variants, found
+
+
+def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> tuple[list[Any], list[Finding]]:
+    """The job under every combination of the values; those that are told elsewhere to be no lists give none."""
+    if not all(isinstance(values, list) and values for values in over.values()):
+        return [], []
+    made, wrong = combinations({"template": template, "over": dict(over)}, at=())
+    found = [Finding((*at, "sweep", *finding.place[1:]), finding.message, finding.remedy) for finding in wrong]
+    raws = [combination.raw for combination in made]
+    if len(raws) > MOST_VARIANTS:
+        said = f"makes {len(raws)} jobs, and {MOST_VARIANTS} are the most"
+        return [], [Finding((*at, "sweep"), said, "try fewer values, or search with `ringmaster sweep`")]
+    return raws, found
+
+
+def _place(text: str, origins: list[tuple[int, Place]]) -> Place:
+    """A place of the batch, such as jobs[1].optimizer.lr, as a place in the file."""
+    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", text)
+    place: Place = tuple(int(number) if number else key for number, key in parts)
+    if len(place) < 2 or place[0] != "jobs" or not isinstance(place[1], int):
+        return place
+    i, data_place = origins[place[1]]
+    if data_place == ("sweep",):
+        return ("models", i, "sweep")
+    match place[2:]:
+        case ("data", *rest):
+            return ("models", i, *data_place, *rest)
+        case ("name", *_):
+            return ("models", i, "name")
+        case rest:
+            return ("models", i, "job", *rest)
+
+
+def _at(model: Mapping[str, Any], place: Place) -> Any:
+    value: Any = model
+    for key in place:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,75 @@
+"""What became of the trials of a sweep, the best first: plain rows, for tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.evaluation.compare import HIGHER_IS_BETTER
+from tasks.execution.journal import DONE
+from tasks.sweeping.space import Values
+
+Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
+"""By trial and step, what was measured on held-out data."""
+
+
+def leaderboard(
+    trials: Sequence[str],
+    *,
+    objective: str,
+    values: Mapping[str, Values],
+    reports: Reports,
+    jobs: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """A row a trial: those that came to their end by the objective, then the others, who came furthest first.
+
+    values: by trial, as far as it was proposed. jobs: the rows of a batch's result. A trial without a finite value of
+    the objective has no rank; the first one that is done is the best.
+    """
+    ended = {row["name"]: row for row in jobs}
+    sign = -1.0 if HIGHER_IS_BETTER[objective] else 1.0
+
+    def order(name: str) -> tuple[bool, int, float]:
+        value = last(reports.get(name, {})).get(objective, math.nan)
+        is_done = ended[name]["status"] == DONE
+        return not is_done, 0 if is_done else -max(reports.get(name, {}), default=0), sign * value
+
+    ranked = [name for name in trials if math.isfinite(last(reports.get(name, {})).get(objective, math.nan))]
+    ranked.sort(key=order)
+    return [
+        _row(name, place if name in ranked else None, values=values, reports=reports, job=ended[name])
+        for place, name in enumerate([*ranked, *(name for name in trials if name not in ranked)], start=1)
+    ]
+
+
+def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The row of the trial that won, None where none has come to its end."""
+    return next((dict(row) for row in rows if row["status"] == DONE and row["rank"] is not None), None)
+
+
+def last(reports: Mapping[int, Mapping[str, float]]) -> Mapping[str, float]:
+    """What was measured last of a trial."""
+    return reports[max(reports)] if reports else {}
+
+
+def _row(
+    name: str, rank: int | None, *, values: Mapping[str, Values], reports: Reports, job: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "job": name,
+        **{f"held-out {key}": _figure(value) for key, value in last(reports.get(name, {})).items()},
+        **{
+            key: str(value) if isinstance(value, (list, dict)) else value for key, value in values.get(name, {}).items()
+        },
+        "status": job["status"],
+        "steps": job["num_steps"],
+        "device seconds": round(sum(s["device_s"] for s in job["segments"]), 1),
+        "model": job["model_uri"],
+    }
+
+
+def _figure(value: float) -> float | None:
+    """A metric as tables show it; what is not finite, which JSON lacks, as nothing."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

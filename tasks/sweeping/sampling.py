@@ -1,0 +1,109 @@
+"""Which values a sweep tries next: a grid, at random, or by the tree-structured Parzen estimator through Optuna.
+
+A proposal is a function of the seed, the trial's number and what is known of the trials before it, and of nothing
+else: nothing is kept between proposals, so that a sweep that was killed proposes the same trials again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.sweeping.space import Choice, Parameter, Range, Values, combinations
+from techniques.values import digest
+
+RANDOM, GRID, TPE = "random", "grid", "tpe"
+MOST_DRAWS = 100  # of one trial, until it is none that was proposed before
+NUM_STARTUP = 8  # trials at random before TPE has enough to learn from; a third of all trials where those are fewer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A trial that was proposed. score: higher is better; None for one of which nothing is known yet."""
+
+    values: Values
+    score: float | None = None
+
+
+def num_startup(num_trials: int) -> int:
+    """How many trials of a TPE sweep are drawn at random, and so known at its beginning."""
+    return min(NUM_STARTUP, max(2, num_trials // 3))
+
+
+def propose(
+    space: Sequence[Parameter], *, sampler: str, number: int, earlier: Sequence[Tried], seed: int, num_trials: int
+) -> Values:
+    """The values of trial `number`, which counts from 0; `earlier` are those before it, in their order.
+
+    No trial is proposed twice, unless a hundred draws find no other.
+    """
+    assert len(earlier) == number, "each trial is proposed after those before it"
+    if sampler == GRID:
+        return next(itertools.islice(combinations(space), number, None))
+    draws = num_startup(num_trials)
+    known = [each.values for each in earlier]
+    values: Values = {}
+    for draw in range(MOST_DRAWS):
+        is_random = sampler == RANDOM or number < draws or draw > MOST_DRAWS // 2
+        values = _draw(space, earlier, is_random=is_random, seed=int(digest([seed, number, draw]), 16) % 2**32)
+        if values not in known:
+            break
+    return values
+
+
+def _draw(space: Sequence[Parameter], earlier: Sequence[Tried], *, is_random: bool, seed: int) -> Values:
+    """One draw by Optuna, from a study that lives no longer than this call."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    # The trials that are under way count as bad ones (constant_liar), so that proposals do not crowd.
+    tpe = optuna.samplers.TPESampler(n_startup_trials=1, constant_liar=True, seed=seed)
+    study = optuna.create_study(
+        sampler=optuna.samplers.RandomSampler(seed=seed) if is_random else tpe, direction="maximize"
+    )
+    distributions = {parameter.key: _distribution(parameter) for parameter in space}
+    if not is_random:
+        for each in earlier:
+            study.add_trial(_as_trial(space, each, distributions))
+    params = study.ask(distributions).params
+    return {parameter.key: _value(parameter, params[parameter.key]) for parameter in space}
+
+
+def _distribution(parameter: Parameter) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(parameter, Choice):  # by number: Optuna knows neither lists nor mappings
+        return CategoricalDistribution(range(len(parameter.values)))
+    if parameter.is_integer:
+        return IntDistribution(
+            round(parameter.low), round(parameter.high), log=parameter.is_log, step=round(parameter.step or 1)
+        )
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.is_log, step=parameter.step)
+
+
+def _value(parameter: Parameter, drawn: Any) -> Any:
+    if isinstance(parameter, Choice):
+        return parameter.values[drawn]
+    # Six digits are all that a person can read, and more than matters.
+    value = drawn if parameter.is_integer else float(f"{drawn:.6g}")
+    return parameter.value(min(max(value, parameter.low), parameter.high))
+
+
+def _as_trial(space: Sequence[Parameter], tried: Tried, distributions: Any) -> Any:
+    from optuna.trial import TrialState, create_trial
+
+    params = {
+        p.key: tried.values[p.key] if isinstance(p, Range) else p.values.index(tried.values[p.key]) for p in space
+    }
+    if tried.score is None:
+        return create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
+    is_finite = math.isfinite(tried.score)
+    return create_trial(
+        state=TrialState.COMPLETE if is_finite else TrialState.FAIL,
+        value=tried.score if is_finite else None,
+        params=params,
+        distributions=distributions,
+    )

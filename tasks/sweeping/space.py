@@ -1,0 +1,189 @@
+"""What a sweep searches: values or ranges by dotted keys of a job. Pure values, and every fault in them at once."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.batch.faults import Finding
+
+MOST_TRIALS = 1000
+MOST_SHAPES = 16  # that are profiled for one sweep whose trials are not known at its beginning
+
+# What changes from trial to trial without another speed, or another size: one profile serves all of them.
+SAME_SHAPE = ("optimizer.lr", "optimizer.options.", "schedule.", "clip_grad_norm", "seed", "num_steps", "num_epochs")
+
+Values = Mapping[str, Any]
+"""By dotted key, what a trial has there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One of these values."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    def extremes(self) -> dict[str, Any]:
+        """The values that a job must be able to have, by where they stand."""
+        return {f"values[{i}]": value for i, value in enumerate(self.values)}
+
+    def listed(self) -> tuple[Any, ...] | None:
+        """All values, for a grid."""
+        return self.values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Anything between `low` and `high`, both included; `step` apart from `low` where that is given.
+
+    is_log: as likely between 0.001 and 0.01 as between 0.01 and 0.1. is_integer: whole numbers only.
+    """
+
+    key: str
+    low: float
+    high: float
+    is_log: bool = False
+    step: float | None = None
+    is_integer: bool = False
+
+    def extremes(self) -> dict[str, Any]:
+        """Its two ends."""
+        return {"low": self.value(self.low), "high": self.value(self.high)}
+
+    def value(self, number: float) -> int | float:
+        """A number as a job has it."""
+        return round(number) if self.is_integer else float(number)
+
+    def listed(self) -> tuple[Any, ...] | None:
+        """All values where they can be counted, else None."""
+        step = self.step or (1.0 if self.is_integer and not self.is_log else None)
+        if step is None or self.is_log:
+            return None
+        count = math.floor((self.high - self.low) / step + 1e-9) + 1
+        # Rounded to twelve digits: 0.1 + 2 x 0.1 is 0.3 to everybody but a computer.
+        return tuple(self.value(float(f"{self.low + i * step:.12g}")) for i in range(count))
+
+
+Parameter = Choice | Range
+
+
+def num_combinations(space: Sequence[Parameter]) -> int | None:
+    """How many different trials there can be; None where there is no end to them."""
+    sizes = [parameter.listed() for parameter in space]
+    return None if None in sizes else math.prod(len(size) for size in sizes if size is not None)
+
+
+def combinations(space: Sequence[Parameter]) -> Iterator[Values]:
+    """Every trial of a space that can be counted, the last parameter changing first."""
+    listed = [parameter.listed() or () for parameter in space]
+    for values in itertools.product(*listed):
+        yield {parameter.key: value for parameter, value in zip(space, values, strict=True)}
+
+
+def changes_shape(parameter: Parameter) -> bool:
+    """Whether trials may differ in speed or size by it: then each of its values needs profiles of its own."""
+    return not any(parameter.key == key or (key[-1] == "." and parameter.key.startswith(key)) for key in SAME_SHAPE)
+
+
+def shapes(space: Sequence[Parameter]) -> list[Values]:
+    """Provisional trials, one for each shape that a trial of the space may have; the rest at its first value."""
+    fixed = [
+        Choice(key=p.key, values=p.values if changes_shape(p) else p.values[:1])
+        if isinstance(p, Choice)
+        else Choice(key=p.key, values=(p.value(p.low),))
+        for p in space
+    ]
+    return list(combinations(fixed))
+
+
+def with_values(template: Mapping[str, Any], values: Values) -> dict[str, Any]:
+    """A job's plain values with others at some dotted keys. A way barred by what is no mapping is told elsewhere."""
+    raw = copy.deepcopy(dict(template))
+    for key, value in values.items():
+        *path, last = key.split(".")
+        place = raw
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[last] = copy.deepcopy(value)
+    return raw
+
+
+def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> list[Finding]:
+    """What keeps a space from being searched so; places begin with ("space", KEY)."""
+    found = [finding for parameter in space for finding in _of_one(parameter)]
+    keys = [parameter.key for parameter in space]
+    for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]):
+        found.append(Finding(("space", key), "stands there twice", "keep one of the two"))
+    for short, long in itertools.permutations(dict.fromkeys(keys), 2):
+        if long.startswith(f"{short}."):
+            found.append(Finding(("space", long), f"lies inside {short}, which is varied too", "vary one of the two"))
+    return found or [*_of_sampler(space, sampler=sampler, num_trials=num_trials)]
+
+
+def _of_one(parameter: Parameter) -> Iterator[Finding]:
+    place = ("space", parameter.key)
+    if parameter.key == "name":
+        yield Finding(place, "cannot be varied", "remove it: each trial gets a name of its own")
+    if isinstance(parameter, Choice):
+        for i, value in enumerate(parameter.values):
+            if value in parameter.values[:i]:
+                yield Finding((*place, "values", i), f"{value!r} occurs twice", "keep one of the two")
+        return
+    if not (math.isfinite(parameter.low) and math.isfinite(parameter.high)):
+        yield Finding(place, "must have finite ends", "give numbers for low and high")
+        return
+    if parameter.low >= parameter.high:
+        ends = f"got {parameter.low:g} and {parameter.high:g}"
+        yield Finding((*place, "high"), f"must be greater than low, {ends}", "give a greater one, or values instead")
+    if parameter.is_log and parameter.low <= 0:
+        problem = f"a logarithmic range cannot go to or through 0, got {parameter.low:g}"
+        yield Finding((*place, "low"), problem, "begin above 0, such as at 1e-6, or leave out log")
+    if parameter.is_log and parameter.step is not None:
+        yield Finding((*place, "step"), "goes with no logarithmic range", "leave out log or step, or give values")
+    if parameter.step is not None and not parameter.step > 0:
+        yield Finding((*place, "step"), f"must be greater than 0, got {parameter.step:g}", "give a positive one")
+    if parameter.is_integer:
+        for name in ("low", "high", "step"):
+            number = getattr(parameter, name)
+            if number is not None and number != round(number):
+                yield Finding(
+                    (*place, name), f"must be a whole number, got {number:g}", "round it, or leave out integer"
+                )
+
+
+def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> Iterator[Finding]:
+    size = num_combinations(space)
+    if sampler == "grid":
+        for parameter in space:
+            if parameter.listed() is None:
+                remedy = "give it a step or values, or another sampler than grid"
+                yield Finding(("space", parameter.key), "is a range without a step, which a grid cannot list", remedy)
+        most = min(num_trials or MOST_TRIALS, MOST_TRIALS)
+        if size is not None and size > most:
+            remedy = "raise num_trials, list fewer values, or let `random` draw some of them"
+            yield Finding(("space",), f"has {size:,} combinations, more than the {most:,} trials", remedy)
+        return
+    if size is not None and num_trials is not None and size < num_trials:
+        remedy = f"lower num_trials to {size}, or widen the space"
+        yield Finding(("num_trials",), f"is {num_trials}, and the space has only {size} combinations", remedy)
+    if sampler != "tpe":
+        return
+    if any(parameter.key == "num_epochs" for parameter in space):
+        problem = "cannot be searched by tpe, which proposes trials when it is known what an epoch is"
+        yield Finding(("space", "num_epochs"), problem, "search num_steps, or use random")
+    shaping = [parameter for parameter in space if changes_shape(parameter)]
+    for parameter in shaping:
+        if isinstance(parameter, Range):
+            problem = "changes a trial's speed or size, and tpe proposes trials while others run, without profiling"
+            yield Finding(("space", parameter.key), problem, "give values, which are profiled first, or use random")
+    num_shapes = math.prod(len(p.values) for p in shaping if isinstance(p, Choice))
+    if num_shapes > MOST_SHAPES:
+        problem = f"has {num_shapes} different shapes, each to be profiled before the first trial"
+        yield Finding(("space",), problem, f"list fewer values, keep to {MOST_SHAPES} shapes, or use random")

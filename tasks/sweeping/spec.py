@@ -1,0 +1,167 @@
+"""A sweep as a whole: a job, what is varied of it, and how; its trials as jobs of one batch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.batch import Batch, BatchFileError, Fault, parse_batch
+from tasks.batch.faults import Finding, place_text
+from tasks.sweeping import space as spaces
+from tasks.sweeping.sampling import GRID, TPE, Tried, num_startup, propose
+from tasks.sweeping.space import MOST_TRIALS, Parameter, Values, with_values
+from tasks.sweeping.stopping import Stopping
+from techniques import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSpec:
+    """All that a sweep is.
+
+    template: the job that is varied, as plain values; its paths start in `folder`. objective: the metric by which
+    trials are compared. num_trials: at the most; None for all of a grid. num_parallel: trials of which TPE may know
+    nothing yet when it proposes the next one. deadline_s: after which nothing goes on.
+    """
+
+    name: str
+    template: Mapping[str, Any]
+    folder: Path
+    space: tuple[Parameter, ...]
+    sampler: str
+    stopping: Stopping
+    objective: str
+    num_trials: int | None = None
+    num_parallel: int = 4
+    devices: Any = "auto"
+    deadline_s: float | None = None
+    seed: int = 0
+
+    @property
+    def trials(self) -> list[str]:
+        """Their names, in their order."""
+        size = spaces.num_combinations(self.space)
+        count = size if self.sampler == GRID and size is not None else self.num_trials or MOST_TRIALS
+        width = len(str(count - 1))
+        return [f"trial-{number:0{width}}" for number in range(count)]
+
+    @property
+    def num_known(self) -> int:
+        """How many trials are known before any is trained."""
+        count = len(self.trials)
+        return num_startup(count) if self.sampler == TPE else count
+
+    def known(self) -> list[Values]:
+        """The values of those trials."""
+        found: list[Values] = []
+        for number in range(self.num_known):
+            found.append(self.propose(number, [Tried(values=values) for values in found]))
+        return found
+
+    def provisional(self) -> list[Values]:
+        """The values that every trial has at the beginning: its own where they are known, else those of some shape.
+
+        Each shape is there among them, so that all profiles are measured before the first trial begins.
+        """
+        known = self.known()
+        shapes = spaces.shapes(self.space) if len(known) < len(self.trials) else []
+        return [*known, *(shapes[i % len(shapes)] for i in range(len(self.trials) - len(known)))]
+
+    def shape(self, values: Values) -> Values:
+        """Those of a trial's values by which it may differ from others in speed or size."""
+        return {p.key: values[p.key] for p in self.space if spaces.changes_shape(p)}
+
+    def propose(self, number: int, earlier: Sequence[Tried]) -> Values:
+        """The values of a trial; `tasks.sweeping.sampling.propose` says more."""
+        return propose(
+            self.space,
+            sampler=self.sampler,
+            number=number,
+            earlier=earlier,
+            seed=self.seed,
+            num_trials=len(self.trials),
+        )
+
+    def job(self, name: str, values: Values) -> Job:
+        """A trial as a job."""
+        return self._parsed([{**self._raw(values), "name": name}]).jobs[0]
+
+    def batch(self) -> Batch:
+        """All trials as jobs of one batch; those that are still to be proposed have provisional values.
+
+        Raises BatchFileError with every fault.
+        """
+        if faults := self.faults():
+            raise BatchFileError(faults)
+        trials = zip(self.trials, self.provisional(), strict=True)
+        return self._parsed([{**self._raw(values), "name": name} for name, values in trials])
+
+    def faults(self) -> list[Fault]:
+        """Every fault of the space, the policy, and the jobs that would come of them."""
+        found = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
+        found += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
+        found += self._uncovered_shapes()
+        placed = {finding.place: finding for finding in reversed(found)}
+        faults = [Fault(place_text(f.place), None, f.message, f.remedy) for f in reversed(placed.values())]
+        return list({(f.place, f.message): f for f in [*self._faults_of_jobs(), *faults]}.values())
+
+    def _uncovered_shapes(self) -> Iterator[Finding]:
+        if self.sampler != TPE or self.num_trials is None:
+            return
+        if any(isinstance(p, spaces.Range) and spaces.changes_shape(p) for p in self.space):
+            return
+        num_shapes, num_late = len(spaces.shapes(self.space)), self.num_trials - num_startup(self.num_trials)
+        if num_late < num_shapes and num_late > 0:
+            problem = f"has {num_shapes} shapes, more than the {num_late} trials that are proposed later"
+            yield Finding(("space",), problem, "raise num_trials, list fewer values, or use random")
+
+    def _faults_of_jobs(self) -> Iterator[Fault]:
+        """What is wrong with the template, and with it under each extreme value, one key at a time."""
+        plain = self._faults_of(self.template, key=None)
+        yield from plain
+        known = {(fault.place, fault.message) for fault in plain}
+        for parameter in self.space:
+            for where, value in parameter.extremes().items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    continue
+                for fault in self._faults_of(with_values(self.template, {parameter.key: value}), key=parameter.key):
+                    if (fault.place, fault.message) in known:
+                        continue
+                    is_within = fault.place == parameter.key or fault.place.startswith(f"{parameter.key}.")
+                    is_here = is_within or parameter.key.startswith(f"{fault.place}.")
+                    is_unknown = "unknown key" in fault.message
+                    place = f"space.{parameter.key}" + ("" if is_unknown or not is_here else f".{where}")
+                    message = fault.message if is_here else f"{fault.place} {fault.message}"
+                    yield replace(fault, place=place, message=message)
+
+    def _faults_of(self, template: Mapping[str, Any], *, key: str | None) -> list[Fault]:
+        try:
+            self._parsed([{**template, "name": self.name}])
+        except BatchFileError as error:
+            varied = {parameter.key for parameter in self.space} if key is None else set()
+            found = [
+                replace(f, place=f.place.removeprefix("jobs[0]").lstrip("."), line=None, file="") for f in error.faults
+            ]
+            # What the template lacks may be just what is varied.
+            return [f for f in found if not any(f.place == k or f.place.startswith(f"{k}.") for k in varied)]
+        return []
+
+    def _raw(self, values: Values) -> dict[str, Any]:
+        """A trial's plain values: those of the template, the varied ones, and evaluations where it is judged."""
+        raw = with_values(self.template, values)
+        evaluation = dict(raw.get("evaluation") or {})
+        metrics = [self.objective, *(m for m in evaluation.get("metrics", ()) if m != self.objective)]
+        evaluation["metrics"] = metrics
+        total = raw.get("num_steps")
+        if self.stopping.policy != "none" and isinstance(total, int):
+            # Whatever else is evaluated, it is at every rung: all rungs are multiples of the first.
+            first, every = self.stopping.first_step(total), evaluation.get("every_steps")
+            evaluation["every_steps"] = every if isinstance(every, int) and every > 0 and first % every == 0 else first
+        return {**raw, "evaluation": evaluation}
+
+    def _parsed(self, jobs: Sequence[Mapping[str, Any]]) -> Batch:
+        raw = {"name": self.name, "devices": self.devices, "jobs": jobs}
+        return parse_batch(json.dumps(raw), folder=self.folder, name=self.name)

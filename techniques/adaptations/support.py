@@ -1,0 +1,55 @@
+"""Which technique can train which adaptation, and what memory it takes beside the training state. Without torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from techniques.black_box import BlackBox
+from techniques.job import DISTILLED, PRUNED, Job
+from techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from techniques.engine.data import PreparedData
+
+MASK_BYTES, FP32_BYTES = 1, 4  # of each weight; of each number
+
+
+def why_no_adaptation(technique: Technique, job: Job) -> str | None:
+    """Why a technique cannot make a job's model of others as it asks, or None."""
+    if isinstance(technique, BlackBox):
+        return None  # they know the jobs that they take
+    if not job.trains:
+        return "the job trains no step: rewrite is for it"
+    if job.adaptation is None or job.adaptation.kind in technique.adaptations:
+        return None
+    needed = {
+        DISTILLED: "a teacher beside the whole output of each row",
+        PRUNED: "gradients that are masked between their exchange and the optimizer",
+    }[job.adaptation.kind]
+    return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
+
+
+def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
+    """Bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
+
+    Raises ValueError where the teacher is not known, or is about other tokens or labels than the job.
+    """
+    said = job.adaptation
+    if said is None or not job.trains:
+        return 0
+    from techniques.adaptations.training import teacher_model
+    from techniques.engine.models import model_facts
+
+    student = model_facts(job.model, data=data)
+    if said.kind == PRUNED:
+        return student.num_parameters * MASK_BYTES
+    teacher = model_facts(teacher_model(job, None), data=data)
+    if teacher.decoder is None or student.decoder is None:
+        return teacher.parameter_bytes
+    sizes = [facts.vocab_size for facts in (teacher.decoder, student.decoder)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"distillation: the teacher {said.teacher} has a vocabulary of {sizes[0]} tokens, and the student one of "
+            f"{sizes[1]}. To fix: give both the same data.tokenizer and vocab_size"
+        )
+    return teacher.parameter_bytes + num_rows * teacher.decoder.seq_len * sizes[0] * FP32_BYTES

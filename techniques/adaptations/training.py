@@ -1,0 +1,105 @@
+"""What an adaptation adds to the training of a job: a teacher beside the labels, zeros that stay zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from techniques.adaptations.distilling import Teacher, distilled_loss
+from techniques.adaptations.folders import model_of_folder
+from techniques.adaptations.pruning import LocalMasks, is_two_of_four, local_masks, mask_gradients, prune
+from techniques.adaptations.quantizing import is_quantized
+from techniques.engine.data.prepared import PreparedData
+from techniques.engine.losses import Loss, loss_of
+from techniques.engine.models import build_model
+from techniques.engine.order import TRAIN, TRIAL, GangOrder
+from techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+
+
+class Adapting:
+    """The adaptation of one job while it is trained; where there is none, or nothing is trained, nothing.
+
+    loss: what is trained for; what is evaluated stays the model's own. autocast: the job's precision.
+    Raises ValueError where the model, or its teacher, does not fit, or is quantized and so cannot be trained.
+    """
+
+    def __init__(
+        self,
+        order: GangOrder,
+        *,
+        model: nn.Module,
+        loss: Loss,
+        prepared: PreparedData,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.loss = loss
+        self._whole_masks: dict[str, torch.Tensor] = {}
+        self._masks: LocalMasks = ()
+        self._num_kept: dict[str, int] = {}
+        self._is_structured = order.job.adaptation is not None and order.job.adaptation.method == "2:4"
+        if order.purpose not in (TRAIN, TRIAL):
+            return
+        if is_quantized(model):
+            raise ValueError(
+                "the model is quantized, and a quantized model is not trained further. "
+                "To fix: train what it was quantized from, and quantize the result"
+            )
+        said = order.job.adaptation
+        if said is not None and said.kind == PRUNED:
+            self._whole_masks = prune(model, said)
+        if said is not None and said.kind == DISTILLED:
+            taught = _teacher(order, said, prepared=prepared).to(device).eval().requires_grad_(False)
+            teachers_loss = loss_of(None, taught, teacher_model(order.job, _folder(order, said)))
+            self.loss = distilled_loss(loss, Teacher(model=taught, loss=teachers_loss, autocast=autocast), said)
+
+    def lay_out(self, model: nn.Module) -> None:
+        """Takes for each parameter of the laid-out model what this rank needs."""
+        self._masks = local_masks(model, self._whole_masks)
+        self._num_kept = {name: int(mask.count_nonzero()) for name, mask in self._whole_masks.items()}
+        self._whole_masks = {}
+
+    def verify(self, folder: Path) -> None:
+        """Raises RuntimeError where an exported model has weights again that were pruned."""
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in self._num_kept.keys() & set(file.keys()):
+                    weight = file.get_tensor(name)
+                    is_right = is_two_of_four(weight) if self._is_structured else True
+                    if int(weight.count_nonzero()) > self._num_kept[name] or not is_right:
+                        raise RuntimeError(f"{name} in {folder} has weights again that were pruned")
+
+    def mask_gradients(self) -> None:
+        """After the exchange, before clipping: pruned weights have no gradient."""
+        mask_gradients(self._masks)
+
+
+def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
+    """What a job's teacher is. Raises ValueError where nobody says so."""
+    assert job.adaptation is not None
+    said = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
+    if said is None:
+        raise ValueError(
+            f"distillation: the teacher {job.adaptation.teacher} does not say what model it is. "
+            f"To fix: give adaptation.teacher_model"
+        )
+    return said
+
+
+def _folder(order: GangOrder, said: AdaptationSpec) -> Path | None:
+    found = order.parents.get(said.teacher or "")
+    return Path(found) if found else None
+
+
+def _teacher(order: GangOrder, said: AdaptationSpec, *, prepared: PreparedData) -> nn.Module:
+    """The teacher; in a trial, before it was trained, one with fresh weights, which is as fast."""
+    folder = _folder(order, said)
+    assert folder is not None or order.purpose == TRIAL, f"the folder of teacher {said.teacher} was not ordered"
+    model = teacher_model(order.job, folder)
+    return build_model(model, data=prepared, seed=order.job.seed, weights_from=folder)

@@ -1,0 +1,49 @@
+"""A trained adapter as peft loads it: its config, its tensors, and the tokenizer of its data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from techniques.adapters.attaching import sites, unambiguous
+from techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
+from techniques.engine.data import PreparedData
+from techniques.engine.models.build import skeleton
+from techniques.engine.publish import publish
+from techniques.job import Adapter, ModelSpec
+
+
+def export_adapter(
+    folder: Path,
+    *,
+    adapter: Adapter,
+    spec: ModelSpec,
+    base: str | None,
+    state: Mapping[str, Tensor],
+    prepared: PreparedData,
+) -> None:
+    """Writes the adapter whose tensors are `state` (whole, under the model's names) to `folder`, aside, then renamed.
+
+    spec: of the model that it is on. base: the folder or hub name with that model's weights, if any.
+    """
+    from safetensors.torch import save_file
+
+    model, adapter = skeleton(spec, prepared), resolved(adapter)
+    at = sites(model, adapter)
+    said = config_of(
+        adapter,
+        model=model,
+        base=base,
+        targets=unambiguous(model, [site.name for site in at]),
+        feedforward=unambiguous(model, [site.name for site in at if site.scales_input]),
+    )
+    tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
+    with publish(folder) as aside:
+        (aside / CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
+        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        if prepared.tokenizer_dir is not None:
+            shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)

@@ -1,0 +1,58 @@
+"""The modules that an adapter trains as they are (`modules_to_save`), down to those that hold the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from transformers.pytorch_utils import Conv1D
+
+from techniques.adapters.attaching import saved_modules, sites
+from techniques.job import Adapter
+
+# Of one tensor they make one tensor, each sample's out of that sample alone.
+BY_SAMPLE = (nn.Linear, Conv1D, nn.LayerNorm, nn.Conv2d)
+
+
+def own_leaves(model: nn.Module, adapter: Adapter) -> list[str]:
+    """Names of the modules without children that hold all weights of an adapter's `modules_to_save`.
+
+    Raises ValueError where one computes with more than a sample's own rows, so that it cannot be a sample's own, or is
+    adapted too.
+    """
+    found = list(dict.fromkeys(name for saved in saved_modules(model, adapter) for name in _with_weights(model, saved)))
+    adapted = {site.name for site in sites(model, adapter)} if found else set()
+    for name in found:
+        module = model.get_submodule(name)
+        if not _is_by_sample(module) and module is not _input_embeddings(model):
+            raise ValueError(f"adapter: {name}, which it trains as it is, is of class {type(module).__name__}")
+        if name in adapted:
+            raise ValueError(f"adapter: {name}, which it trains as it is, is one of its targets too")
+    return found
+
+
+def _is_by_sample(module: nn.Module) -> bool:
+    if is_norm(type(module)):
+        return [name for name, _ in module.named_parameters()] == ["weight"]
+    # `nn.MultiheadAttention` reads the weights of its last layer without calling it.
+    return isinstance(module, BY_SAMPLE) and not isinstance(module, NonDynamicallyQuantizableLinear)
+
+
+def is_norm(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class are RMS norms as transformers has them: a weight times what is normalised."""
+    return kind.__name__.endswith("RMSNorm") and not issubclass(kind, nn.RMSNorm)
+
+
+def _with_weights(model: nn.Module, name: str) -> Iterator[str]:
+    for path, module in model.get_submodule(name).named_modules(prefix=name):
+        if any(True for _ in module.parameters(recurse=False)):
+            yield path
+
+
+def _input_embeddings(model: nn.Module) -> nn.Module | None:
+    try:
+        found = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return None
+    return found if isinstance(found, nn.Embedding) else None

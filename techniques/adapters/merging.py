@@ -1,0 +1,47 @@
+"""Adapters put into the weights that they are beside."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from techniques.adapters.modules import LORA, PREFIX, SCALED_INPUT, SCALED_OUTPUT, LoraConv1D, LoraLinear
+
+PLAIN = {adapted: plain for kinds in (SCALED_INPUT, SCALED_OUTPUT) for plain, adapted in kinds.items()}
+LORA_PLAIN = {adapted: plain for plain, adapted in LORA.items()}
+INPUTS = tuple(SCALED_INPUT.values())
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> nn.Module:
+    """Puts what linear modules were adapted with into their weights, in place: W <- W + s B A, or l W, or W l.
+
+    Raises ValueError of a prefix, which is in no weight.
+    """
+    if PREFIX in model._parameters:
+        raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
+    for module in model.modules():
+        kind = type(module)
+        if isinstance(module, (LoraLinear, LoraConv1D)):
+            product = module.lora_B.weight @ module.lora_A.weight * module.scaling
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            weight += product if isinstance(module, LoraLinear) else product.T
+            del module.lora_A, module.lora_B
+            module.__class__ = LORA_PLAIN[kind]  # type: ignore[assignment]
+        elif kind in PLAIN:
+            _scale(module, by_input=isinstance(module, INPUTS), is_transposed=not isinstance(module, nn.Linear))
+            del module.ia3_l
+            module.__class__ = PLAIN[kind]
+    return model.requires_grad_(True)
+
+
+def _scale(module: nn.Module, *, by_input: bool, is_transposed: bool) -> None:
+    """Weight is [out, in], or [in, out] where transposed."""
+    weight, factors, bias = module.weight, module.ia3_l, getattr(module, "bias", None)
+    assert isinstance(weight, Tensor)
+    assert isinstance(factors, Tensor)
+    flat = factors.flatten()
+    weight *= flat if by_input != is_transposed else flat.unsqueeze(1)
+    if bias is not None and not by_input:
+        bias *= flat

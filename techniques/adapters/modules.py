@@ -1,0 +1,146 @@
+"""Modules that adapt what they were made of: linear layers with low-rank summands or factors, models with a prefix.
+
+A module keeps its place, its weights and their names, and gets what is trained beside them: `q_proj.weight` stays, and
+`q_proj.lora_A.weight` and `q_proj.lora_B.weight` come. So a base's files fit, and techniques that go by the names of
+modules find them.
+
+Sources: Hu et al., LoRA (arXiv:2106.09685), section 4.1; Kalajdzievski, rsLoRA (arXiv:2312.03732); Liu et al., (IA)3
+(arXiv:2205.05638), section 3.3; Li and Liang, Prefix-Tuning (arXiv:2101.00190), section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.pytorch_utils import Conv1D
+
+PREFIX = "prompt_embeddings"  # as peft calls it
+
+
+def scaling(*, rank: int, alpha: float, rank_stabilised: bool) -> float:
+    """What a low-rank product is multiplied by: alpha / r, or rank-stabilised alpha / sqrt(r)."""
+    return alpha / math.sqrt(rank) if rank_stabilised else alpha / rank
+
+
+class _Lora(nn.Module):
+    """y = W x + b + s B A x, with A [rank, in] and B [out, rank]; computed in this order."""
+
+    lora_A: nn.Linear
+    lora_B: nn.Linear
+    scaling: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        base: Tensor = super().forward(x)
+        product: Tensor = self.lora_B(self.lora_A(x)) * self.scaling
+        return base + product
+
+
+class LoraLinear(_Lora, nn.Linear):
+    """A linear layer with a low-rank summand."""
+
+
+class LoraConv1D(_Lora, Conv1D):  # type: ignore[misc]
+    """GPT-2's linear layer, whose weight is [in, out], with a low-rank summand."""
+
+
+class _ScaledOutput(nn.Module):
+    """y = l * (W x + b), with l [out, 1]."""
+
+    ia3_l: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        base: Tensor = super().forward(x)
+        return base * self.ia3_l.flatten()
+
+
+class _ScaledInput(nn.Module):
+    """y = W (l * x) + b, with l [1, in]."""
+
+    ia3_l: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        base: Tensor = super().forward(x * self.ia3_l.flatten())
+        return base
+
+
+class ScaledOutputLinear(_ScaledOutput, nn.Linear):
+    """A linear layer whose outputs are scaled."""
+
+
+class ScaledOutputConv1D(_ScaledOutput, Conv1D):  # type: ignore[misc]
+    """GPT-2's, likewise."""
+
+
+class ScaledInputLinear(_ScaledInput, nn.Linear):
+    """A linear layer whose inputs are scaled."""
+
+
+class ScaledInputConv1D(_ScaledInput, Conv1D):  # type: ignore[misc]
+    """GPT-2's, likewise."""
+
+
+LORA: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, Conv1D: LoraConv1D}
+SCALED_OUTPUT: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: ScaledOutputLinear, Conv1D: ScaledOutputConv1D}
+SCALED_INPUT: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: ScaledInputLinear, Conv1D: ScaledInputConv1D}
+
+
+def features(module: nn.Module) -> tuple[int, int]:
+    """(in, out) of a linear module of a kind that can be adapted."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    first, second = weight.shape
+    return (first, second) if isinstance(module, Conv1D) else (second, first)
+
+
+def empty_linear(num_in: int, num_out: int) -> nn.Linear:
+    """A linear layer without bias whose weight has no values yet: they are put in its place."""
+    return nn.Linear(num_in, num_out, bias=False, device="meta")
+
+
+class PrefixLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's learned keys and values, [rows, heads, virtual tokens, dim], before those of the tokens.
+
+    Nothing is kept of the tokens, so that a forward may be repeated, as recomputation does.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The prefix and what follows it."""
+        keys = torch.cat([self.keys.to(key_states.dtype), key_states], dim=-2)
+        return keys, torch.cat([self.values.to(value_states.dtype), value_states], dim=-2)
+
+
+def prefix_cache(embeddings: Tensor, *, num_rows: int, num_heads: int, head_dim: int) -> DynamicCache:
+    """The prefix of every layer out of [virtual tokens, layers * 2 * heads * head_dim], for `num_rows` sequences."""
+    num_tokens = embeddings.shape[0]
+    parts = embeddings.view(num_tokens, -1, 2, num_heads, head_dim).permute(1, 2, 3, 0, 4)
+    cache = DynamicCache()
+    cache.layers = [PrefixLayer(*(x.expand(num_rows, *x.shape) for x in layer)) for layer in parts]
+    return cache
+
+
+class PrependPrefix:
+    """Before a causal language model's forward: hands it its prefix as the keys and values of earlier tokens."""
+
+    def __init__(self, *, num_heads: int, head_dim: int) -> None:
+        self._num_heads, self._head_dim = num_heads, head_dim
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A forward pre-hook with keywords."""
+        embeddings = model._parameters[PREFIX]
+        assert embeddings is not None
+        tokens = args[0] if args else kwargs["input_ids"]
+        cache = prefix_cache(embeddings, num_rows=len(tokens), num_heads=self._num_heads, head_dim=self._head_dim)
+        added: dict[str, Any] = {"past_key_values": cache, "use_cache": False}
+        if (mask := kwargs.get("attention_mask")) is not None:
+            seen = mask.new_ones(len(tokens), embeddings.shape[0])
+            added["attention_mask"] = torch.cat([seen, mask], dim=1)
+        return args, {**kwargs, **added}

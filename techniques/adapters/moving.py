@@ -1,0 +1,33 @@
+"""Adapters whose base is no longer where they say, given one elsewhere. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from techniques.adapters.peft_format import CONFIG, is_adapter, read_config
+from techniques.engine.publish import publish
+
+NAMED = "base_model_name_or_path"
+
+
+def has_lost_base(folder: Path) -> bool:
+    """Whether a folder holds an adapter on a base in a folder that has gone."""
+    if not is_adapter(folder):
+        return False
+    named = read_config(folder).get(NAMED)
+    return isinstance(named, str) and Path(named).is_absolute() and not Path(named).is_dir()
+
+
+def on_base(folder: Path, base: Path, *, copy: Path) -> Path:
+    """A copy of an adapter that names `base`, a folder; where there is one whose base is there, that is it."""
+    if copy.is_dir() and not has_lost_base(copy):
+        return copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with publish(copy) as aside:
+        shutil.copytree(folder, aside, dirs_exist_ok=True)
+        said = {**read_config(folder), NAMED: str(base.absolute())}
+        (aside / CONFIG).unlink()  # what is copied may not be written to
+        (aside / CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
+    return copy

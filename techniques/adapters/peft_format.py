@@ -1,0 +1,188 @@
+"""Adapters in peft's format on disk: which adapter a folder holds, said in adapter_config.json. Imports no torch.
+
+    FOLDER/adapter_config.json           kind, rank, targets, ...
+           adapter_model.safetensors     `base_model.model.<parameter>`, or `prompt_embeddings` of a prefix
+
+Source: peft's docs/source/developer_guides/checkpoint.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from techniques.job import Adapter
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PARAMETER_PREFIX = "base_model.model."
+PREFIX = "prompt_embeddings"  # the one tensor that stands without
+KINDS = {"LORA": "lora", "PREFIX_TUNING": "prefix", "IA3": "ia3"}
+TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
+# What changes the adapted weights in ways that are not ours, by the value that leaves them alone.
+FOREIGN: Mapping[str, Sequence[Any]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layers_to_transform": (None, []),
+    "layer_replication": (None, []),
+    "exclude_modules": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "lora_bias": (False, None),
+    "prefix_projection": (False, None),
+}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter rather than a whole model."""
+    return (folder / CONFIG).is_file()
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter in a folder, to be trained on from there. Raises ValueError where it is none, or foreign."""
+    said = read_config(folder)
+    kind = KINDS.get(str(said.get("peft_type")))
+    if kind is None:
+        there = ", ".join(KINDS)
+        raise ValueError(f"adapter: {folder} holds a {said.get('peft_type')}. To fix: give one of {there}")
+    for key, harmless in FOREIGN.items():
+        if said.get(key) not in harmless:
+            raise ValueError(
+                f"adapter: {folder} has {key}: {json.dumps(said[key])}, which is not known here. "
+                "To fix: give a plain LoRA, prefix or (IA)3"
+            )
+    targets = said.get("target_modules") or []
+    if isinstance(targets, str) and targets != "all-linear":
+        raise ValueError(
+            f"adapter: {folder} names its targets by an expression, {targets!r}. To fix: save it with a list of names"
+        )
+    common: dict[str, Any] = {
+        "kind": kind,
+        "modules_to_save": tuple(sorted(said.get("modules_to_save") or ())),
+        "from_pretrained": str(folder),
+    }
+    if kind == "prefix":
+        return Adapter(num_virtual_tokens=said["num_virtual_tokens"], **common)
+    common["targets"] = () if isinstance(targets, str) else tuple(sorted(targets))
+    if kind == "ia3":
+        return Adapter(feedforward=tuple(sorted(said.get("feedforward_modules") or ())), **common)
+    stabilised = bool(said.get("use_rslora", False))
+    return Adapter(rank=said["r"], alpha=float(said["lora_alpha"]), rank_stabilised=stabilised, **common)
+
+
+def resolved(adapter: Adapter) -> Adapter:
+    """The adapter with all that the folder it goes on from says. Raises ValueError where the two disagree."""
+    if adapter.from_pretrained is None:
+        return adapter
+    found = read_adapter(Path(adapter.from_pretrained))
+    for field in fields(Adapter):
+        given, there = getattr(adapter, field.name), getattr(found, field.name)
+        as_set = (sorted(given), sorted(there)) if isinstance(given, tuple) else (given, there)
+        if given != field.default and as_set[0] != as_set[1]:
+            raise ValueError(
+                f"adapter: {field.name} is {given!r}, and the adapter in {adapter.from_pretrained} has {there!r}. "
+                f"To fix: leave {field.name} out"
+            )
+    return found
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """What the folder's adapter_config.json says. Raises ValueError where there is none, or no weights beside it."""
+    try:
+        said = json.loads((folder / CONFIG).read_text())
+    except OSError as error:
+        raise ValueError(
+            f"adapter: {folder} has no {CONFIG}. To fix: give a folder that peft or we have saved"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"adapter: {folder / CONFIG} is not JSON: {error}. To fix: save the adapter again") from error
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"adapter: {folder} has no {WEIGHTS}. To fix: save the adapter as safetensors")
+    if not isinstance(said, Mapping):
+        raise ValueError(f"adapter: {folder / CONFIG} is no mapping. To fix: save the adapter again")
+    return said
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder with the weights that the adapter in `folder` is on; None where these are on the hub.
+
+    Raises ValueError where nothing says which they are, or they have gone.
+    """
+    said = read_config(folder).get("base_model_name_or_path")
+    if not said:
+        raise ValueError(
+            f"adapter: {folder} does not say which model it is on. To fix: write base_model_name_or_path into its "
+            "adapter_config.json"
+        )
+    path = Path(said)
+    if path.is_absolute() and not path.is_dir():
+        raise ValueError(f"adapter: the base of {folder}, {path}, is not there. To fix: bring it back")
+    return path if path.is_dir() else None
+
+
+def config_of(
+    adapter: Adapter, *, model: Any, base: str | None, targets: Sequence[str], feedforward: Sequence[str]
+) -> dict[str, Any]:
+    """What adapter_config.json says of an adapter of `model`.
+
+    base: the folder or hub name with the model's own weights, None where these follow from a seed.
+    targets, feedforward: the modules that it adapts, by names whose ends fit no others.
+    """
+    config: Any = getattr(model, "config", None)
+    name = type(model).__name__
+    task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
+    said: dict[str, Any] = {
+        "peft_type": {kind: theirs for theirs, kind in KINDS.items()}[adapter.kind],
+        "task_type": task,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "modules_to_save": list(adapter.modules_to_save) or None,
+    }
+    if config is None:
+        said["auto_mapping"] = {"base_model_class": name, "parent_library": type(model).__module__}
+    if adapter.kind == "prefix":
+        del said["modules_to_save"]
+        heads = kv_shape(config)
+        said |= {
+            "num_virtual_tokens": adapter.num_virtual_tokens,
+            "num_layers": config.num_hidden_layers,
+            "num_attention_heads": heads[0],
+            "token_dim": heads[0] * heads[1],
+            "num_transformer_submodules": 1,
+            "encoder_hidden_size": heads[0] * heads[1],
+            "prefix_projection": False,
+        }
+        return said
+    said |= {"target_modules": list(targets), "fan_in_fan_out": getattr(config, "model_type", None) == "gpt2"}
+    if adapter.kind == "ia3":
+        return said | {"feedforward_modules": list(feedforward), "init_ia3_weights": True}
+    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
+    return said | {
+        "r": adapter.rank,
+        "lora_alpha": alpha,
+        "use_rslora": adapter.rank_stabilised,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "init_lora_weights": True,
+    }
+
+
+def kv_shape(config: Any) -> tuple[int, int]:
+    """(heads of keys and values, numbers of each) of a Hugging Face decoder."""
+    num_heads: int = config.num_attention_heads
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return getattr(config, "num_key_value_heads", None) or num_heads, head_dim
+
+
+def tensor_name(parameter: str) -> str:
+    """A parameter's name in the file."""
+    return parameter if parameter == PREFIX else PARAMETER_PREFIX + parameter
+
+
+def parameter_name(tensor: str) -> str:
+    """The other way."""
+    return tensor.removeprefix(PARAMETER_PREFIX)

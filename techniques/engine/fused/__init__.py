@@ -1,0 +1,1 @@
+"""Several adapters trained at once on one frozen base: one forward and backward for all, and each its own update."""

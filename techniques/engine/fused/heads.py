@@ -1,0 +1,52 @@
+"""A causal language model in two: the decoder, for all adapters at once, and its head, for one after another.
+
+The logits of one adapter at a time are in memory then, and each is trained from its loss back to its hidden states
+before the next one: as many products as for all at once, of as many rows as in a separate run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+NUM_PROBED_TOKENS = 8
+
+
+class Head:
+    """What a model computes from its decoder's hidden states: its own forward, which is handed them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.decoder: nn.Module = model.base_model  # type: ignore[assignment]
+
+    def hidden_states(self, **inputs: Any) -> Tensor:
+        """The decoder's, [rows, tokens, hidden]."""
+        found: Tensor = self.decoder(use_cache=False, **inputs).last_hidden_state
+        return found
+
+    def __call__(self, hidden: Tensor, tokens: Tensor) -> Any:
+        """The model's output for the hidden states [rows, tokens, hidden] of `tokens`."""
+        self.decoder.forward = lambda *_, **__: BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+        try:
+            return self._model(input_ids=tokens, use_cache=False)
+        finally:
+            del self.decoder.forward  # the class has its own
+
+
+def head_of(model: nn.Module) -> Head | None:
+    """The head of a model whose forward is its decoder and then its head, which is tried on a few tokens; else None."""
+    if getattr(model, "base_model", model) is model:
+        return None
+    head, device = Head(model), next(model.parameters()).device
+    tokens = torch.zeros((1, NUM_PROBED_TOKENS), dtype=torch.int64, device=device)
+    inputs = {"input_ids": tokens, "position_ids": torch.arange(NUM_PROBED_TOKENS, device=device).unsqueeze(0)}
+    with torch.no_grad():
+        whole = model(use_cache=False, **inputs).logits
+        try:
+            divided = head(head.hidden_states(**inputs), tokens).logits
+        except (AttributeError, TypeError):  # it asks its decoder for more than hidden states
+            return None
+    return head if torch.equal(whole, divided) else None

@@ -1,0 +1,180 @@
+"""A linear layer of a frozen base that does to the rows of each adapter what that adapter would do to them alone.
+
+With x_i [n, in] the rows of adapter i, y = W x is computed for all rows at once, and for LoRAs of one rank and as many
+rows each, side by side:
+
+    h_i = x_i A_i^T     y_i <- y_i + s_i h_i B_i^T
+    dB_i = (s_i g_i)^T h_i     dh_i = s_i g_i B_i     dA_i = dh_i^T x_i     dx_i <- dx_i + dh_i A_i
+
+and for (IA)3s, where z is x or y, the factors l being those of the layer's inputs or of its outputs:
+
+    z_i <- l_i * z_i     dl_i = sum over rows of dz_i * z_i     dz_i <- l_i * dz_i
+
+These are the operations, in the order, that `adapters.modules` and its autograd compute for one adapter alone, and a
+batched product or sum equals each of its own bit by bit. Ranks are not padded, and adapters not concatenated: both
+would add in another order. Gradients go by themselves to where each adapter keeps them (`engine.fused.runs`).
+
+Source: Ye et al., mLoRA (arXiv:2312.02515), BatchLoRA, for the one base product; the order of operations is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from techniques.engine.fused.owned import Owned
+from techniques.engine.fused.runs import Run, Runs, ScalingRun
+
+# Up to this rank a product is added to what is there as exactly as it is added afterwards: one block of the kernel's.
+ADDED_RANK = 128
+
+Route = Callable[[int], Runs]
+"""The runs of a layer in a batch of so many rows."""
+
+
+class _Shared(nn.Module):
+    """y = W x + b, and what whatever adapters are in the batch do to it.
+
+    anchor: a scalar that wants a gradient and never gets one, so that what is added has a backward where x has none.
+    """
+
+    route: Route
+    anchor: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        runs = self.route(x.numel() // x.shape[-1])
+        scaled = x
+        if runs.of_inputs:
+            scaled = _Scale.apply(x, self.anchor, runs.of_inputs, False)  # type: ignore[no-untyped-call]
+        y: Tensor = super().forward(scaled)
+        if runs.products:  # of rows that are not scaled: from `x`, whose gradients then add up as in a separate run
+            y = _Add.apply(y, x, self.anchor, runs.products)  # type: ignore[no-untyped-call]
+        if runs.of_outputs:
+            y = _Scale.apply(y, self.anchor, runs.of_outputs, True)  # type: ignore[no-untyped-call]
+        return y
+
+
+class SharedLinear(Owned, _Shared, nn.Linear):
+    """Of a linear layer."""
+
+    adapts = nn.Linear
+
+
+class SharedConv1D(Owned, _Shared, Conv1D):  # type: ignore[misc]
+    """Of GPT-2's linear layer."""
+
+    adapts = Conv1D
+
+
+SHARED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: SharedLinear, Conv1D: SharedConv1D}
+
+
+class _Add(torch.autograd.Function):
+    """Adds the runs' products to `y`, in place: nothing else has kept it. All in the precision of `y`."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, runs: Sequence[Run]) -> Tensor:
+        flat_x, flat_y = x.reshape(-1, x.shape[-1]).to(y.dtype), y.view(-1, y.shape[-1])
+        kept = [flat_x]
+        for run in runs:
+            a, b = run.a.to(y.dtype), run.b.to(y.dtype)
+            h = _product(run.of(flat_x), a.mT)
+            _add_product(run, run.of(flat_y), h, b.mT)
+            kept += [a, b, h]
+        ctx.mark_dirty(y)
+        ctx.runs, ctx.dtype = runs, x.dtype
+        ctx.save_for_backward(*kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = gradients
+        flat_x, *kept = ctx.saved_tensors
+        flat_g = g.reshape(-1, g.shape[-1])
+        dx = _room_for(flat_x, ctx.runs) if ctx.needs_input_grad[1] else None
+        for i, run in enumerate(ctx.runs):
+            a, b, h = kept[3 * i : 3 * i + 3]
+            scaled = _times(run.of(flat_g), run.late)
+            dh, h = _times(_product(scaled, b), run.early), _times(h, run.early)
+            run.take_gradients((dh.mT, run.of(flat_x)), (scaled.mT, h), product=_product)
+            if dx is not None:
+                _product(dh, a, out=run.of(dx))
+        return g, None if dx is None else dx.view(*g.shape[:-1], -1).to(ctx.dtype), None, None
+
+
+class _Scale(torch.autograd.Function):
+    """Multiplies the runs' rows of `x` by their factors, in place where that is said: nothing else has kept it then."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, runs: Sequence[ScalingRun], in_place: bool) -> Tensor:
+        scaled = x if in_place else x.clone(memory_format=torch.contiguous_format)
+        flat_x, flat_scaled = x.reshape(-1, x.shape[-1]), scaled.view(-1, x.shape[-1])
+        kept = []
+        for run in runs:
+            rows = run.of(flat_x).clone() if in_place else run.of(flat_x)
+            factors = run.factors
+            torch.mul(rows, factors, out=run.of(flat_scaled))
+            kept += [rows, factors]
+        if in_place:
+            ctx.mark_dirty(x)
+        ctx.runs = runs
+        ctx.save_for_backward(*kept)
+        return scaled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = gradients
+        kept = ctx.saved_tensors
+        flat_g = g.reshape(-1, g.shape[-1])
+        dx = torch.empty_like(flat_g) if ctx.needs_input_grad[0] else None
+        for i, run in enumerate(ctx.runs):
+            rows, factors = kept[2 * i : 2 * i + 2]
+            run.take_gradients(run.of(flat_g) * rows)
+            if dx is not None:
+                torch.mul(run.of(flat_g), factors, out=run.of(dx))
+        if dx is not None:
+            for gap in _gaps(ctx.runs, len(dx)):
+                dx[gap] = flat_g[gap]
+        return None if dx is None else dx.view_as(g), None, None, None
+
+
+def _add_product(run: Run, y: Tensor, h: Tensor, b: Tensor) -> None:
+    """Adds s h b to y, as a separate run rounds it."""
+    h = _times(h, run.early)
+    if run.late is not None or y.dtype != torch.float32 or h.shape[-1] > ADDED_RANK:
+        y.add_(_times(_product(h, b), run.late))
+    elif len(y) == 1:
+        y[0].addmm_(h[0], b[0])
+    else:
+        y.baddbmm_(h, b)
+
+
+def _times(x: Tensor, factors: Tensor | None) -> Tensor:
+    """In the precision of `x`."""
+    return x if factors is None else (x * factors).to(x.dtype)
+
+
+def _room_for(x: Tensor, runs: Sequence[Run]) -> Tensor:
+    """A tensor like `x`; zero where no run will write."""
+    dx = torch.empty_like(x)
+    for gap in _gaps(runs, len(x)):
+        dx[gap].zero_()
+    return dx
+
+
+def _gaps(runs: Sequence[Run | ScalingRun], num_rows: int) -> Iterator[slice]:
+    """The rows that are none of the runs'."""
+    for end, start in zip([0, *(run.stop for run in runs)], [*(run.start for run in runs), num_rows], strict=True):
+        if end < start:
+            yield slice(end, start)
+
+
+def _product(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """[n, ...] @ [n, ...]; one alone as a product alone, which takes the same kernel as a separate run."""
+    if len(first) == 1:
+        return torch.mm(first[0], second[0], out=None if out is None else out[0]).unsqueeze(0)
+    return torch.bmm(first, second, out=out)

@@ -1,0 +1,86 @@
+"""The trial of a group: what a step of all its jobs takes, and what each of them keeps and writes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from techniques.engine.checkpoint import WritePieces
+from techniques.engine.fused.member import Member
+from techniques.engine.fused.opening import join_group, open_group, orders_of
+from techniques.engine.order import GangOrder
+from techniques.engine.ranks import Ranks
+from techniques.engine.reporter import Reporter
+from techniques.engine.state import HostCopies, piece_writer
+from techniques.engine.trainer import Root, StepReport
+from techniques.engine.training import BUILD_PATIENCE_S
+from techniques.engine.trials import trial
+
+
+def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
+    """`techniques.engine.trials.trial` of all the order's jobs together: seconds of the gang, sums over the jobs."""
+    ranks = join_group(order, rank)
+    reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
+    result = trial(_Together(order, ranks, reporter), order, reporter)
+    ranks.agree(True)  # nobody leaves while a peer may still wait for it
+    return result
+
+
+class _Together:
+    """The jobs of a group, measured as one trainer is. From fresh weights, and beyond their last steps."""
+
+    def __init__(self, order: GangOrder, ranks: Ranks, reporter: Reporter) -> None:
+        self.ranks, self._reporter, self._num_steps = ranks, reporter, 0
+        self._group = open_group(order, ranks)
+        for each in orders_of(order):
+            self._group.join(Member(each, self._group.stem.model, device=ranks.device, ranks=ranks))
+            reporter.beat()
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """One of every job; the loss of the first."""
+        started_s = time.perf_counter()
+        first = next(iter(self._group.step().values()))
+        asked = tuple(self.ranks.sum(list(asks)))
+        seconds = time.perf_counter() - started_s
+        self._num_steps += 1
+        self._reporter.beat()
+        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, asked=asked)
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """Of all jobs."""
+        named = {f"{m.name}/{k}": v for m in self._group.members for k, v in m.written().items()}
+        return piece_writer(named, copies=copies)
+
+    def save(self, root: Root) -> float:
+        """One after another, each in a folder of its own."""
+        started_s = time.perf_counter()
+        for index, member in enumerate(self._group.members):
+            member.order = replace(member.order, checkpoint_dir=f"{root}/{index}")
+            member.save()
+            self._reporter.beat()
+        return time.perf_counter() - started_s
+
+    def export(self, folder: Path, root: Root) -> None:
+        """Of what `save` kept under `root`."""
+        for index, member in enumerate(self._group.members):
+            member.order = replace(member.order, checkpoint_dir=f"{root}/{index}", model_dir=str(folder / str(index)))
+            member.export()
+            self._reporter.beat()
+
+    def evaluate(self, *, max_batches: int | None = None) -> dict[str, dict[str, float]]:
+        """All of them at once."""
+        jobs = {member.name: member.job for member in self._group.members}
+        for member in self._group.members:
+            wanted = member.job.evaluation
+            num_batches = min(max_batches or wanted.max_batches, wanted.max_batches)
+            member.job = replace(member.job, evaluation=replace(wanted, max_batches=num_batches))
+        metrics = self._group.evaluate(beat=self._reporter.beat)
+        for member in self._group.members:
+            member.job = jobs[member.name]
+        return metrics
+
+    def num_evaluated_batches(self) -> float:
+        """Of a job, on average."""
+        return sum(member.num_evaluated_batches() for member in self._group.members) / len(self._group.members)

@@ -1,0 +1,24 @@
+"""Whether the parts of a model that a job names are there: asked before it trains, not when it is recorded."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from techniques.job import Job
+
+
+def check_components(job: Job, model: nn.Module) -> None:
+    """Raises ValueError where a prefix of the job's `components` is no module and no parameter of its model.
+
+    Not of an adapter, whose files hold other parameters than the model.
+    """
+    if not job.components or job.adapter is not None:
+        return
+    names = {name for name, _ in model.named_parameters()} | set(model.state_dict())
+    for component, prefix in job.components.items():
+        if not any(name == prefix or name.startswith(f"{prefix}.") for name in names):
+            there = ", ".join(sorted({name.partition(".")[0] for name in names})[:8])
+            raise ValueError(
+                f"components: {component} is {prefix!r}, and no parameter of the model is within it. "
+                f"To fix: begin with one of {there}"
+            )

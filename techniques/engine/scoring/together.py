@@ -1,0 +1,176 @@
+"""Many models on the same rows: the adapters of one base in one batch over it, all others one after another."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from techniques.engine.scoring.likeness import base_key, tokenizer_digest, tokenizer_of
+from techniques.engine.scoring.rows import Rows, Texts
+from techniques.job import DataSpec, Job, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from techniques.engine.common_base import Question
+    from techniques.engine.scoring.asking import RowScores
+
+Progress = Callable[[int, int], None]
+"""progress(num_done, num_rows): rows scored until now, of all rows of all models."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """Scores, and why there are none, by the model's name."""
+
+    scores: Mapping[str, RowScores] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+
+def score_together(
+    models: Mapping[str, Path],
+    *,
+    data: DataSpec | None = None,
+    texts: Sequence[str] | None = None,
+    job: Job | None = None,
+    max_rows: int | None = None,
+    cache_dir: Path,
+    device: torch.device | None = None,
+    together: bool = True,
+    progress: Progress | None = None,
+) -> Together:
+    """What each model says of the same rows: the held-out ones of `data` (or of `job`'s data), or literal `texts`.
+
+    models: folders by name: a base, adapters on it in peft's format, other models. Adapters (in fp32) of
+    one base and that base itself are asked in one batch over one copy of it; what cannot be (another base,
+    a loss or precision of its own, experts) is asked alone. On a CPU in fp32 the scores are those of each alone, bit by
+    bit. Rows are prepared and tokenised once. together: whether to do so at all. job: whose loss,
+    precision and data count. cache_dir: of prepared data. A model that cannot be asked is a fault, and no error.
+    Raises ValueError where there is nothing to ask.
+    """
+    import torch
+
+    if (job is None and data is None and texts is None) or not models:
+        raise ValueError("there is nothing to score. To fix: give models, and data, texts or a job")
+    asked = job or Job(name="scoring", model=ModelSpec(), data=data or DataSpec(source="digits"), num_steps=1)
+    rows = Rows(
+        job=asked,
+        cache_dir=cache_dir,
+        reader=next(iter(models.values())),
+        cases=None if texts is None else Texts(texts=texts),
+        max_rows=max_rows,
+    )
+    scores: dict[str, RowScores] = {}
+    faults: dict[str, str] = {}
+    place = device or torch.device("cpu")
+    for name, found in score_each(models, rows, device=place, together=together, progress=progress):
+        if isinstance(found, str):
+            faults[name] = found
+        else:
+            scores[name] = found
+    return Together(scores=scores, faults=faults)
+
+
+def score_each(
+    models: Mapping[str, Path],
+    rows: Rows,
+    *,
+    device: torch.device,
+    together: bool = True,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, RowScores | str]]:
+    """Each model's scores, or why it has none, as soon as they are there; those of one base together."""
+    from techniques.engine.common_base import NotTogether
+    from techniques.engine.scoring.asking import ask_alone
+
+    done = _Done(progress, num_models=len(models), rows=rows)
+    for names in _groups(models, rows) if together else [[name] for name in models]:
+        found: dict[str, RowScores] = {}
+        if len(names) > 1:
+            try:
+                found = _ask_together({name: models[name] for name in names}, rows, device=device, done=done)
+            except NotTogether:
+                pass
+            except Exception:  # noqa: BLE001 - such as no memory for so many: what is wrong is told of each one alone
+                traceback.print_exc()
+        yield from found.items()
+        for name in names:
+            if name in found:
+                continue
+            done.begin(name)
+            try:
+                scores = ask_alone(models[name], rows, device=device, count=done.of(name))
+            except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: told, and on
+                traceback.print_exc()
+                yield name, f"{type(error).__name__}: {error}"
+            else:
+                yield name, scores
+
+
+def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
+    """The names of models that can be asked over one base, in the models' order; of others each by itself."""
+    groups: dict[Any, list[str]] = {}
+    for name, folder in models.items():
+        key = base_key(folder) if rows.job.precision == "fp32" and rows.job.loss is None else None
+        by_words = tokenizer_digest(tokenizer_of(folder)) if rows.by_tokenizer else ""
+        groups.setdefault((name,) if key is None else (key, by_words), []).append(name)
+    return list(groups.values())
+
+
+def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
+    """Those of one base; one whose adapter does not fit is left out. Raises NotTogether."""
+    from techniques.engine.common_base import CommonBase, Question
+    from techniques.engine.losses import loss_of
+    from techniques.engine.scoring.asking import Collected, built, said
+
+    first = next(iter(models.values()))
+    model, spec = built(first, rows)
+    model = model.to(device)
+    loss, config = loss_of(None, model, spec), getattr(model, "config", None)
+    base = CommonBase(model, loss=loss)
+    collected: dict[str, Collected] = {}
+    for name, folder in models.items():
+        try:
+            base.add(name, folder)
+        except ValueError:
+            continue
+        collected[name] = Collected()
+        done.begin(name)
+
+    def questions() -> Iterator[Question]:
+        for numbers, batch in rows.chunks(first, config=config, shifted=loss.shifted, device=device):
+            about = (numbers, batch, rows.known(batch))
+            for name in collected:
+                yield Question(model=name, inputs=loss.forward_inputs(batch), about=about)
+
+    for question, output in base.answers(questions()):
+        numbers, batch, known = question.about
+        found = said(loss, output, batch, has_labels=rows.cases is None or "labels" in batch)
+        collected[question.model].add(numbers, {**found, **known})
+        done.of(question.model)(len(numbers))
+    return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}
+
+
+class _Done:
+    """How many rows of each model have been scored."""
+
+    def __init__(self, progress: Progress | None, *, num_models: int, rows: Rows) -> None:
+        self._progress, self._num_models, self._rows = progress, num_models, rows
+        self._counts: dict[str, int] = {}
+
+    def begin(self, name: str) -> None:
+        """A model is asked, perhaps again."""
+        self._counts[name] = 0
+
+    def of(self, name: str) -> Callable[[int], None]:
+        """Counts rows of a model."""
+
+        def count(num_rows: int) -> None:
+            self._counts[name] += num_rows
+            if self._progress is not None:
+                self._progress(sum(self._counts.values()), self._num_models * self._rows.num_rows)
+
+        return count

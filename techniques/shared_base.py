@@ -1,0 +1,120 @@
+"""Several jobs trained together, as adapters of one frozen base; `engine.fused` does it.
+
+Each has its own data, steps and checkpoints, which are those of any technique: a job may be trained by itself today and
+beside others tomorrow.
+
+Sources: Ye et al., mLoRA (arXiv:2312.02515); Sheng et al., S-LoRA (arXiv:2311.03285).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from techniques.black_box import BlackBox
+from techniques.job import DataSpec, Job
+from techniques.technique import Config, GangShape, batch_is_divisible
+
+if TYPE_CHECKING:
+    from techniques.engine.models import ModelFacts
+    from techniques.engine.order import GangOrder
+    from techniques.engine.reporter import Reporter
+
+NAME = "shared_base"
+
+
+class SharedBase(BlackBox):
+    """The job of an order and its fellows, a rank a device: a step of the gang is one of each job.
+
+    Over several devices every job's batch is divided as `ddp` divides it; adapters are whole on each, and their
+    gradients are summed as they are, whatever the jobs' `communication` would allow to be rounded.
+    Config, besides `recompute`; a key that is left out has the value in brackets:
+    at_once [all]: how many jobs are trained at a time; the others wait, and one joins whenever another has left.
+    base ["whole"]: a replica of the base on each device, or "sharded": its layers gathered when needed, as of `fsdp`.
+    """
+
+    name = NAME
+    summary = "several adapters side by side on one copy of their base; the planner forms the groups"
+    needs = "two jobs or more that adapt one base; of several devices, batches that they divide"
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Never a job by itself."""
+        return "trains groups of jobs, not one by itself"
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Activations that are kept, or computed again; of several devices the base whole on each, or sharded."""
+        for base in [{}] if gang.num_devices == 1 else [{"base": "whole"}, {"base": "sharded"}]:
+            for recompute in ("none", "full"):
+                yield {"recompute": recompute, **base}
+
+    def num_ranks(self, gang: GangShape) -> int:
+        """One a device."""
+        return gang.num_devices
+
+    def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
+        """The batches are divided over all ranks, and so is the base where it is sharded."""
+        return {"dp_shard" if config.get("base", "whole") == "sharded" else "dp_replicate": gang.num_devices}
+
+    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+        """Measures the steps of all the order's jobs together."""
+        from techniques.engine.fused.trying import profile
+
+        return profile(order, reporter, rank=self.rank)
+
+    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+        """Trains each of the order's jobs to its own last step."""
+        from techniques.engine.fused.running import run
+
+        return run(order, reporter, rank=self.rank)
+
+
+def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
+    """Why these jobs cannot be trained on one base at once, or None. facts: of their model."""
+    for job in jobs:
+        if reason := batch_is_divisible(job, num_ranks):
+            return f"{job.name}: {reason}"
+        if reason := _why_not(job):
+            return f"{job.name} {reason}"
+    first = jobs[0]
+    for job in jobs[1:]:
+        if (job.model, job.base) != (first.model, first.base):
+            return f"{job.name} has another base than {first.name}"
+        if job.precision != first.precision:
+            return f"{job.name} is computed in another precision than {first.name}"
+        if first.base is None and first.model.is_drawn and job.seed != first.seed:
+            return f"{job.name} has another seed than {first.name}, and so another base"
+        if _vocabulary(job.data) != _vocabulary(first.data):
+            return f"{job.name} reads tokens of another vocabulary than {first.name}"
+    if facts.undivided:
+        return f"trains what cannot be divided by samples ({facts.undivided})"
+    if facts.has_dropout:
+        return "the model drops out, and would draw another mask than alone"
+    if facts.has_experts:
+        return "the model routes tokens to experts, each of which would get rows of several jobs at once"
+    if facts.has_batch_statistics:
+        return "the model normalises by batch statistics, which other jobs' rows would change"
+    return None
+
+
+def _vocabulary(data: DataSpec) -> DataSpec:
+    """What of data says how its tokens are numbered, and not which of them there are."""
+    if data.tokenizer is not None:
+        return DataSpec(tokenizer=data.tokenizer)
+    return replace(data, seq_len=None, held_out=DataSpec.held_out, held_out_split=None, split=DataSpec.split)
+
+
+def _why_not(job: Job) -> str | None:
+    if job.techniques is not None and NAME not in job.techniques:
+        return f"is to be trained by {', '.join(job.techniques)} alone"
+    if job.adapter is None:
+        return "trains no adapter"
+    if job.exact:  # as it is on a CPU; but a GPU's products of more rows may add up in another order
+        return "is exact: true, and what is trained beside it may change its last digits"
+    if job.adaptation is not None:
+        return "is adapted in another way too"
+    if job.compile:
+        return "is compiled"
+    if job.model.command is not None:
+        return "has a model that its command alone knows"
+    return None

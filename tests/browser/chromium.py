@@ -1,0 +1,58 @@
+"""Debian's Chromium under Playwright, and what is kept of its pages when a test fails."""
+
+from contextlib import contextmanager
+
+import pytest
+
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+SIZE = {"width": 1280, "height": 1000}
+PATIENCE_S = 120  # until a page shows what a test looks for: machines are busy
+PAGES = pytest.StashKey()
+
+
+class Chromium:
+    """A browser without a window. program: its path."""
+
+    def __init__(self, program):
+        self._program = program
+
+    def __enter__(self):
+        from playwright.sync_api import expect, sync_playwright
+
+        expect.set_options(timeout=1000 * PATIENCE_S)
+        self._playwright = sync_playwright().start()
+        self._browser = self._playwright.chromium.launch(executable_path=self._program, args=list(OPTIONS))
+        return self
+
+    def __exit__(self, *_):
+        self._browser.close()
+        self._playwright.stop()
+
+    @contextmanager
+    def context(self):
+        """A person's own windows and cookies, closed at the end."""
+        context = self._browser.new_context(viewport=SIZE)
+        context.set_default_timeout(1000 * PATIENCE_S)
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+def keep_pages(context, folder):
+    """Keeps a picture and the text of every page that is open; returns where, a line each."""
+    from playwright.sync_api import Error
+
+    kept = []
+    for number, page in enumerate(context.pages, start=1):
+        picture, text = folder / f"page-{number}.png", folder / f"page-{number}.txt"
+        try:
+            page.screenshot(path=picture)
+            text.write_text(f"{page.url}\n\n{page.locator('body').inner_text()}\n", encoding="utf-8")
+            kept.append(f"{page.url}: {picture}, {text.name}")
+        except Error as error:  # a page that has crashed shows nothing any more
+            kept.append(f"{page.url} cannot be kept: {error}")
+    return "\n".join(kept)

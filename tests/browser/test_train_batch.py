@@ -1,0 +1,80 @@
+"""A batch from Prefect's pages: planned only, with a person's word, and where MLflow has what came of it."""
+
+import re
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed. To fix: pip install -e '.[dev]'")
+
+from playwright.sync_api import expect
+
+from tests.browser.mlflow_pages import expect_text, expect_version, follow
+from tests.browser.prefect_pages import expect_drawing, open_answer, open_artifact, open_form, wait_for_state
+
+BATCH = """
+name: pages
+devices: {cpu: 1}
+jobs:
+  - name: digits
+    model:
+      architecture: ViTForImageClassification
+      config: {image_size: 8, patch_size: 4, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1,
+               num_attention_heads: 1}
+    data: {source: digits}
+    global_batch_size: 32
+    num_steps: 5
+    techniques: [single]
+"""
+
+
+@pytest.fixture
+def form(page, prefect_url):
+    """The form of train-batch, with a batch pasted into it."""
+    form = open_form(page, prefect_url, "train-batch")
+    form.say("batch", "Pasted text")
+    form.fill("Text", BATCH)
+    return form
+
+
+def test_a_wrong_value_shows_its_message_in_the_form(form):
+    form.fill("answer_within_s", 0.5)
+    form.submit()
+    form.expect_fault(
+        "Validation failed for field 'answer_within_s'. Failure reason: 0.5 is less than the minimum of 1"
+    )
+
+
+def test_a_dry_run_shows_a_gantt_chart_its_cost_and_when_it_would_end(form, prefect_url):
+    form.choose("mode", "dry-run")
+    run = form.start()
+    wait_for_state(run, prefect_url, "Completed")
+    open_artifact(run, "dry-run")
+    expect_drawing(run)
+    expect_text(
+        run, "Plan of pages", re.compile(r"Started now it ends at .* UTC"), "device-hours", "nothing was trained"
+    )
+
+
+def test_a_person_sees_the_plan_agrees_and_finds_the_model_in_mlflow(form, prefect_url):
+    form.choose("mode", "ask")
+    run = form.start()
+    question = open_answer(run, prefect_url)
+    expect_text(run, "Train pages?", "device-hours")
+    question.switch_on("Train it")
+    question.fill("Your name", "Ann")
+    question.fill("Why", "it fits the evening")
+    question.send()
+    wait_for_state(run, prefect_url, "Completed")
+    open_artifact(run, "mlflow")
+    model = follow(run, "pages.digits version 1")
+    expect_version(model, "pages.digits")
+
+
+def test_a_person_who_does_not_agree_has_nothing_trained(form, prefect_url):
+    form.choose("mode", "ask")
+    run = form.start()
+    refusal = open_answer(run, prefect_url)
+    refusal.fill("Your name", "Ann")
+    refusal.send()
+    wait_for_state(run, prefect_url, "Cancelled")
+    expect(run.get_by_text("Ann did not agree").first).to_be_visible()

@@ -1,0 +1,81 @@
+"""A pool whose nodes have devices of unlike kinds: each kind is measured, and a plan says which of them a job needs."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from tasks.cluster import Cluster, Node
+from tasks.pool.nodes import Nodes
+from tasks.pool.submissions import Submissions
+from tests.cluster.checks import assert_well
+from tests.cluster.jobs import batch_file, profiles_of, torch_job
+from tests.cluster.test_faults_of_parents import assert_done, batch_of, layouts_of
+from tests.cluster.waiting import until
+
+
+def kinds_of(pool):
+    """The kind of each node's devices, by the name of the node."""
+    nodes = Nodes(pool.database).all()
+    return {n.name: Cluster(nodes=(Node(name=n.name, devices=n.devices),)).device_kind() for n in nodes}
+
+
+def restart(pool, name, *, cores):
+    """Begins the worker of a node anew, with a device of as many cores."""
+    before = pool.serving()[name]
+    pool.workers[name].terminate()
+    pool.workers[name].wait()
+    pool.nodes[name].cores = cores
+    pool.start_worker(name)
+    until("the node serves again", lambda: pool.serving().get(name, before) != before)
+
+
+@pytest.fixture
+def kinds(pool):
+    """Makes the two nodes unlike: a device of alpha has one core, that of beta two. The kind of each, by name."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == 1:
+        pytest.skip("devices of a second kind have a second core, and this machine has one only")
+    before = pool.nodes["beta"].cores
+    restart(pool, "beta", cores=cores[:2])
+    found = kinds_of(pool)
+    assert found["alpha"] != found["beta"]
+    yield found
+    pool.abandon()
+    restart(pool, "beta", cores=before)
+
+
+def assert_on_their_kind(pool, batch, kinds):
+    """Each segment ran under an option of the devices that it had."""
+    for segment in pool.segments(batch):
+        nodes = {device.partition(":")[0] for device in segment.what["devices"]}
+        assert {kinds[node] for node in nodes} == {segment.what["device_type"]}
+
+
+def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool, kinds, parents, bench, tmp_path):
+    jobs = [torch_job(f"typed{i}", trace=pool.trace.file, num_steps=40) for i in range(3)]
+    parent = parents("run", batch_file(tmp_path, "typed", jobs), "--checkpoint-every", 0.4)
+    batch = batch_of(pool, "typed", parent)
+    assert_done(parent)
+    submission = Submissions(pool.database).find(batch)
+    for job in jobs:
+        assert {profile.device_type for profile in submission.profiles[job.name]} == set(kinds.values())
+    assert_on_their_kind(pool, batch, kinds)
+    assert_well(pool, batch, jobs, bench, tmp_path, layouts=layouts_of(pool, batch))
+
+
+def test_a_job_that_one_kind_alone_can_train_waits_for_it(pool, kinds, bench, tmp_path):
+    """Two jobs are for beta, which trains one after the other; alpha, idle by then, takes neither."""
+    wanted = {"for-alpha": "alpha", "for-beta": "beta", "also-for-beta": "beta"}
+    jobs = [torch_job(name, trace=pool.trace.file, num_steps=30) for name in wanted]
+    profiles = {
+        job.name: tuple(replace(profile, device_type=kinds[wanted[job.name]]) for profile in profiles_of(job))
+        for job in jobs
+    }
+    batch = pool.submit(jobs, profiles=profiles)
+    pool.wait(batch)
+    nodes = {pool.nodes[name].mark: name for name in kinds}
+    for name, node in wanted.items():
+        assert {nodes[step["node"]] for step in pool.trace.of(job=name)} == {node}
+    assert_on_their_kind(pool, batch, kinds)
+    assert_well(pool, batch, jobs, bench, tmp_path)

@@ -1,0 +1,19 @@
+"""What holds for all tests."""
+
+import os
+from contextlib import suppress
+
+# Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
+os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
+
+with suppress(ImportError):  # a machine with a GPU may have torch and pytest alone, and runs what needs no more
+    from hypothesis import HealthCheck, settings
+
+    # By default Hypothesis fails a test whose example takes a fifth of a second, or whose examples are drawn slowly: on
+    # a machine that others use any example may.
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # `--hypothesis-profile searching` draws other examples each time. Otherwise every run draws the same, so that what
+    # fails has failed because of a change.
+    settings.register_profile("searching", patient)
+    settings.register_profile("patient", patient, derandomize=True, database=None)
+    settings.load_profile("patient")

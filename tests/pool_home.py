@@ -1,0 +1,91 @@
+"""A pool of a test's own, brought up and taken down by `ringmaster` itself, and its servers as a program asks them."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from pathlib import Path
+
+from flows.process_ids import ProcessId
+from flows.service_files import ServiceFiles
+from flows.settings import PoolAddress
+from tests.cluster.waiting import until
+from tests.ports import free_port
+
+UP_PATIENCE_S = 1000  # more than `up` itself has
+END_PATIENCE_S = 300
+ANSWER_PATIENCE_S = 120
+
+# A pool is found by its home alone: nothing of another pool may be inherited.
+FOREIGN = ("RINGMASTER_", "PREFECT_", "MLFLOW_TRACKING_")
+
+
+class Home:
+    """A home with a pool of its own, on ports that are free."""
+
+    def __init__(self, folder):
+        self.folder, self.files = folder, ServiceFiles(folder / "pool")
+        port = free_port()
+        self.ports = port, free_port(but=port)
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        self.environment["RINGMASTER_HOME"] = str(folder)
+
+    def ringmaster(self, *arguments):
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        return subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=UP_PATIENCE_S
+        )
+
+    def up(self, *arguments):
+        prefect, mlflow = self.ports
+        return self.ringmaster("up", "--port-prefect", str(prefect), "--port-mlflow", str(mlflow), *arguments)
+
+    def down(self):
+        return self.ringmaster("down")
+
+    def states(self):
+        return {state.name: state for state in self.files.states()}
+
+    def address(self):
+        return PoolAddress(**json.loads((self.folder / "pool.json").read_text()))
+
+    def wait_until_nobody_is_left(self):
+        """What the servers and nodes have started ends with them, in moments."""
+        until("nobody is left", lambda: not self.processes(), seconds=END_PATIENCE_S)
+
+    def processes(self):
+        """Everything that belongs to this home's pool and lives."""
+        mark = f"RINGMASTER_HOME={self.folder}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(ProcessId.of(int(folder.name)))
+            except OSError:
+                continue
+        return [process for process in found if process is not None]
+
+
+def ask(url, *, user=None, body=None):
+    """The status and the JSON that a server answers with, once it has time to: Prefect on SQLite may say that it has
+    none, and any server of a busy machine may say nothing.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    if user:
+        request.add_header("Authorization", f"Basic {base64.b64encode(user.encode()).decode()}")
+
+    def look():
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return None if error.code == HTTPStatus.SERVICE_UNAVAILABLE else (error.code, None)
+        except OSError:
+            return None
+
+    return until(f"{url} answers", look, seconds=ANSWER_PATIENCE_S)

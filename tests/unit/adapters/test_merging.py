@@ -1,0 +1,53 @@
+"""A merged adapter is the model that it was beside its base."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from techniques import Adapter
+from techniques.adapters.attaching import attach, trained_names
+from techniques.adapters.merging import merge
+
+TOKENS = torch.arange(24).reshape(2, 12)
+
+
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=40
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, bos_token_id=0)).eval()
+
+
+def stirred(model, adapter):
+    """With what is trained somewhere else than at its first values."""
+    attach(model, adapter, seed=1)
+    torch.manual_seed(2)
+    names = trained_names(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in names:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+@pytest.mark.parametrize("adapter", [Adapter(rank=3, rank_stabilised=True), Adapter(kind="ia3")], ids=["lora", "ia3"])
+def test_a_merged_adapter_gives_the_same_logits_without_modules_of_its_own(make, adapter):
+    model = stirred(make(), adapter)
+    beside = model(TOKENS).logits
+    merge(model)
+    assert {name for name, _ in model.named_parameters()} == {name for name, _ in make().named_parameters()}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.allclose(model(TOKENS).logits, beside, atol=2e-6)
+    assert not torch.allclose(make()(TOKENS).logits, beside, atol=1e-2)
+
+
+def test_a_prefix_cannot_be_merged():
+    with pytest.raises(ValueError, match="a prefix cannot be merged"):
+        merge(stirred(llama(), Adapter(kind="prefix", num_virtual_tokens=3)))

@@ -1,0 +1,39 @@
+"""Parts of a model that a batch file gives names."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.batch import BatchFileError, parse_batch
+from techniques import Job
+from techniques.values import from_json, to_json
+
+TEXT = """\
+name: towers
+jobs:
+  - name: one
+    model: {architecture: LlamaForCausalLM, config: {hidden_size: 32}}
+    data: {source: python-stdlib, seq_len: 32}
+    num_steps: 1
+    components: %s
+"""
+
+
+def test_components_are_of_the_job_and_survive_json():
+    (job,) = parse_batch(
+        TEXT % "{stem: model.layers.0, words: model.embed_tokens}", folder=Path(), name="towers.yaml"
+    ).jobs
+    assert job.components == {"stem": "model.layers.0", "words": "model.embed_tokens"}
+    assert from_json(Job, to_json(job)) == job
+
+
+def test_a_job_without_them_has_the_json_form_that_it_had():
+    (job,) = parse_batch((TEXT % "null").rpartition("    components")[0], folder=Path(), name="towers.yaml").jobs
+    assert job.components is None
+    assert "components" not in to_json(job)
+
+
+@pytest.mark.parametrize("wrong", ["[stem]", "{stem: 3}", "{stem: 'model layers'}", "{'a/b': model}"])
+def test_what_is_no_name_or_no_prefix_is_told(wrong):
+    with pytest.raises(BatchFileError, match="components"):
+        parse_batch(TEXT % wrong, folder=Path(), name="towers.yaml")

@@ -1,0 +1,91 @@
+"""An executor that serves: jobs and devices come and go at moments that a test names."""
+
+from dataclasses import replace
+
+from tasks.cluster import Cluster
+from tasks.execution.events import JobEnded, SegmentStarted
+from tasks.execution.introspection import Policy
+from tasks.execution.journal import begin
+from tasks.execution.orders import LOST
+from tasks.planning import Plan
+from techniques import registry
+from techniques.engine.gang import Outcome
+from tests.unit.execution.clocked import ClockedGangs, clocked_bench
+from tests.unit.execution.fakes import cluster, in_a_row, job
+
+CALM = Policy(every=10.0, surprise=10.0)  # plans anew only where it must
+
+
+def two_nodes():
+    (node,) = cluster(1).nodes
+    return Cluster(nodes=(replace(node, name="n1"), replace(node, name="n2")))
+
+
+def over_nodes(problem):
+    """Jobs one after another, each on the node that is free first, or where it runs."""
+    free_s = {(node.id, i): 0.0 for node in problem.nodes for i in range(node.num_devices)}
+    parts = []
+    for row in sorted(problem.jobs, key=lambda row: row.running is None):
+        device = min(free_s, key=lambda d: (free_s[d], d))
+        if row.running is not None:
+            ((name, (number,)),) = row.running.devices
+            device = (name, number)
+        one = in_a_row(replace(problem, jobs=(replace(row, after=()),)))
+        start_s = free_s[device]
+        free_s[device] += row.options[0].runtime_s
+        parts.append(
+            replace(one.segments[0], start_s=start_s, end_s=free_s[device], devices=((device[0], (device[1],)),))
+        )
+    return Plan(problem.name, tuple(parts))
+
+
+class Pool:
+    """An executor that serves on a clock; `at` has something happen at a moment, and `serve` runs to a moment."""
+
+    def __init__(self, folder, names, *, num_steps=100, make_plan=over_nodes, nodes=None, step_s=1.0):
+        self.jobs = [job(name, num_steps=num_steps) for name in names]
+        speeds = {(n, registry.dotted_path("single"), 1): step_s for n in [*names, "x", "y"]}
+        self.gangs = ClockedGangs(speeds)
+        self.bench = clocked_bench(folder, self.jobs, self.gangs, make_plan=make_plan, policy=CALM)
+        self.executor, self.moments = self.bench.executor, []
+        self.executor._forethought.cluster = nodes or two_nodes()
+        plain_get = self.gangs.get
+
+        def get(timeout=None):
+            due = [m for m in self.moments if m[0] <= self.gangs.now_s]
+            if due:
+                self.moments.remove(due[0])
+                return 0, due[0][1]
+            next_s = min((m[0] for m in self.moments), default=None)
+            if next_s is None:
+                return plain_get(timeout)
+            left_s = next_s - self.gangs.now_s
+            return plain_get(left_s if timeout is None else min(timeout, left_s))
+
+        self.gangs.get = get
+        begin(self.bench.journal, self.jobs, faults={})
+        self.executor.roster.refresh()
+
+    def at(self, moment_s, action):
+        self.moments.append((moment_s, action))
+
+    def serve(self, *, until_s):
+        self.at(until_s, self.executor.stop)
+        self.executor.replan_soon(why="begin")
+        self.executor.serve()
+
+    def lose(self, name):
+        """The gang of a job vanishes with its node."""
+        folder = next(f for f, g in self.gangs.gangs.items() if g.call.order.job.name == name)
+        gang = self.gangs.gangs.pop(folder)
+        gang.future.set_result(Outcome(status=LOST, message="its node is gone"))
+
+    @property
+    def statuses(self):
+        return self.bench.statuses
+
+    def started(self, name):
+        return [e for e in self.bench.told(SegmentStarted) if e.segment.job == name]
+
+    def ended_s(self, name):
+        return next((i for i, e in enumerate(self.bench.events) if isinstance(e, JobEnded) and e.job == name), None)

@@ -1,0 +1,152 @@
+"""A gang whose jobs take turns among other gangs, by an executor that plans anew as it learns how fast they are."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tasks.execution.events import Planned, SegmentEnded, SegmentStarted
+from tasks.execution.introspection import Policy
+from tasks.execution.journal import DONE
+from techniques import Profile, registry
+from techniques.engine.gang import Outcome
+from techniques.profiles import Fellow
+from techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from tests.unit.execution.clocked import ClockedGangs, _Gang, clocked_bench
+from tests.unit.execution.fakes import job, profile
+from tests.unit.execution.test_groups import GroupBench
+from tests.unit.execution.test_introspection import by_rules
+
+OFTEN = Policy(every=0.1, worth_s=0.0)
+STEPS = {"a": 100, "b": 90, "c": 80, "d": 70, "e": 60}  # two at a time: 230 steps of the gang
+QUEUE = Profile(
+    technique="shared_base",
+    config={"at_once": 2},
+    num_devices=1,
+    num_ranks=1,
+    step_s=1.0,
+    own_step_s=0.5,
+    peak_bytes=1,
+    fellows=tuple(Fellow(job=name, num_steps=num, step_s=0.5) for name, num in STEPS.items() if name != "a"),
+)
+
+
+@dataclass
+class Turns(_Gang):
+    """Its steps are the gang's."""
+
+    @classmethod
+    def of(cls, gang, first):
+        every = [gang.call.order, *gang.call.order.fellows]
+        turns = cls(**{**vars(gang), "first_step": 0, "step": 0})
+        turns.every, turns.first = every, first
+        turns.left = [max(0, order.last_step - first[order.job.name]) for order in every]
+        turns.last_step = num_steps_of_gang(turns.left, at_once=turns.at_once)
+        return turns
+
+    @property
+    def at_once(self):
+        return self.call.order.config.get(AT_ONCE)
+
+    def taken(self, after):
+        return steps_taken(self.left, at_once=self.at_once, after=after)
+
+
+class Queues(ClockedGangs):
+    """The same where gangs of groups train two at a time."""
+
+    def submit(self, call):
+        future = super().submit(call)
+        if call.order.fellows:
+            first = {o.job.name: self.steps.get(o.job.name, 0) for o in (call.order, *call.order.fellows)}
+            gang = self.gangs[call.order.folder] = Turns.of(self.gangs[call.order.folder], first)
+            self._begin_chunk(gang)
+        return future
+
+    def _go_on(self, gang):
+        if not isinstance(gang, Turns):
+            super()._go_on(gang)
+            return
+        before, after = gang.taken(gang.step), gang.taken(gang.step + gang.chunk)
+        joined = first_steps(gang.left, at_once=gang.at_once)
+        for order, at, old, new in zip(gang.every, joined, before, after, strict=True):
+            name = order.job.name
+            self.steps[name] = gang.first[name] + new
+            if gang.step <= at < gang.step + gang.chunk and name != gang.call.order.job.name:
+                gang.call.on_event({"event": "ready", "job": name, "step": gang.first[name]})
+            if new > old:
+                seconds = [gang.step_s] * (new - old)
+                event = {"event": "steps", "job": name, "first_step": gang.first[name] + old, "seconds": seconds}
+                gang.call.on_event(event)
+        gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
+        if gang.step < gang.last_step and not gang.stops:
+            self._begin_chunk(gang)
+            return
+        del self.gangs[gang.call.order.folder]
+        mine, *theirs = [self._outcome(order) for order in gang.every]
+        named = {order.job.name: its for order, its in zip(gang.every[1:], theirs, strict=True)}
+        gang.future.set_result(Outcome(status=mine.pop("status"), result={**mine, "first_step": 0, "fellows": named}))
+
+    def _outcome(self, order):
+        step = self.steps[order.job.name]
+        metrics = {"metrics": {"loss": 1.0}} if step == order.job.total_steps else {}
+        return {"status": "done" if step >= order.last_step else "preempted", "step": step, **metrics}
+
+
+def bench_of(folder, *, others, factor=1.0, make_plan=by_rules, queue=QUEUE, steps=STEPS):
+    """The queue, and other jobs of so many seconds; the queue's steps take `factor` times as long as is believed."""
+    jobs = [job(name, num_steps=num) for name, num in steps.items()]
+    jobs += [job(name, num_steps=num) for name, num in others.items()]
+    speeds = {(name, registry.dotted_path("single"), 1): 1.0 for name in (*steps, *others)}
+    gangs = Queues(speeds | {("a", registry.dotted_path("shared_base"), 1): queue.together_s * factor})
+    options = {"make_plan": make_plan, "policy": OFTEN, "kind": GroupBench, "together": (queue,)}
+    return clocked_bench(folder, jobs, gangs, profiles={each.name: (profile(),) for each in jobs}, **options)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
+    """Also while its leader is through long since, and others come and go on the other device."""
+    bench = bench_of(tmp_path, others={"x": 60, "y": 50, "z": 40}, factor=factor)
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys((*STEPS, "x", "y", "z"), DONE)
+    gangs = [event for event in bench.told(SegmentStarted) if event.fellows]
+    assert [(event.segment.job, event.fellows) for event in gangs] == [("a", ("b", "c", "d", "e"))]
+    (ended,) = (event for event in bench.told(SegmentEnded) if event.segment.job == "a")
+    assert ended.outcome.status == "done"
+    assert bench.runner.now_s == pytest.approx(230 * 1.5 * factor)
+    first = bench.told(Planned)[0].problem.job("a").options[0]
+    assert first.runtime_s == pytest.approx(230 * 1.0 - 130 * 0.5 + 300 * 0.5)
+
+
+def test_a_queue_that_moves_goes_on_as_one(tmp_path):
+    """Its plan has it in two parts: the second takes over those that had not begun."""
+
+    def in_two_parts(problem):
+        plan = by_rules(problem)
+        row = problem.job("a")
+        if any(s.job == "a" for s in plan.segments) and row.options[0].runtime_s > 250:
+            (whole,) = (s for s in plan.segments if s.job == "a")
+            middle_s = (whole.start_s + whole.end_s) / 2
+            devices = ((problem.nodes[0].id, (1 - whole.devices[0][1][0],)),)
+            parts = (
+                replace(whole, end_s=middle_s, work=0.5),
+                replace(whole, start_s=middle_s, work=0.5, devices=devices),
+            )
+            return replace(plan, segments=(*(s for s in plan.segments if s.job != "a"), *parts))
+        return plan
+
+    bench = bench_of(tmp_path, others={}, make_plan=in_two_parts)
+    bench.executor._forethought.replanner = None
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys(STEPS, DONE)
+    gangs = [(event.segment.last_step, event.fellows) for event in bench.told(SegmentStarted)]
+    assert gangs == [(50, ("b",)), (100, ("b", "c", "d", "e"))]
+
+
+def test_others_wait_for_a_group_that_outlives_its_leader(tmp_path):
+    """As in a batch that was resumed, where the leader was ahead of the others: its devices are not free yet."""
+    steps, others = {"a": 40, "b": 90, "c": 80, "d": 70, "e": 60}, {"x": 60, "y": 50, "z": 40}
+    queue = replace(QUEUE, config={}, fellows=tuple(replace(f, num_steps=steps[f.job]) for f in QUEUE.fellows))
+    bench = bench_of(tmp_path, others=others, factor=0.5, queue=queue, steps=steps)
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys((*steps, *others), DONE)
+    assert bench.runner.now_s == pytest.approx(sum(others.values()))  # they are trained on the other device meanwhile

@@ -1,0 +1,106 @@
+"""Jobs that come from several models, and jobs without steps, among gangs that end as a test says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks.execution.dispatch import PlannedSegment
+from tasks.execution.events import JobEnded
+from tasks.execution.journal import DONE, FAILED
+from tasks.execution.orders import gang_order
+from tasks.pool.standing import entries_of
+from tasks.pool.submissions import Submission
+from tasks.profiling.options import planning_problem
+from techniques import AdaptationSpec
+from techniques.engine.gang import Outcome
+from tests.unit.execution.fakes import Bench, FakeRunner, cluster, done, ends, job, profile
+
+SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b", "models:/x@champion", "/models/y"))
+
+
+def soup(**changes):
+    return job("soup", num_steps=0, adaptation=SOUP, **changes)
+
+
+def compares(call, runner):
+    outcome = done(call, runner)
+    return replace(outcome, result={**outcome.result, "compared": [{"model": "soup"}]})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_waits_for_all_its_parents_and_is_told_where_they_are(tmp_path, seed):
+    bench = Bench(tmp_path, [soup(), job("a"), job("b"), job("c")], runner=FakeRunner(seed))
+    bench.place.weights.update({"models:/x@champion": Path("/cache/x"), "/models/y": Path("/models/y")})
+    bench.runner.script["soup"] = [compares]
+    assert bench.run()
+    names = bench.runner.names()
+    assert names.index("soup") > max(names.index("a"), names.index("b"))
+    order = next(call.order for call in bench.runner.calls if call.order.job.name == "soup")
+    assert order.parents == {
+        "a": str(tmp_path / "models" / "a"),
+        "b": str(tmp_path / "models" / "b"),
+        "models:/x@champion": "/cache/x",
+        "/models/y": "/models/y",
+    }
+    assert order.weights_from is None
+    assert order.last_step == 0
+    assert bench.statuses["soup"] == DONE
+    ended = next(event for event in bench.told(JobEnded) if event.job == "soup")
+    assert ended.details["compared"] == [{"model": "soup"}]
+    assert ended.details["step"] == 0
+
+
+def test_without_one_of_its_parents_a_job_fails_and_the_others_go_on(tmp_path):
+    jobs = [soup(), job("a"), job("b"), job("student", adaptation=AdaptationSpec(kind="distilled", teacher="soup"))]
+    bench = Bench(tmp_path, jobs)
+    bench.runner.script["b"] = [ends("invalid", "no such data")]
+    assert bench.run()
+    assert bench.statuses == {"soup": FAILED, "a": DONE, "b": FAILED, "student": FAILED}
+    messages = {event.job: event.message for event in bench.told(JobEnded)}
+    assert messages["soup"] == "its parent b has failed"
+    assert messages["student"] == "its parent soup has failed"
+
+
+def test_a_job_without_steps_that_crashes_is_tried_again(tmp_path):
+    bench = Bench(tmp_path, [soup(), job("a"), job("b")])
+    bench.runner.script["soup"] = [ends("crashed"), lambda *_: Outcome(status="lost"), done]
+    assert bench.run()
+    assert bench.statuses["soup"] == DONE
+    assert bench.runner.names().count("soup") == 3
+
+
+def test_a_plan_has_the_job_after_all_its_parents():
+    jobs = [soup(base="a"), job("a"), job("b")]
+    profiles = {"soup": (replace(profile("rewrite"), export_s=3.0),), "a": (profile(),), "b": (profile(),)}
+    row = planning_problem(jobs, profiles, cluster(2), name="x").jobs[0]
+    assert row.after == ("a", "b")
+    assert row.options[0].runtime_s == pytest.approx(3.1)
+
+
+def test_only_an_adaptation_is_told_of_its_parents_and_a_base_by_its_job(tmp_path):
+    bench = Bench(tmp_path, [job("a")])
+    bench.place.weights.update({"tuned": Path("/cache/base")})
+    segment = PlannedSegment(job="a", option=0, last_step=1, devices=(), start_s=0.0, end_s=1.0)
+
+    def order(each):
+        return gang_order(each, segment, profile(), place=bench.place, devices=[], number=1)
+
+    tuned = job("tuned", base="models:/x@champion")
+    assert (order(tuned).weights_from, order(tuned).parents) == ("/cache/base", {})
+    pruned = replace(tuned, adaptation=AdaptationSpec(kind="pruned", method="magnitude"))
+    assert order(pruned).parents == {"models:/x@champion": "/cache/base"}
+
+
+def test_in_a_pool_parents_are_called_by_their_batch_and_gangs_know_their_own_names(tmp_path):
+    submission = Submission(
+        id="tonight-1",
+        name="tonight",
+        jobs=(soup(base="a"), job("a"), job("b")),
+        profiles={name: (profile(),) for name in ("soup", "a", "b")},
+        folder=str(tmp_path),
+        cache_dir=str(tmp_path),
+    )
+    entry = entries_of(submission, struck_out={})[0]
+    assert entry.job.parents == ("tonight-1/a", "tonight-1/b", "models:/x@champion", "/models/y")
+    assert entry.local_job == submission.jobs[0]

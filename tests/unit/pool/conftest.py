@@ -1,0 +1,18 @@
+"""What tests of a pool's executor stand on; some define a database of their own."""
+
+import pytest
+
+from tasks.pool.database import Database, file_url
+from tests.unit.pool.bench import Clock, PoolBench
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def pool(database):
+    return PoolBench(database, Clock())

@@ -1,0 +1,79 @@
+"""What is dropped from a pool's database after months, and what is kept for good."""
+
+import pytest
+from sqlalchemy import update
+
+from tasks.execution.events import JobEnded
+from tasks.execution.journal import DONE, Journal
+from tasks.pool import housekeeping
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database, file_url
+from tasks.pool.requests import Requests
+from tasks.pool.schema import PLANS, REQUESTS, TOLD
+from tasks.pool.submissions import Submissions
+from tasks.pool.told import Told
+from tests.unit.pool.bench import submission
+
+NOW_S = 1e9
+OLD_S = NOW_S - housekeeping.KEPT_S - 1.0
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"))
+    yield database
+    database.close()
+
+
+def age(database):
+    """All that stands is old."""
+    for table, column in ((REQUESTS, "made_s"), (TOLD, "told_s"), (PLANS, "made_s")):
+        database.write(lambda c, table=table, column=column: c.execute(update(table).values({column: OLD_S})))
+
+
+def end(database, batch, *, is_recorded):
+    Told(database).tell(batch, JobEnded(job="a", status=DONE, message="", details={}))
+    Journal(database, batch=batch).put(housekeeping.IS_RECORDED, is_recorded)
+    Submissions(database).end(batch)
+
+
+def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(database):
+    for name in ("recorded", "not", "standing"):
+        Submissions(database).submit(submission(name))
+    end(database, "recorded", is_recorded=True)
+    end(database, "not", is_recorded=False)
+    Told(database).tell("standing", JobEnded(job="a", status=DONE, message="", details={}))
+    Journal(database, batch="standing").put(housekeeping.IS_RECORDED, True)
+    age(database)
+    assert housekeeping.tidy(database, now_s=NOW_S) == 1
+    assert {name: len(Told(database).after(name, 0)) for name in ("recorded", "not", "standing")} == {
+        "recorded": 0,
+        "not": 1,
+        "standing": 1,
+    }
+
+
+def test_answered_requests_are_dropped_and_open_ones_are_not(database):
+    requests = Requests(database)
+    answered, standing = (requests.ask(wishes.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
+    requests.answer(answered, status=wishes.DONE)
+    age(database)
+    assert housekeeping.tidy(database, now_s=NOW_S) == 1
+    assert [request.id for request in requests.open()] == [standing]
+
+
+def test_of_the_standing_plans_the_newest_is_kept_and_of_batches_all(database):
+    for batch in ("", "", "b1"):
+        Journal(database, batch=batch).write_plan({"of": batch}, why="start")
+    Journal(database, batch="").write_plan({"of": "the pool, newest"}, why="clock")
+    age(database)
+    assert housekeeping.tidy(database, now_s=NOW_S) == 2
+    assert Journal(database, batch="").plans() == [{"of": "the pool, newest"}]
+    assert Journal(database, batch="b1").plans() == [{"of": "b1"}]
+
+
+def test_what_is_young_stays(database):
+    Submissions(database).submit(submission("b1"))
+    end(database, "b1", is_recorded=True)
+    age(database)
+    assert housekeeping.tidy(database, now_s=OLD_S + 1.0) == 0

@@ -1,0 +1,104 @@
+"""Which night a run is of, and which models a round of it has."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from flows import night
+from flows.faults import InputError
+from tasks.pool.database import Database, file_url
+from tasks.retraining.dates import Hours
+from tasks.retraining.nights import DONE, NightRecord, Nights
+from tasks.retraining.production import Production
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+
+
+@pytest.fixture
+def production(tmp_path):
+    models = (Model("a"), Model("b"))
+    return Production(name="shop", models=models, devices="auto", folder=tmp_path, hours=Hours(starts="02:00"))
+
+
+@pytest.fixture
+def clock():
+    token = night.current_clock.set(lambda: at("2026-11-21T03:00").timestamp())
+    yield
+    night.current_clock.reset(token)
+
+
+def at(text):
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def started_by(monkeypatch, *, auto_scheduled):
+    run = SimpleNamespace(auto_scheduled=auto_scheduled, expected_start_time=at("2026-11-20T02:00"))
+    monkeypatch.setattr(night.FlowRunContext, "get", lambda: SimpleNamespace(flow_run=run))
+
+
+def test_a_night_that_is_named_is_meant(production, clock):
+    assert night._date(production, "2026-11-05") == "2026-11-05"
+    with pytest.raises(InputError, match="give its date, such as"):
+        night._date(production, "last night")
+
+
+def test_the_night_of_now_is_meant_otherwise(production, clock, monkeypatch):
+    assert night._date(production, None) == "2026-11-21"
+    started_by(monkeypatch, auto_scheduled=False)
+    assert night._date(production, None) == "2026-11-21"
+
+
+def test_a_run_of_the_schedule_that_comes_late_is_of_its_own_night(production, clock, monkeypatch):
+    started_by(monkeypatch, auto_scheduled=True)
+    assert night._date(production, None) == "2026-11-20"
+
+
+def test_a_further_round_is_for_those_that_are_asked_for(production):
+    assert night._of_this_round(production, ["b"], is_over=False) == production
+    assert night._of_this_round(production, ["b"], is_over=True).models == (Model("b"),)
+    with pytest.raises(InputError, match="there is no model 'c' to force"):
+        night._of_this_round(production, ["c"], is_over=False)
+
+
+def test_rounds_are_numbered_and_one_that_is_not_over_goes_on(tmp_path):
+    database = Database(file_url(tmp_path / "nights.db"), synced=False)
+    nights = Nights(database, clock=lambda: 0.0)
+    assert night._round(nights, "shop", "2026-11-20") == "2026-11-20"
+    for key in ("2026-11-20", "2026-11-20.02"):
+        nights.begin("shop", key)
+        assert night._round(nights, "shop", "2026-11-20") == key
+        nights.save(NightRecord(name="shop", night=key, status=DONE))
+    assert night._round(nights, "shop", "2026-11-20") == "2026-11-20.03"
+    database.close()
+
+
+def test_a_night_that_was_cut_short_hides_nothing_that_one_before_it_left(production, tmp_path):
+    database = Database(file_url(tmp_path / "nights.db"), synced=False)
+    nights = Nights(database, clock=lambda: 0.0)
+    for key, content in (("2026-11-18", {"champions": {"a": 1}}), ("2026-11-19", {"looked": {}}), ("2026-11-21", {})):
+        nights.begin("shop", key)
+        nights.save(NightRecord(name="shop", night=key, content=content))
+    tonight = night.Night(
+        production=production,
+        record=nights.begin("shop", "2026-11-20"),
+        last=nights.before("shop", "2026-11-20"),
+        forced=(),
+        bench=None,
+        nights=nights,
+        moves=None,
+        folder=tmp_path,
+    )
+    assert tonight.left_by_earlier("champions") == {"a": 1}
+    assert tonight.left_by_earlier("waited") == {}
+    tonight.save(waited={"b": 2})
+    assert nights.find("shop", "2026-11-20").content == {"waited": {"b": 2}}
+    made = []
+    assert tonight.step("looked", lambda: made.append(1) or {"a": 1}) == {"a": 1}
+    assert tonight.step("looked", lambda: made.append(1)) == {"a": 1}
+    assert made == [1]
+    database.close()

@@ -1,0 +1,262 @@
+"""The file of production models: what it says, and every fault in it at once."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.batch import BatchFileError
+from tasks.retraining.dates import Hours
+from tasks.retraining.drift import DriftRule
+from tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
+
+GOOD = """\
+name: shop
+devices: {cpu: 1}
+models:
+  - name: digits
+    job: &job
+      model: {architecture: ViTForImageClassification, config: {image_size: 8}}
+      num_steps: 5
+      evaluation: {metrics: [accuracy, loss]}
+    data: {source: digits}
+    min_gain: 0.01
+  - name: words
+    job:
+      model: {architecture: LlamaForCausalLM}
+      num_steps: 5
+    data: {path: "words.jsonl", seq_len: 8}
+    compare_on: {path: "*.txt", seq_len: 8}
+    warm_start: false
+"""
+
+BAD = """\
+name: shop
+device: {cpu: 1}
+models:
+  - name: digits
+    job:
+      model: {architecture: ViTForImageClassification}
+      base: models:/shop.digits@champion
+      num_step: 5
+    data: {source: digit}
+    min_gain: -1
+  - name: digits
+    job:
+      model: {architecture: LlamaForCausalLM}
+      num_steps: 0
+    data: {path: "none.jsonl", seq_len: 8}
+    compare_on: {path: "nothing.jsonl"}
+  - name: words
+    job: [1]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "words.jsonl").write_text('{"text": "a b"}\n')
+    (tmp_path / "trusted.txt").write_text("a b")
+    return tmp_path
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "retraining.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_gives_its_models_in_order(folder):
+    production = load_production(written(folder, GOOD))
+    digits, words = production.models
+    assert (production.name, production.devices, production.folder) == ("shop", {"cpu": 1}, folder)
+    assert [model.registered_name for model in production.models] == ["shop.digits", "shop.words"]
+    assert (digits.metric, digits.min_gain, digits.warm_start, digits.compare_on) == ("accuracy", 0.01, True, None)
+    assert digits.job.base is None
+    assert (words.metric, words.warm_start) == ("loss", False)
+    assert words.job.data.path == str(folder / "words.jsonl")
+    assert words.compare_on is not None
+    assert words.compare_on.data.path == str(folder / "*.txt")
+    assert words.compare_on.model == words.job.model
+    assert [job.name for job in production.jobs] == ["digits", "words", "words.compare_on"]
+
+
+def test_all_faults_are_told_at_once_with_place_and_line(folder):
+    with pytest.raises(BatchFileError) as raised:
+        load_production(written(folder, BAD))
+    found = {(fault.line, fault.place) for fault in raised.value.faults}
+    assert found == {
+        (2, "device"),
+        (7, "models[0].job.base"),
+        (8, "models[0].job.num_step"),
+        (9, "models[0].data.source"),
+        (10, "models[0].min_gain"),
+        (11, "models[1].name"),
+        (14, "models[1].job.num_steps"),
+        (15, "models[1].data.path"),
+        (16, "models[1].compare_on.path"),
+        (17, "models[2].data"),
+        (18, "models[2].job"),
+    }
+    assert all(fault.message and fault.remedy for fault in raised.value.faults)
+    lines = [fault.line for fault in raised.value.faults]
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "is empty"),
+        ("name: shop\nmodels: []\n", "models: "),
+        ("name: shop\n", "models: is empty"),
+        ("models:\n  - digits\n", "models[0]: "),
+        ("name: shop\nmodels: [\n", "is not YAML"),
+    ],
+)
+def test_a_file_that_says_nothing_is_told(folder, text, told):
+    with pytest.raises(BatchFileError) as raised:
+        load_production(written(folder, text))
+    assert any(told in str(fault) for fault in raised.value.faults)
+
+
+def test_a_file_that_is_not_there_is_told(folder):
+    with pytest.raises(BatchFileError, match="cannot be read"):
+        load_production(folder / "missing.yaml")
+
+
+def test_text_is_read_with_the_tokenizer_of_the_champion(folder):
+    _, words = load_production(written(folder, GOOD)).models
+    champion = folder / "champion"
+    champion.mkdir()
+    assert with_tokenizer_of(champion, words) == words
+    assert with_tokenizer_of(None, words) == words
+    (champion / "tokenizer.json").write_text("{}")
+    found = with_tokenizer_of(champion, words)
+    assert found.job.data.tokenizer == str(champion)
+    assert found.compare_on is not None
+    assert found.compare_on.data.tokenizer == str(champion)
+    assert with_tokenizer_of(folder, found) == found
+
+
+NIGHTLY = """\
+name: shop
+night: {starts: "02:00", deadline: "06:00", timezone: Europe/Berlin, budget: 2.5, price_per_device_hour: 3,
+        webhook: $REPORTS}
+models:
+  - name: words
+    job: {model: {architecture: LlamaForCausalLM}, num_steps: 5, optimizer: {lr: 1e-3}}
+    data: {path: "words.jsonl", seq_len: 8}
+    sweep: {optimizer.lr: [1e-3, 3e-3], seed: [0, 1]}
+    window_days: 7
+    priority: 5
+    due:
+      max_age_days: 30
+      drift: {psi: 0.3, inputs: {path: "*.txt", seq_len: 8}, predictions: log.jsonl}
+      assertions: {suite: tests.yaml, predictions: log.jsonl}
+"""
+
+
+def test_a_file_says_when_nights_are_and_what_makes_models_due(folder):
+    (folder / "tests.yaml").write_text("name: t\n")
+    production = load_production(written(folder, NIGHTLY))
+    assert production.hours == Hours(starts="02:00", deadline="06:00", timezone="Europe/Berlin")
+    assert (production.budget, production.price_per_device_hour, production.webhook) == (2.5, 3.0, "$REPORTS")
+    (words,) = production.models
+    assert (words.window_days, words.priority) == (7, 5)
+    assert words.rules.drift == DriftRule(psi=0.3)
+    assert (words.rules.max_age_days, words.rules.asserts, words.rules.new_data) == (30, True, True)
+    assert words.watched.inputs is not None
+    assert words.watched.inputs.data.path == str(folder / "*.txt")
+    assert words.watched.predictions == folder / "log.jsonl"
+    assert words.watched.suite == folder / "tests.yaml"
+    assert [job.name for job in words.jobs] == ["words", "words.inputs"]
+
+
+def test_a_sweep_makes_a_job_of_each_other_combination(folder):
+    (folder / "tests.yaml").write_text("name: t\n")
+    (words,) = load_production(written(folder, NIGHTLY)).models
+    assert {(job.optimizer.lr, job.seed) for job in words.variants} == {(1e-3, 1), (3e-3, 0), (3e-3, 1)}
+    assert all(job.data == words.job.data for job in words.variants)
+
+
+WRONG_NIGHT = """\
+name: shop
+night: {starts: "25:00", deadline: 6, timezone: Mars/Olympus, budget: 0, webhook: "ftp://x"}
+models:
+  - name: words
+    job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}
+    data: {path: "words.jsonl", seq_len: 8}
+    sweep: {optimizer.speed: [1], seed: []}
+    due:
+      max_age: 3
+"""
+INCONSISTENT = """\
+name: shop
+models:
+  - name: words
+    job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}
+    data: {path: "words.jsonl", seq_len: 8}
+    window_days: 7
+    sweep: {optimizer.speed: [1, 2]}
+    due:
+      min_new_samples: 5
+      drift: {psi: null, inputs: {path: "none.txt", seq_len: 8}}
+      assertions: {suite: none.yaml, predictions: log.jsonl}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (
+            WRONG_NIGHT,
+            {
+                "night.starts",
+                "night.deadline",
+                "night.timezone",
+                "night.budget",
+                "night.webhook",
+                "models[0].sweep.seed",
+                "models[0].due.max_age",
+            },
+        ),
+        (
+            INCONSISTENT,
+            {
+                "models[0].due.min_new_samples",
+                "models[0].due.drift",
+                "models[0].due.drift.inputs.path",
+                "models[0].due.assertions.suite",
+                "models[0].sweep",
+            },
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_night_is_told_at_its_place(folder, text, places):
+    with pytest.raises(BatchFileError) as raised:
+        load_production(written(folder, text))
+    assert {fault.place for fault in raised.value.faults} == places
+    assert all(fault.remedy for fault in raised.value.faults)
+
+
+def test_a_sweep_is_small(folder):
+    values = ", ".join(map(str, range(70)))
+    text = GOOD.replace("warm_start: false", f"sweep: {{seed: [{values}]}}")
+    with pytest.raises(BatchFileError, match="64 are the most"):
+        load_production(written(folder, text))
+
+
+TAG = 'job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}\ndata: {path: "words.jsonl", seq_len: 8}\n'
+
+
+def test_models_of_the_registry_are_told_by_their_tags(folder):
+    production = load_production(written(folder, "name: shop\nregistry: true\n"))
+    assert production.with_registry
+    found = with_tagged(production, {"shop.a": TAG, "shop.b": "job: [1]", "other.c": TAG, "shop": TAG})
+    assert [model.registered_name for model in found.models] == ["shop.a"]
+    assert list(found.broken) == ["b"]
+    assert "its tag ringmaster.retraining is wrong: job must be a mapping" in found.broken["b"]
+    assert "data is missing" in found.broken["b"]
+
+
+def test_what_the_file_says_of_a_model_goes_before_its_tag(folder):
+    production = load_production(written(folder, GOOD))
+    assert with_tagged(production, {"shop.words": TAG}).models == production.models

@@ -1,0 +1,109 @@
+"""Sweeps without gangs: an executor whose gangs report a loss that follows from the learning rate and the step."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.execution.journal import begin
+from tasks.sweeping.conductor import Conductor
+from tasks.sweeping.space import Choice, Range
+from tasks.sweeping.spec import SweepSpec
+from tasks.sweeping.stopping import Stopping
+from techniques.engine.gang import Outcome
+from tests.unit.execution.fakes import Bench, FakeRunner, Inbox
+
+TEMPLATE = {
+    "model": {"architecture": "ViTForImageClassification", "config": {"image_size": 8, "patch_size": 2}},
+    "data": {"source": "digits"},
+    "num_steps": 64,
+}
+RATES = Range(key="optimizer.lr", low=1e-5, high=1e-1, is_log=True)
+SEEDS = Choice(key="seed", values=(0, 1, 2))
+
+
+def spec(*, policy="asha", sampler="random", space=(RATES,), num_trials=16, **changes):
+    stopping = changes.pop("stopping", Stopping(policy=policy, min_steps=4, reduction_factor=4))
+    found = SweepSpec(
+        name="rates",
+        template=TEMPLATE,
+        folder=Path(),
+        space=tuple(space),
+        sampler=sampler,
+        stopping=stopping,
+        objective="loss",
+        num_trials=num_trials,
+        num_parallel=2,
+        devices={"cpu": 2},
+    )
+    return replace(found, **changes)
+
+
+def loss(job, step):
+    """The closer to 3e-3 the better, and the more so the further a trial is; the best of all at the end."""
+    return 1.0 + abs(math.log10(job.optimizer.lr / 3e-3)) * (1.0 + step / 64) + 1.0 / (1 + step)
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class DyingInbox(Inbox):
+    """Ends the process once so many messages were heard."""
+
+    def __init__(self, runner, num_messages):
+        super().__init__(runner)
+        self.left = num_messages
+
+    def get(self, timeout=None):
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return super().get(timeout)
+
+
+class Gangs(FakeRunner):
+    """Gangs that evaluate as a trainer does, also one that has nothing left to train."""
+
+    def end_one(self):
+        call, future = self.running.pop(self.draw.randrange(len(self.running)))
+        job, last = call.order.job, call.order.last_step
+        first = self.steps.get(job.name, 0)
+        every = job.evaluation.every_steps or job.num_steps
+        due = [step for step in range(first + 1, last + 1) if step % every == 0 and step < job.num_steps]
+        for step in due or ([first] if first == last and first and first < job.num_steps else []):
+            call.on_event({"event": "metrics", "step": step, "metrics": {"loss": loss(job, step)}})
+        self.steps[job.name] = last
+        self.num_steps = getattr(self, "num_steps", 0) + last - first
+        whole = {"metrics": {"loss": loss(job, last)}} if last == job.num_steps else {}
+        future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
+
+
+class Swept:
+    """A process that conducts a sweep in a folder; the next one on the same folder goes on with it."""
+
+    def __init__(self, folder, asked, *, runner=None, dies_after=None, clock=lambda: 0.0):
+        self.jobs = asked.batch().jobs
+        self.bench = Bench(folder, self.jobs, runner=runner or Gangs())
+        self.conductor, executor = Conductor(asked, clock=clock), self.bench.executor
+        if dies_after is not None:
+            executor._inbox = DyingInbox(self.bench.runner, dies_after)
+        executor._steer = lambda folder, command: None  # gangs end by themselves here, at their last step
+        executor._is_open = self.conductor.is_open
+        executor._listeners.append(self.conductor.listen)
+
+    def run(self):
+        journal, executor = self.bench.journal, self.bench.executor
+        begin(journal, self.jobs, faults={})
+        self.conductor.begin(journal, self.jobs, num_slots=2)
+        for name, details in self.conductor.details().items():
+            journal.write_job(name, details=details)
+        self.conductor.attach(executor.direct, later=executor.call, started_s=0.0)
+        executor.run()
+        return self
+
+    @property
+    def statuses(self):
+        return self.bench.statuses
+
+    def names(self, status):
+        return [name for name, found in self.statuses.items() if found == status]

@@ -1,0 +1,120 @@
+"""A sweep on a pool: steered over the database, while executors and flows die and others come after them."""
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.execution.journal import DONE, ENDED, STOPPED, Journal
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database, file_url
+from tasks.pool.requests import REFUSED, Requests
+from tasks.pool.submissions import Submissions
+from tasks.pool.told import Told
+from tasks.sweeping.conductor import Conductor
+from tests.unit.execution.fakes import profile
+from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
+from tests.unit.pool.workers import Worker
+from tests.unit.sweeping.sweeps import loss, spec
+
+
+class Evaluating(Gangs):
+    """Gangs that evaluate where a trainer does, and train to where they were ordered in one move."""
+
+    def _move(self, worker, segment, order):
+        job, last = order.job, order.last_step
+        first = self.steps.get(job.name, 0)
+        every = job.evaluation.every_steps or job.num_steps
+        due = [step for step in range(first + 1, last + 1) if step % every == 0 and step < job.num_steps]
+        for step in due or ([first] if first == last and 0 < first < job.num_steps else []):
+            worker.say(segment, "metrics", step=step, metrics={"loss": loss(job, step)})
+        self.trained.append((job.name, first, last))
+        self.steps[job.name] = last
+        metrics = {"metrics": {"loss": loss(job, last)}} if last == job.num_steps else {}
+        worker.end(segment, step=last, first_step=first, **metrics)
+
+
+class Flow:
+    """What steers a sweep from a flow run; another one on the same database is the same run, started again."""
+
+    def __init__(self, database, asked, *, jobs, clock):
+        self.conductor, self.told, self.read = Conductor(asked, clock=clock), Told(database), 0
+        self.conductor.begin(Journal(database, batch="b1"), jobs, num_slots=2)
+        self.details = self.conductor.details()
+        self.database = database
+
+    def attach(self):
+        def ask(directions):
+            if directions:
+                Requests(self.database).ask(wishes.DIRECT, {"batch": "b1", **directions.to_json()})
+
+        ask(self.conductor.asked())
+        self.conductor.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
+
+    def hear(self):
+        for entry in self.told.after("b1", self.read):
+            self.conductor.listen(entry.event)
+            self.read = entry.id
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("dies", ["nobody", "the executor", "the flow"])
+def test_a_sweep_on_a_pool(database, sampler, dies):
+    asked = spec(sampler=sampler, num_trials=8)
+    jobs, clock = asked.batch().jobs, Clock()
+    flow = Flow(database, asked, jobs=jobs, clock=clock)
+    batch = replace(submission(jobs=()), jobs=jobs, profiles={job.name: (profile(),) for job in jobs})
+    pool, gangs = PoolBench(database, clock), Evaluating(Worker(database, "n1", num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(batch, details=flow.details)
+    flow.attach()
+    for move in range(120):
+        pool.step(seconds=0.1)
+        flow.hear()
+        if not Submissions(database).standing():
+            break
+        gangs.move()
+        if move % 7 == 3 and dies == "the executor":
+            pool = PoolBench(database, clock)
+        if move % 7 == 3 and dies == "the flow":
+            flow = Flow(database, asked, jobs=jobs, clock=clock)
+            flow.attach()
+    records = Journal(database, batch="b1").jobs()
+    assert {record.status for record in records.values()} == {DONE, STOPPED}
+    assert not flow.conductor.is_open() and pool.held() == {}
+    assert len({str(values) for values in flow.conductor.values.values()}) == 8
+    for name, record in records.items():
+        trained = [part for part in gangs.trained if part[0] == name]
+        assert sum(last - first for _, first, last in trained) == record.step, "no step is trained twice"
+        if record.status == STOPPED:
+            assert set(record.details["metrics"]) == {"loss"} and record.step < 64
+
+
+def test_what_names_no_job_of_the_batch_is_refused(database):
+    pool = PoolBench(database, Clock())
+    pool.submit(submission())
+    answer = pool.ask(wishes.DIRECT, batch="b1", goals={"x": 3})
+    assert answer.status == REFUSED and answer.answer["message"] == "batch nightly-b1 has no job x"
+
+
+def test_a_goal_is_never_lowered_and_what_has_ended_stays_so(database):
+    pool, gangs = PoolBench(database, Clock()), Evaluating(Worker(database, "n1", num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a", "b")), details={"a": {"goal": 5}, "b": {"goal": 0}})
+    pool.ask(wishes.DIRECT, batch="b1", goals={"a": 3}, stops={"b": "not worth it"})
+    assert pool.statuses()["b"] == STOPPED and pool.statuses()["b"] in ENDED
+    for _ in range(3):
+        gangs.move()
+        pool.step(seconds=0.1)
+    assert Journal(database, batch="b1").jobs()["a"].step == 5 and pool.is_standing()
+    pool.ask(wishes.DIRECT, batch="b1", goals={"a": 10, "b": 10})
+    for _ in range(3):
+        gangs.move()
+        pool.step(seconds=0.1)
+    assert pool.statuses() == {"a": DONE, "b": STOPPED} and not pool.is_standing()

@@ -1,0 +1,105 @@
+"""What a sweep may ask for, and every fault at once."""
+
+import pytest
+
+from tasks.batch import BatchFileError
+from tasks.sweeping.sampling import Tried, propose
+from tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
+from tasks.sweeping.stopping import Stopping
+from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
+
+
+def told(found):
+    with pytest.raises(BatchFileError) as raised:
+        found.batch()
+    return [f"{fault.place}: {fault.message}" for fault in raised.value.faults]
+
+
+def test_the_same_seed_draws_the_same_trials_and_another_one_others():
+    first, again, other = (spec(space=(RATES, SEEDS), seed=seed).known() for seed in (0, 0, 1))
+    assert first == again != other
+    assert len({str(values) for values in first}) == 16
+    assert all(1e-5 <= values["optimizer.lr"] <= 1e-1 for values in first)
+
+
+def test_a_logarithmic_range_is_drawn_evenly_over_its_decades():
+    rates = [v["optimizer.lr"] for v in spec(num_trials=200, seed=3).known()]
+    decades = [sum(10.0**-k <= rate < 10.0 ** (1 - k) for rate in rates) for k in range(2, 6)]
+    assert all(30 <= count <= 70 for count in decades)
+
+
+def test_whole_numbers_and_steps():
+    warmup = Range(key="schedule.warmup_steps", low=0, high=10, step=5, is_integer=True)
+    assert warmup.listed() == (0, 5, 10)
+    assert Range(key="x", low=0.1, high=0.5, step=0.1).listed() == (0.1, 0.2, 0.3, 0.4, 0.5)
+    drawn = {v["schedule.warmup_steps"] for v in spec(space=(RATES, warmup)).known()}
+    assert drawn <= {0, 5, 10} and all(isinstance(value, int) for value in drawn)
+
+
+def test_a_grid_is_every_combination():
+    grid = spec(sampler="grid", space=(Choice(key="optimizer.lr", values=(1e-3, 1e-2)), SEEDS), num_trials=None)
+    assert [(j.optimizer.lr, j.seed) for j in grid.batch().jobs] == [(r, s) for r in (1e-3, 1e-2) for s in (0, 1, 2)]
+    assert num_combinations(grid.space) == len(list(combinations(grid.space))) == 6
+
+
+def test_proposals_follow_from_what_they_know():
+    earlier = [Tried(values={"optimizer.lr": 10.0 ** -(1 + i / 4)}, score=-abs(i - 8.0)) for i in range(16)]
+    draw = {"sampler": "tpe", "number": 16, "seed": 1, "num_trials": 20}
+    rates = [propose([RATES], earlier=earlier, **{**draw, "seed": s})["optimizer.lr"] for s in range(10)]
+    assert propose([RATES], earlier=earlier, **draw) == propose([RATES], earlier=earlier, **draw)
+    assert sum(3e-4 < rate < 3e-3 for rate in rates) >= 6, "the best was at 1e-3"
+
+
+def test_what_changes_the_shape():
+    keys = ("optimizer.lr", "seed", "schedule.name", "clip_grad_norm", "global_batch_size", "optimizer.name", "model.x")
+    assert [changes_shape(Choice(key=key, values=(1,))) for key in keys] == [False] * 4 + [True] * 3
+
+
+def test_trials_are_evaluated_at_their_rungs():
+    (job, *_) = spec().batch().jobs
+    assert (job.evaluation.every_steps, job.evaluation.metrics) == (4, ("loss",))
+    finer = spec(template={**spec().template, "evaluation": {"every_steps": 2, "metrics": ["accuracy"]}})
+    assert finer.batch().jobs[0].evaluation.every_steps == 2
+    assert finer.batch().jobs[0].evaluation.metrics == ("loss", "accuracy")
+
+
+def test_every_fault_is_told_at_once():
+    found = spec(
+        space=(
+            Range(key="optimizer.lr", low=-1e-3, high=1e-1, is_log=True),
+            Range(key="seed", low=3, high=1, is_integer=True),
+            Choice(key="modle.config", values=(1,)),
+        ),
+        stopping=Stopping(policy="asha", min_steps=64),
+    )
+    assert told(found) == [
+        "space.optimizer.lr.low: must be greater than 0, got -0.001",
+        "space.modle.config: is an unknown key",
+        "space.optimizer.lr.low: a logarithmic range cannot go to or through 0, got -0.001",
+        "space.seed.high: must be greater than low, got 3 and 1",
+        "early_stopping.min_steps: must be less than the 64 steps of a trial, got 64",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sampler": "grid"}, "optimizer.lr: is a range without a step"),
+        ({"sampler": "grid", "space": (SEEDS,), "num_trials": 2}, "has 3 combinations, more than the 2 trials"),
+        ({"space": (SEEDS,)}, "num_trials: is 16, and the space has only 3 combinations"),
+        ({"space": (RATES, RATES)}, "space.optimizer.lr: stands there twice"),
+        ({"space": (Choice(key="seed", values=(1, 1)),)}, "seed.values[1]: 1 occurs twice"),
+        ({"space": (Choice(key="num_steps", values=(32, 64)), RATES)}, "num_steps: cannot be varied"),
+        ({"space": (RATES, Choice(key="name", values=("a", "b")))}, "space.name: cannot be varied"),
+        (
+            {"sampler": "tpe", "space": (Range(key="global_batch_size", low=8, high=64, is_integer=True),)},
+            "global_batch_size: changes a trial's speed or size",
+        ),
+        ({"template": {"num_epochs": 2}}, "early_stopping: counts in steps"),
+    ],
+)
+def test_a_fault(changes, words):
+    if "template" in changes:
+        plain = {key: value for key, value in spec().template.items() if key != "num_steps"}
+        changes = {"template": {**plain, **changes["template"]}}
+    assert any(words in line for line in told(spec(**changes)))

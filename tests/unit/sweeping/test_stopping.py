@@ -1,0 +1,91 @@
+"""The policies by themselves: what follows from where trials stand."""
+
+import math
+
+import pytest
+
+from tasks.sweeping.stopping import Stopping, Trial
+
+ASHA = Stopping(policy="asha", min_steps=4, reduction_factor=4)
+HALVING = Stopping(policy="halving", min_steps=4, reduction_factor=4)
+MEDIAN = Stopping(policy="median", min_steps=4)
+
+
+def at_rung(scores, *, rung=4, total=64, goal=None):
+    return [
+        Trial(name=f"t{i}", total=total, goal=goal or rung, scores={} if score is None else {rung: score})
+        for i, score in enumerate(scores)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stopping", "total", "rungs"),
+    [
+        (ASHA, 64, [4, 16, 64]),
+        (ASHA, 60, [4, 16, 60]),
+        (ASHA, 20, [4, 20]),
+        (Stopping(policy="asha", reduction_factor=3), 90, [10, 30, 90]),
+        (Stopping(policy="asha"), 3, [1, 3]),
+        (MEDIAN, 64, [64]),
+        (Stopping(policy="none"), 64, [64]),
+    ],
+)
+def test_rungs(stopping, total, rungs):
+    assert stopping.rungs(total) == rungs
+
+
+def test_halving_waits_until_the_rung_is_full():
+    some = at_rung([5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0, None])
+    assert not HALVING.judge(some, num_slots=2).goals
+    full = at_rung([5.0, 4.0, 3.0, 2.0, 1.0, 0.0, -1.0, -2.0])
+    verdicts = HALVING.judge(full, num_slots=2)
+    assert verdicts.goals == {"t0": 16, "t1": 16}
+    assert set(verdicts.stops) == {f"t{i}" for i in range(2, 8)}
+
+
+def test_asha_promotes_once_devices_would_have_nothing_else_to_do():
+    busy = at_rung([5.0, 4.0, 3.0, 2.0, None, None, None, None])
+    assert not ASHA.judge(busy, num_slots=2).goals
+    assert ASHA.judge(busy, num_slots=4).goals == {"t0": 16}
+
+
+def test_who_cannot_be_among_the_best_any_more_is_stopped_before_the_rung_is_full():
+    trials = at_rung([5.0, 4.0, 3.0, None, None, None, None, None])
+    assert set(HALVING.judge(trials, num_slots=2).stops) == {"t2"}
+
+
+def test_one_goes_on_where_there_are_fewer_than_the_factor():
+    assert HALVING.judge(at_rung([1.0, 2.0]), num_slots=2).goals == {"t1": 16}
+
+
+def test_places_that_are_kept_count_as_trials_to_come():
+    trials = [*at_rung([5.0, 4.0]), Trial(name="late", total=64)]
+    assert not HALVING.judge(trials, num_slots=2).goals
+
+
+def test_what_is_no_number_never_goes_on():
+    verdicts = ASHA.judge(at_rung([-math.inf, 1.0]), num_slots=2)
+    assert verdicts.goals == {"t1": 16}
+    assert verdicts.stops == {"t0": "stopped early at step 4: its score is no number"}
+
+
+def test_trials_that_failed_leave_room_for_others():
+    trials = [*at_rung([5.0, 4.0, 3.0]), Trial(name="failed", total=64, goal=4, has_ended=True)]
+    assert HALVING.judge(trials, num_slots=2).goals == {"t0": 16}
+
+
+def test_the_median_rule():
+    def trial(name, *scores, **changes):
+        return Trial(name=name, total=64, goal=64, scores={4 * (i + 1): s for i, s in enumerate(scores)}, **changes)
+
+    others = [
+        trial(name, *s, has_ended=True) for name, s in {"a": (1.0, 5.0), "b": (2.0, 6.0), "c": (3.0, 7.0)}.items()
+    ]
+    assert not MEDIAN.judge([*others, trial("good", 0.0, 6.5)], num_slots=2).stops
+    assert list(MEDIAN.judge([*others, trial("bad", 4.0, 4.5)], num_slots=2).stops) == ["bad"]
+    assert not MEDIAN.judge([*others[:2], trial("early", 0.0)], num_slots=2).stops, "too few to compare with"
+
+
+def test_without_a_policy_nothing_follows():
+    verdicts = Stopping(policy="none").judge(at_rung([1.0, 2.0, 3.0]), num_slots=2)
+    assert (verdicts.goals, verdicts.stops) == ({}, {})

@@ -1,0 +1,121 @@
+"""A batch that is measured on a pool: on which nodes, what is kept free for it, and what comes of several kinds."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows import pool_profiling
+from flows.faults import InputError
+from flows.own_node import held
+from flows.pool_profiling import merged, one_of_each_kind, profile_on_pool
+from tasks.batch import Batch
+from tasks.cluster import Device
+from tasks.execution.journal import Journal
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database, file_url
+from tasks.pool.nodes import NodeRecord, Nodes
+from tasks.pool.patience import Patience
+from tasks.pool.requests import Requests
+from tasks.profiling.stage import Profiled
+from techniques.values import to_json
+from tests.unit.execution.fakes import job, profile
+from tests.unit.standing_pool import played
+
+BATCH = Batch(name="nightly", jobs=(job("a"), job("b")), folder=Path("/somewhere"), text="name: nightly\n")
+MEASURED = Profiled(
+    jobs=BATCH.jobs, surveys={}, profiles={each.name: (profile(),) for each in BATCH.jobs}, faults={}, num_trials=2
+)
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+def test_a_node_is_held_for_trials_and_given_back_whatever_happens(database):
+    patience = Patience(beat_every_s=0.01, fence_after_s=1.0, lost_after_s=2.0)
+    requests = Requests(database)
+
+    def hold():
+        return held(requests, "n", whose="nightly", notice=lambda _: None, patience=patience)
+
+    with played(database) as executor:
+        with hold():
+            assert executor.holds == ["n"]
+            (granted,) = requests.open(wishes.HOLD, status=wishes.GRANTED)
+            while requests.read(granted.id).content["beats"] < 2:
+                threading.Event().wait(0.01)
+        with pytest.raises(RuntimeError), hold():
+            raise RuntimeError
+    assert not requests.open(wishes.HOLD, status=wishes.GRANTED)
+    assert len(requests.open(wishes.HOLD, status=wishes.WITHDRAWN)) == 2
+
+
+def node(name, *, kind="A100", num_devices=2, health=None):
+    devices = tuple(
+        Device(kind="gpu", index=i, name=kind, memory_bytes=1, cores=(), uuid=f"GPU-{i}") for i in range(num_devices)
+    )
+    return NodeRecord(name=name, incarnation="1", address="", devices=devices, health=health or {})
+
+
+def test_each_kind_of_devices_is_measured_on_its_largest_node(monkeypatch):
+    nodes = [
+        node("n1"),
+        node("n2", num_devices=4),
+        node("n3", kind="H200"),
+        node("n4", num_devices=4, health={"0": "-"}),
+    ]
+    chosen = one_of_each_kind(nodes, avoid=set())
+    assert {kind: each.name for kind, each in chosen.items()} == {"A100": "n2", "H200": "n3"}
+    assert one_of_each_kind(nodes, avoid={"n2", "n3"})["A100"].name == "n4"
+    assert one_of_each_kind(nodes, avoid={"n2", "n3"})["H200"].name == "n3"
+    monkeypatch.setenv("RINGMASTER_NODE", "n1")
+    assert one_of_each_kind(nodes, avoid=set())["A100"].name == "n1"
+
+
+def test_profiles_of_several_kinds_say_which_they_are_of():
+    jobs = (job("a"), job("b"), job("c"))
+
+    def profiled(*, trained, faults):
+        profiles = {each.name: (profile(),) * (each.name in trained) for each in jobs}
+        return Profiled(jobs=jobs, surveys={}, profiles=profiles, faults=faults, num_trials=2)
+
+    small = profiled(trained="a", faults={"b": "too large", "c": "too large"})
+    assert merged({"A100": small}) is small
+    both = merged({"A100": small, "H200": profiled(trained="ab", faults={"c": "its data is missing"})})
+    assert [each.device_type for each in both.profiles["a"]] == ["A100", "H200"]
+    assert [each.device_type for each in both.profiles["b"]] == ["H200"]
+    assert both.faults == {"c": "on A100: too large; on H200: its data is missing"}
+    assert both.num_trials == 4
+
+
+def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, monkeypatch):
+    for name in ("n1", "n2"):
+        Nodes(database).register(node(name))
+    journal = Journal(database, batch="nightly-1")
+    started = []
+
+    def start(name, key):
+        started.append(name)
+        if len(started) > 1:
+            journal.put("profiled:A100", to_json(MEASURED))
+        return name
+
+    monkeypatch.setattr(pool_profiling, "_start", start)
+    monkeypatch.setattr(pool_profiling, "_wait", lambda name: "Crashed: it is gone" if len(started) == 1 else "")
+    profiled = profile_on_pool(BATCH, key="nightly-1", database=database)
+    assert sorted(started) == ["n1", "n2"]
+    assert profiled.profiles["a"] == (profile(),)
+    profile_on_pool(BATCH, key="nightly-1", database=database)  # what was measured for it is taken as it is
+    assert len(started) == 2
+
+
+def test_a_batch_for_devices_that_the_pool_lacks_is_refused(database):
+    Nodes(database).register(node("n1"))
+    batch = replace(BATCH, devices={"cpu": 2})
+    with pytest.raises(InputError, match=r"devices of kind cpu; the pool has n1 \(2 gpu\)"):
+        profile_on_pool(batch, key="nightly-1", database=database)
