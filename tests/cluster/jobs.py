@@ -1,6 +1,7 @@
 """The jobs of the cluster tests, and what is true of them however they were disturbed."""
 
 import json
+import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -82,6 +83,7 @@ class Trace:
     file: object
     lines: list = field(default_factory=list)
     num_bytes: int = 0  # that were read
+    trials: set = field(default_factory=set)  # processes that measured a job
 
     def read(self):
         """Reads what was written since the last time, as far as it is whole lines."""
@@ -106,12 +108,20 @@ class Trace:
             if job in (None, line["job"]) and node in (None, line["node"]) and line["s"] > after_s
         ]
 
+    def note_trials(self, jobs, *, before_s):
+        """What these jobs did before then, by the wall clock, measured them: a job may be measured twice at a time."""
+        before_s -= time.time() - time.monotonic()
+        names = {job.name for job in jobs}
+        self.trials |= {line["pid"] for line in self.read().lines if line["job"] in names and line["s"] < before_s}
+
     def assert_one_owner(self):
-        """No device served two processes at a time, and no rank of a job was two."""
+        """No device served two processes at a time, and no rank of a job that is trained was two."""
         self.read()
-        for whose in (lambda line: line["node"], lambda line: (line["job"], line["rank"])):
+        trained = [line for line in self.lines if line["pid"] not in self.trials]
+        by_node, by_rank = (lambda line: line["node"]), (lambda line: (line["job"], line["rank"]))
+        for whose, lines in ((by_node, self.lines), (by_rank, trained)):
             spans = {}
-            for line in self.lines:
+            for line in lines:
                 first_s, _ = spans.setdefault((whose(line), line["pid"]), (line["s"], line["s"]))
                 spans[whose(line), line["pid"]] = (first_s, line["s"])
             for thing in {thing for thing, _ in spans}:

@@ -61,6 +61,7 @@ def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool,
     for job in jobs:
         assert {profile.device_type for profile in submission.profiles[job.name]} == set(kinds.values())
     assert_on_their_kind(pool, batch, kinds)
+    pool.trace.note_trials(jobs, before_s=min(segment.started_s for segment in pool.segments(batch)))
     assert_well(pool, batch, jobs, bench, tmp_path, layouts=layouts_of(pool, batch))
 
 
