@@ -13,7 +13,7 @@ from techniques.profiles import Fellow
 from techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.unit.execution.clocked import ClockedGangs, _Gang, clocked_bench
 from tests.unit.execution.fakes import job, profile
-from tests.unit.execution.test_groups import GroupBench
+from tests.unit.execution.grouped import GroupBench
 from tests.unit.execution.test_introspection import by_rules
 
 OFTEN = Policy(every=0.1, worth_s=0.0)
