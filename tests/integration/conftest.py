@@ -29,3 +29,14 @@ def submissions(tmp_path):
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
     yield Submissions(database)
     database.close()
+
+
+@pytest.fixture(scope="module")
+def family_home(tmp_path_factory):
+    """A home with a family of models, in which commands run; `tuned` and later ones are in the tensor store too."""
+    from tests.integration.lineage_family import in_home, record
+
+    home = tmp_path_factory.mktemp("home")
+    with in_home(home):
+        record(home)
+        yield home
