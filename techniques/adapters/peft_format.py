@@ -34,6 +34,12 @@ FOREIGN: Mapping[str, Sequence[Any]] = {
     "trainable_token_indices": (None, [], {}),
     "lora_bias": (False, None),
     "prefix_projection": (False, None),
+    # PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take away a part of the base as they begin, and adapt what is left.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "use_bdlora": (None, False),
+    "use_qalora": (False, None),
 }
 
 

@@ -1,0 +1,41 @@
+"""What peft can say of an adapter that is not a plain one: refused when read, as its logits would be others here."""
+
+import json
+
+import pytest
+
+from techniques.adapters.peft_format import CONFIG, WEIGHTS, read_adapter
+
+PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": True}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(**said):
+        (tmp_path / CONFIG).write_text(json.dumps(PLAIN | said))
+        (tmp_path / WEIGHTS).touch()
+        return tmp_path
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("init_lora_weights", "loftq"),
+        ("alora_invocation_tokens", [7, 8]),
+        ("use_dora", True),
+        ("rank_pattern", {"q_proj": 2}),
+    ],
+)
+def test_what_is_not_plain_is_refused(saved, key, value):
+    with pytest.raises(ValueError, match=f"has {key}: .*To fix"):
+        read_adapter(saved(**{key: value}))
+
+
+@pytest.mark.parametrize("said", [{}, {"init_lora_weights": "gaussian"}, {"init_lora_weights": False}])
+def test_what_only_began_otherwise_is_read(saved, said):
+    assert read_adapter(saved(**said)).rank == 4
