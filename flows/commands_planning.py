@@ -26,7 +26,7 @@ def plan(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file, as JSON.")] = None,
     draw: Annotated[
-        str | None, typer.Option(help="Draw a problem of this family instead, such as scale-30x32; see --help.")
+        str | None, typer.Option(help="Draw a problem of this family instead, such as scale-30x32.")
     ] = None,
     save_problem: Annotated[Path | None, typer.Option(help="Write the problem to this file.")] = None,
     time_limit: Annotated[
