@@ -89,8 +89,11 @@ def set_priority(
     as_json: AsJson = False,
 ) -> None:
     """Say how much a batch, or some of its jobs, matters beside all others: the plan is made anew."""
-    if not priority > 0:
-        raise InputError([f"a priority is a number above 0, not {priority:g}. To fix: 1 is usual, 2 counts twice"])
+    from tasks.pool.requests import MOST_PRIORITY
+
+    if not 0 < priority <= MOST_PRIORITY:
+        what = f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f}, not {priority:g}"
+        raise InputError([f"{what}. To fix: 1 is usual, 2 counts twice"])
     _ask("set-priority", batch, jobs, as_json=as_json, priority=priority)
 
 

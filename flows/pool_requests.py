@@ -22,7 +22,7 @@ from tasks.pool import requests as wishes
 BatchName = Annotated[str, Field(min_length=1)]
 JobNames = Annotated[list[str], Field(examples=[["llama", "vit-lr1e-3"]])]
 NewName = Annotated[str, Field(pattern=NAME_PATTERN)]
-Priority = Annotated[float, Field(gt=0, le=1000)]
+Priority = Annotated[float, Field(gt=0, le=wishes.MOST_PRIORITY)]
 CheckpointEvery = Annotated[float | None, Field(ge=0.1)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ from tasks.pool.requests import (
     DONE,
     GRANTED,
     HOLD,
+    MOST_PRIORITY,
     OPEN,
     PAUSE,
     REFUSED,
@@ -136,8 +136,11 @@ class Desk:
     def _set_priority(self, content: Mapping[str, Any]) -> str:
         priority = content.get("priority")
         is_number = isinstance(priority, (int, float)) and not isinstance(priority, bool)
-        if not is_number or not 0 < float(priority) < math.inf:  # type: ignore[arg-type]
-            raise Refused(f"a priority is a number above 0 (1 is usual, 2 counts twice), not {priority!r}")
+        if not is_number or not 0 < float(priority) <= MOST_PRIORITY:  # type: ignore[arg-type]
+            raise Refused(
+                f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f} (1 is usual, 2 counts twice), "
+                f"not {priority!r}"
+            )
         batch, jobs = self._jobs(content, verb="given a priority", fits=lambda record: record.status not in ENDED)
         standing = self._standing[batch.id]
         names = jobs if content.get("jobs") else [""]

@@ -23,6 +23,7 @@ DIRECT = "direct"
 its other keys say, which are those of `Directions`; `HOLD` asks for all devices of a `node`, for
 trials, until it is withdrawn or whoever asked `renew`s it no more."""
 
+MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2
 
 

@@ -19,6 +19,7 @@ from techniques import Profile
 
 PRIORITIES = "priorities"  # a batch's fact: by job, "" for the whole batch, what a person has set
 USUAL = 1.0
+HEAVIEST = 1e12  # a job's weight at most, whatever is multiplied: planners refuse what is above 1e15, sums of some too
 
 OptionKey = tuple[str, str, int, str, int]
 
@@ -41,7 +42,7 @@ def combined_terms(standing: Iterable[Standing]) -> Terms:
     The rule. Deadlines are those of each batch, counted from its start. The objective is the makespan as long as every
     batch asks for that and nobody has set a priority; it is the cost where every batch asks for that, at the highest
     price that one of them names. Else it is the sum of weight x end over all jobs, a job's weight being that which its
-    batch gives it, times the batch's priority, times the job's own.
+    batch gives it, times the batch's priority, times the job's own, and `HEAVIEST` at most.
     """
     every = list(standing)
     objectives = {each.submission.asked.objective for each in every} or {"makespan"}
@@ -56,7 +57,8 @@ def combined_terms(standing: Iterable[Standing]) -> Terms:
         for name, deadline_s in asked.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
         for job in batch.jobs:
-            weights[batch.qualified(job.name)] = asked.weights.get(job.name, 1.0) * each.priority(job.name)
+            weight = asked.weights.get(job.name, 1.0) * each.priority(job.name)
+            weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
     prices = [each.submission.asked.price_per_device_hour for each in every]
     return Terms(
         objective=objective,

@@ -254,7 +254,7 @@ def test_jobs_are_paused_resumed_and_cancelled(database, pool):
         (
             wishes.SET_PRIORITY,
             {"batch": "b1", "priority": -1},
-            "a priority is a number above 0 (1 is usual, 2 counts twice), not -1",
+            "a priority is a number above 0 and at most 1000 (1 is usual, 2 counts twice), not -1",
         ),
         (wishes.HOLD, {"node": "n7"}, "there is no node 'n7'. There is: n"),
     ],

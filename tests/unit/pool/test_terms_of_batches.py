@@ -4,7 +4,7 @@ import pytest
 
 from tasks.planning.terms import Terms
 from tasks.pool import requests as wishes
-from tasks.pool.standing import Standing, combined_terms
+from tasks.pool.standing import HEAVIEST, Standing, combined_terms
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
 from tests.unit.pool.workers import Worker
 
@@ -56,3 +56,13 @@ def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database
     after.step()
     for problem in (pool.plans[-1], after.plans[-1]):
         assert {row.id: row.weight for row in problem.jobs} == {"b1/a": 1.0, "b1/b": 1.0, "b2/a": 2.0, "b2/b": 4.0}
+
+
+def test_priorities_that_no_planner_can_weigh_with_disturb_nobody(database, pool):
+    pool.pass_seconds(1, Worker(database, num_devices=1))
+    pool.submit(submission("b1", terms=Terms(weights={"a": 1e14})), submission("b2"))
+    refused = pool.ask(wishes.SET_PRIORITY, batch="b2", jobs=[], priority=1e16)
+    assert (refused.status, "at most 1000" in refused.answer["message"]) == (wishes.REFUSED, True)
+    for jobs in ([], ["a"]):
+        assert pool.ask(wishes.SET_PRIORITY, batch="b1", jobs=jobs, priority=1000).status == wishes.DONE
+    assert {row.id: row.weight for row in pool.plans[-1].jobs}["b1/a"] == HEAVIEST
