@@ -41,18 +41,32 @@ def files_of(home: Path) -> ServiceFiles:
 
 
 def is_up(home: Path) -> bool:
-    """Whether a supervisor keeps the services of this home running."""
-    return files_of(home).supervisor() is not None
+    """Whether a supervisor keeps the services of this home running, and an `up` has seen that all of them are there."""
+    return files_of(home).supervisor() is not None and settings.pool_file(home).exists()
 
 
 def start(options: PoolOptions, *, database_server: str | None) -> bool:
     """Starts all of a pool, and returns once it is up; False where it is not, and then nothing is left running.
 
-    Raises InputError where it cannot be started as asked; then nothing was.
+    Goes on with what another `up` began that was ended on its way, with a terminal that was closed for one.
+    Raises InputError where it cannot be started as asked, or another `up` is at it; then nothing was.
     """
-    files, console = files_of(options.home), error_console()
-    survivors = [state for state in files.states() if state.lives()]
-    if survivors:
+    files = files_of(options.home)
+    if not (files.supervisor() or _living(files)) and (found := faults(options)):
+        raise InputError(found)
+    files.make()
+    with files.alone("up") as alone:
+        if not alone:
+            raise InputError([f"another `ringmaster up` is starting the pool of {options.home}. To fix: wait for it"])
+        return _start_alone(options, files, database_server)
+
+
+def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str | None) -> bool:
+    console = error_console()
+    supervisor = files.supervisor()
+    if supervisor is not None:
+        console.print("going on with what another `ringmaster up` began, with the options of that", highlight=False)
+    elif survivors := _living(files):
         names = ", ".join(state.name for state in survivors)
         console.print(f"taking over what runs already, with the options that it has: {names}", highlight=False)
     else:
@@ -61,7 +75,7 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     members = Members(Database(address.database, patience_s=30))
     try:
         restarts = {state.name: state.num_restarts for state in files.states()}
-        supervisor = _supervise(files)
+        supervisor = supervisor or _supervise(files)
         try:
             is_there = _follow(files, supervisor, members, restarts)
         except KeyboardInterrupt:
@@ -126,13 +140,9 @@ def print_states(home: Path) -> None:
 
 
 def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | None, console: Console) -> None:
-    found = faults(options)
-    if found:
-        raise InputError(found)
     if database_server is not None:
         for name in make_databases(database_server):
             console.print(f"made database {name}", highlight=False)
-    files.make()
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
     write_user(options)
@@ -198,6 +208,11 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
                     console.print(_line(state), highlight=False)
         if ended:
             return
+
+
+def _living(files: ServiceFiles) -> list[ServiceState]:
+    """The services that run."""
+    return [state for state in files.states() if state.lives()]
 
 
 def _survivors(files: ServiceFiles) -> list[tuple[ServiceState, Service]]:

@@ -112,9 +112,9 @@ class ServiceFiles:
         return process if process is not None and process.lives() else None
 
     @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Whether this process is the only one inside."""
-        with (self.folder / "supervisor.lock").open("w") as file:
+    def alone(self, name: str = "supervisor") -> Iterator[bool]:
+        """Whether this process is the only one inside of what has that name; its children do not count."""
+        with (self.folder / f"{name}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

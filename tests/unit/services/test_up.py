@@ -1,0 +1,78 @@
+"""Two `ringmaster up` of one home, at once or one after another that was ended on its way."""
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from flows import pool_services, settings
+from flows.faults import InputError
+from flows.pool_databases import databases
+from flows.service_files import Service
+from flows.services import PoolOptions
+from flows.settings import PoolAddress
+from techniques.values import to_json
+from tests.ports import free_port
+
+LIVES = "import signal; signal.pause()"
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def mlflow():
+    server = HTTPServer(("127.0.0.1", 0), Answering)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def options(tmp_path):
+    port = free_port()
+    where = databases(None, home=tmp_path)
+    return PoolOptions(home=tmp_path, databases=where, port_prefect=port, port_mlflow=free_port(but=port))
+
+
+@pytest.fixture
+def begun(options, mlflow):
+    """What an `up` leaves that was ended while it waited: a supervisor, and no word of where the pool is."""
+    address = PoolAddress(database=options.databases.pool, prefect_api="http://p/api", mlflow_uri=mlflow)
+    files = pool_services.files_of(options.home)
+    files.make()
+    services = [Service(name=name, command=(sys.executable, "-c", LIVES), environment={}) for name in ("one", "two")]
+    files.write_services(services, address=address)
+    supervisor = pool_services._supervise(files)
+    yield address, supervisor
+    pool_services.stop(options.home)
+
+
+def test_the_next_up_goes_on_where_another_was_ended(options, begun, capsys):
+    address, supervisor = begun
+    assert not pool_services.is_up(options.home)
+    assert pool_services.start(options, database_server=None)
+    assert json.loads(settings.pool_file(options.home).read_text()) == to_json(address)
+    assert pool_services.is_up(options.home)
+    assert pool_services.files_of(options.home).supervisor() == supervisor
+    assert "going on with what another `ringmaster up` began" in capsys.readouterr().err
+
+
+def test_one_up_at_a_time(options, begun):
+    _, supervisor = begun
+    files = pool_services.files_of(options.home)
+    with files.alone("up") as alone, pytest.raises(InputError, match="another `ringmaster up` is starting the pool"):
+        assert alone
+        pool_services.start(options, database_server=None)
+    assert files.supervisor() == supervisor  # the other one's goes on
