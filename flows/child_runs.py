@@ -60,7 +60,8 @@ class ChildRuns:
                 deployment,
                 parameters={"segment": order.segment, "node": order.node},
                 name=f"{order.share.order.job.name} {order.segment} on {order.node}",
-                idempotency_key=f"segment-{order.segment}-{order.node}",
+                # Numbers alone come again: from a new database of the pool, or one of a back-up older than Prefect's.
+                idempotency_key=f"segment-{order.segment}-{order.node}-{order.incarnation}",
                 parent_task_run_id=self._parent_task(client, order),
                 work_queue_name=queue_of(order.node),
             )

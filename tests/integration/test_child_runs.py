@@ -8,7 +8,7 @@ pytest.importorskip("prefect")
 
 from prefect import flow
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Completed, Crashed
 
 from flows.child_runs import ChildRuns
 from tasks.pool.launching import RunIsOver
@@ -32,10 +32,10 @@ def runs(client, submissions):
     runs.close()
 
 
-def order(segment, *, batch="b1", node="alpha"):
+def order(segment, *, batch="b1", node="alpha", incarnation="one"):
     share = Share(order=call(segment).order, num_ranks=1)
     return OrderRecord(
-        segment=segment, node=node, batch=batch, share=share, incarnation="one", status=GIVEN, flow_run=None
+        segment=segment, node=node, batch=batch, share=share, incarnation=incarnation, status=GIVEN, flow_run=None
     )
 
 
@@ -64,6 +64,13 @@ def test_a_run_that_ended_before_it_began_says_what_that_means(client, runs, sta
     with pytest.raises(RunIsOver) as over:
         runs.launch(one)
     assert over.value.outcome.status == status
+
+
+def test_a_number_that_a_new_database_gives_again_is_another_run(client, runs):
+    """As after an upgrade, or when the pool's database was restored from before Prefect's: its workers are others."""
+    before = runs.launch(order(107))
+    client.set_flow_run_state(before, Completed(), force=True)
+    assert runs.launch(order(107, incarnation="another")) != before
 
 
 def test_a_server_that_is_away_is_no_connection_and_comes_back(client, runs, prefect_server):  # noqa: F811
