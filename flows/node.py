@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +29,7 @@ from tasks.pool.telemetry import Telemetry
 from techniques.engine.processes import ForkServer
 
 LOOK_EVERY_S = 1.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Notice = Callable[[str], None]
 
 
@@ -59,18 +62,21 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     gauges = Telemetry(options.name, options.devices)
     gauges.start()
+    server = ForkServer(log=folder / "forkserver.log", fence_after_s=patience.fence_after_s)
     host = GangHost(
         name=options.name,
         address=options.address or _address_towards(options.pool.prefect_api),
         devices=options.devices,
         database=database,
-        server=ForkServer(log=folder / "forkserver.log", fence_after_s=patience.fence_after_s),
+        server=server,
         gauges=gauges,
         patience=patience,
     )
     try:
-        host.start()
-        asyncio.run(_serve(host, options, notice))
+        server.start()  # takes seconds, in which a signal may end us as it likes: nothing is registered
+        with _noted_signals() as is_asked:
+            host.start()
+            asyncio.run(_serve(host, options, notice, is_asked))
         return not host.was_replaced
     finally:
         host.close()
@@ -78,13 +84,34 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         database.close()
 
 
-async def _serve(host: GangHost, options: NodeOptions, notice: Notice) -> None:
+@contextmanager
+def _noted_signals() -> Iterator[threading.Event]:
+    """Notes that this process was told to end while it registers its node, which must leave in order then: it would be
+    missed for a minute. Told again, the process ends at once.
+    """
+    is_asked = threading.Event()
+
+    def note(number: int, _: object) -> None:
+        is_asked.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield is_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _serve(host: GangHost, options: NodeOptions, notice: Notice, is_asked: threading.Event) -> None:
     worker = NodeWorker(
         host, work_pool=options.pool.work_pool, serves_flows=options.serves_flows, drain_s=options.drain_s
     )
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):  # also where whoever started us had it ignored
+    for number in SIGNALS:  # also where whoever started us had it ignored
         loop.add_signal_handler(number, worker.stop)
+    if is_asked.is_set():
+        worker.stop()
     queues = ", ".join([queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows])
     served = f"{len(options.devices)} x {options.cluster.device_kind()}"
     notice(f"node {options.name} serves {served}: work pool {options.pool.work_pool}, {queues}")

@@ -26,5 +26,5 @@ def test_an_answer_that_is_none_is_tried_again(tmp_path):
     runs._client, runs._deployment = Proxy(), uuid4()
     share = SimpleNamespace(order=SimpleNamespace(job=SimpleNamespace(name="a")))
     with pytest.raises(ConnectionError, match="JSONDecodeError"):
-        runs.launch(SimpleNamespace(segment=1, node="n", batch="b1", share=share))
+        runs.launch(SimpleNamespace(segment=1, node="n", batch="b1", share=share, incarnation="one"))
     database.close()

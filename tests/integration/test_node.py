@@ -1,0 +1,33 @@
+"""A node's process that is told to end while it begins. Prefect is away: it is not needed for that."""
+
+import asyncio
+import signal
+
+import pytest
+
+pytest.importorskip("prefect")
+
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.node import NodeOptions, _noted_signals, _serve
+from flows.settings import PoolAddress
+from tasks.cluster import Cluster, Node
+from tasks.pool.database import Database, file_url
+from tests.ports import free_port
+from tests.unit.pool.test_host import DEVICES, Site
+
+
+def test_a_node_that_is_told_to_end_as_soon_as_it_is_registered_leaves_the_pool(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    api, said = f"http://127.0.0.1:{free_port()}/api", []
+    pool = PoolAddress(database=database.url, prefect_api=api, mlflow_uri="http://m")
+    cluster = Cluster(nodes=(Node(name="n", devices=DEVICES),))
+    options = NodeOptions(home=tmp_path, pool=pool, name="n", cluster=cluster, drain_s=5.0)
+    with temporary_settings({PREFECT_API_URL: api}), _noted_signals() as is_asked:
+        site = Site(database)
+        assert [node.name for node in site.nodes.all()] == ["n"]
+        signal.raise_signal(signal.SIGTERM)
+        asyncio.run(_serve(site.host, options, said.append, is_asked))
+    assert said[-1] == "node n has left the pool"
+    assert site.nodes.all() == []
+    database.close()
