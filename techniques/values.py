@@ -33,7 +33,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], data: Any) -> T:
-    """The `cls` whose `to_json` is `data`. Raises ValueError on an unknown or missing field."""
+    """The `cls` whose `to_json` is `data`. Raises ValueError on an unknown or missing field, or another shape."""
     return cast(T, _convert(cls, data))
 
 
@@ -56,9 +56,13 @@ def _convert(hint: Any, data: Any) -> Any:
             return None
         return _convert(next(a for a in arguments if a is not type(None)), data)
     if origin is tuple:
+        if not isinstance(data, (list, tuple)):
+            raise ValueError(f"a list is wanted, not {data!r:.100}")
         hints = [arguments[0]] * len(data) if len(arguments) == 2 and arguments[1] is ... else arguments
         return tuple(_convert(h, item) for h, item in zip(hints, data, strict=True))
     if origin is Mapping:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"an object is wanted, not {data!r:.100}")
         return {key: _convert(arguments[1], item) for key, item in data.items()}
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
@@ -66,6 +70,8 @@ def _convert(hint: Any, data: Any) -> Any:
 
 
 def _dataclass(cls: type, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{cls.__name__}: an object is wanted, not {data!r:.100}")
     hints = typing.get_type_hints(cls)
     fields = {f.name for f in dataclasses.fields(cls)}
     if unknown := set(data) - fields:

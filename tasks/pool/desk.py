@@ -30,6 +30,7 @@ from tasks.pool.standing import PRIORITIES, Standing
 from tasks.pool.submissions import Submission, Submissions
 from tasks.pool.watch import BLIND_S
 
+OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
 HOLDER = "hold {}"  # of the leases of a request
 
 
@@ -119,7 +120,10 @@ class Desk:
 
     def _direct(self, content: Mapping[str, Any]) -> str:
         batch = self._batch(str(content.get("batch", "")))
-        asked = Directions.from_json(content)
+        try:
+            asked = Directions.from_json(content)
+        except ValueError as error:  # of another version
+            raise Refused(f"the executor cannot read it: {error}. {OTHER_VERSION}") from error
         names = {*asked.jobs, *asked.goals, *asked.stops}
         if unknown := names - {job.name for job in batch.jobs}:
             raise Refused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")

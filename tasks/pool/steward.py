@@ -29,7 +29,7 @@ from tasks.planning.checked import checked_plan
 from tasks.planning.search import Objective
 from tasks.pool import housekeeping
 from tasks.pool.database import Database
-from tasks.pool.desk import HOLDER, Desk
+from tasks.pool.desk import HOLDER, OTHER_VERSION, Desk
 from tasks.pool.leases import PoolLeases
 from tasks.pool.mail import KILL, Mail
 from tasks.pool.nodes import LEAVING, Nodes
@@ -227,7 +227,7 @@ class Steward:
             try:
                 batch = self._submissions.find(id)
             except ValueError as error:  # of another version, or by hand
-                self._refuse(id, f"it cannot be read: {error}")
+                self._refuse(id, f"the executor cannot read it: {error}. {OTHER_VERSION}")
                 continue
             if batch is not None and (fault := fault_of(batch)) is None:
                 found.append(batch)
