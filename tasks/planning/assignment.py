@@ -9,9 +9,9 @@ The arrays are those of `packing` and `sequences`.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from tasks.planning.config_lp import INFEASIBLE, config_lp
+from tasks.planning.kernels import kernel
 from tasks.planning.packing import OptionTable
 from tasks.planning.polish import polish
 from tasks.planning.sequences import of_group
@@ -39,7 +39,7 @@ class Assignment(NamedTuple):
     score: Any
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough):
     """The configuration LP of a group and its polished sequence: (score, time, sequence, times, LP's time).
 
@@ -60,25 +60,25 @@ def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enou
     return score, total, sequence, took, lp
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def energy(score, sharpness):
     """What a group adds to the sum that `assign` minimises."""
     return np.exp(sharpness * min(1.0, score - 1.0))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def highest(energy_left, sharpness):
     """The score above which a group's energy is more than that."""
     return np.log(max(energy_left, 1e-300)) / sharpness + 1.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def effort(num_members, depth):
     """Trials of `polish` within `assign`: each costs about the cube of the members."""
     return int(depth * max(20, min(2000, 600_000 // num_members**3)))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed):
     """Moves and swaps jobs between groups so that the slowest group gets faster; goes on from `now`, changed in
     place as `best` is.

@@ -7,15 +7,15 @@ The arrays are those of `packing`.
 """
 
 import numpy as np
-from numba import njit
 
+from tasks.planning.kernels import kernel
 from tasks.planning.packing import fits, repair
 
 INFEASIBLE = 1e18
 MAX_STATES = 1_000  # of devices free on a group's nodes, up to which configurations are priced exactly
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def price(members, prices, options, capacity, best, choice, config):
     """The configuration worth most at the members' `prices`, into `config`; returns its worth.
 
@@ -45,7 +45,7 @@ def price(members, prices, options, capacity, best, choice, config):
     return best[capacity]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def price_exactly(members, prices, options, layout, config):
     """The configuration worth most among those that fit the nodes, into `config`; returns its worth.
 
@@ -94,7 +94,7 @@ def price_exactly(members, prices, options, layout, config):
     return best[num_states - 1]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def config_lp(members, share, options, layout):
     """The least time in which configurations can do all of the members' work, each job once at a time.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tasks.planning.bounds import preemptive_bound, rigid_bound
+from tasks.planning.clock import clock
 from tasks.planning.divisions import Division, Divisions, Outlook, value_bound
 from tasks.planning.listing import NoRoomError
 from tasks.planning.plan import Plan
@@ -48,7 +49,7 @@ class FusedSearch:
 
     def __init__(self, problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: str) -> None:
         self.problem, self.solve, self.preemption, self.objective = problem, solve, preemption, objective
-        self.ends_at = time.monotonic() + time_limit_s
+        self.ends_at = clock() + time_limit_s
         self.best: Plan | None = None
         self.best_value, self.took_s = float("inf"), 0.0
         self.best_division: Division = frozenset()
@@ -101,10 +102,10 @@ class FusedSearch:
         return replace(plan, objective=self.objective, value=self.best_value, value_bound=bound)
 
     def _left_s(self) -> float:
-        return max(0.1, self.ends_at - time.monotonic())
+        return max(0.1, self.ends_at - clock())
 
     def _is_over(self) -> bool:
-        return time.monotonic() > self.ends_at
+        return clock() > self.ends_at
 
     def _plan_best_of(self, looks: list[Outlook], *, share: float = 1.0) -> None:
         """Plans divisions as long as the next one could be better. share: of the time that is left, for each."""
@@ -112,12 +113,12 @@ class FusedSearch:
         for outlook in looks:
             if outlook in self._tried or outlook.promise >= self.best_value * (1 - GAIN):
                 continue
-            began = time.monotonic()
+            began = clock()
             effort += DEAR if _is_dear(outlook) else CHEAP
             if effort > EFFORT or (self.best and self._left_s() < self.took_s):
                 return
             self._plan(outlook, time_limit_s=share * self._left_s())
-            self.took_s = max(self.took_s, time.monotonic() - began)
+            self.took_s = max(self.took_s, clock() - began)
 
     def _part_idle_groups(self) -> None:
         """Breaks up the groups of the best plan without which a simple list is as good."""

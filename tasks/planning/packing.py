@@ -12,7 +12,8 @@ member. Times are in units of the problem's lower bound, so that 1e-9 means the 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from tasks.planning.kernels import kernel
 
 
 class OptionTable(NamedTuple):
@@ -30,7 +31,7 @@ class OptionTable(NamedTuple):
     spread: Any
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place(config, kept, options, free, where):
     """Gangs of a configuration onto the nodes of a group; says whether all of them fit.
 
@@ -72,7 +73,7 @@ def place(config, kept, options, free, where):
         placed[largest] = True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fits(config, options, layout):
     """Whether the gangs of a configuration find room on the nodes of a group together."""
     total, capacity = 0, 0
@@ -87,7 +88,7 @@ def fits(config, options, layout):
     return place(config, np.zeros(config.size, np.bool_), options, layout.copy(), where)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def repair(config, members, prices, options, layout):
     """Makes a configuration that does not fit fit: gangs that earn least a device go, what fits in their
     place comes."""

@@ -4,19 +4,19 @@
 """The compiled inner loop of planning under constraints: annealing over the lists that `piece_listing` places."""
 
 import numpy as np
-from numba import njit
 
+from tasks.planning.kernels import kernel
 from tasks.planning.piece_listing import NEVER, List, is_allowed, listed
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def copy_list(a, b):
     """Makes b what a is."""
     b.order[:], b.length[:], b.count[:] = a.order, a.length, a.count
     b.option[:], b.share[:] = a.option, a.share
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place_of(now, j, i):
     """Where in the list the i-th piece of job j stands."""
     seen = 0
@@ -28,7 +28,7 @@ def place_of(now, j, i):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def reinsert(order, a, b):
     """Moves what stands at place a to place b."""
     j = order[a]
@@ -41,7 +41,7 @@ def reinsert(order, a, b):
     order[b] = j
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def move(now, options, at, most_pieces):
     """One random change of a list, in place; returns the job whose pieces changed, -1 for order alone, -2 for none.
 
@@ -120,7 +120,7 @@ def move(now, options, at, most_pieces):
     return j
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def anneal_pieces(now, best, clock, energies, options, jobs, nodes, rules, heat, cool, steps, until, enough, seed):
     """Simulated annealing of a list from temperature `heat` to `heat` x `cool` over `steps` trials.
 

@@ -11,7 +11,8 @@ does. Times are in units of a lower bound.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+
+from tasks.planning.kernels import kernel
 
 NEVER = 1e18
 MAX_PIECES = 4
@@ -81,7 +82,7 @@ class List(NamedTuple):
     share: Any
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def piece_length(j, i, now, options, jobs, rules):
     """How long the i-th piece of job j takes, all that it pays included."""
     o, is_last = now.option[j, i], i == now.count[j] - 1
@@ -95,7 +96,7 @@ def piece_length(j, i, now, options, jobs, rules):
     return length
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def is_allowed(j, now, options, jobs, rules):
     """Whether the pieces of a job are long enough, and a pinned one goes on."""
     several = now.count[j] > 1
@@ -110,7 +111,7 @@ def is_allowed(j, now, options, jobs, rules):
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def hold(v, slot, top, end, free):
     """Takes the `slot` devices of node v below place `top`, in order of their free times, until `end`."""
     size = free.shape[1]
@@ -124,7 +125,7 @@ def hold(v, slot, top, end, free):
         free[v, d] = end
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def with_memory(v, need, start, length, limit, held, num_held):
     """The first moment from `start` when node v has `need` memory for `length`; held[v, :, (start, end, size)]."""
     if need <= 0.0 or limit >= NEVER:
@@ -144,7 +145,7 @@ def with_memory(v, need, start, length, limit, held, num_held):
         candidate = soonest
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def listed(now, options, jobs, nodes, rules, free, held, num_held, placed, ends, at):
     """The energy of a list, what is better being less; INFEASIBLE lists give NEVER.
 

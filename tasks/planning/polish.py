@@ -7,14 +7,14 @@ The arrays are those of `packing` and `sequences`.
 """
 
 import numpy as np
-from numba import njit
 
 from tasks.planning.config_lp import INFEASIBLE
+from tasks.planning.kernels import kernel
 from tasks.planning.packing import fits
 from tasks.planning.sequences import settle
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def in_order(configs, rate, prices, members):
     """Configurations in an order in which most gangs stay: always the nearest to the last, from the best
     beginning. What runs already comes before them all.
@@ -58,7 +58,7 @@ def in_order(configs, rate, prices, members):
     return np.concatenate((members.held.reshape(1, n), ordered))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def stay(sequence, num, members, options, layout):
     """Lets members that run already go on with what they do, in all configurations in which they run and that have
     room for it."""
@@ -71,7 +71,7 @@ def stay(sequence, num, members, options, layout):
                     sequence[k, i] = before
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def neighbour(now, trial, num, move, members, options, layout, most):
     """The sequence that one move makes of `now`, into `trial`; returns its length, or -1 where the move is
     none.
@@ -126,7 +126,7 @@ def neighbour(now, trial, num, move, members, options, layout, most):
     return num
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def polish(configs, prices, members, options, layout, rules, budget, shakes):
     """Configurations as a sequence that switches little, by local search; each trial solves for its exact
     times.

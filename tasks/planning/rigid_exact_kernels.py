@@ -8,13 +8,14 @@ jobs are placed; of a set only states are kept that no other beats on every devi
 """
 
 import numpy as np
-from numba import njit
+
+from tasks.planning.kernels import kernel
 
 ROOM, DONE, OVER = 0, 1, 2  # what `extend` says: call again; every set is done; the budget is spent
 LANES = np.uint64(0x8080808080808080)  # the highest bit of each of eight bytes
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place(free, size, slot, length, placed):
     """Places a gang of `slot` devices where it can start first; free[:size] is sorted, and so is the result, `placed`.
 
@@ -38,7 +39,7 @@ def place(free, size, slot, length, placed):
         at, left = at + 1, left - 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sketch(state, size, shift):
     """A state in eight bytes, of seven bits each: where one is later in any byte, the state is later there too."""
     found = np.uint64(0)
@@ -49,7 +50,7 @@ def sketch(state, size, shift):
     return found
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def is_worth(mask, placed, size, limit, step, latest, first, last, need, excess, cheapest, worth, floor, must):
     """Whether the jobs done and the time left can still be worth what a wanted set is worth, at every price.
 
@@ -79,7 +80,7 @@ def is_worth(mask, placed, size, limit, step, latest, first, last, need, excess,
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def undominated(found, num_found, size, sketches, most):
     """Which of the states found[:num_found] no other beats, in the order of their sums, and how many were compared.
 
@@ -113,7 +114,7 @@ def undominated(found, num_found, size, sketches, most):
     return kept[:num_kept], compared
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def extend(
     first, last, need, length, latest, excess, cheapest, size, limit, shift, step, worth, floor, wanted, must,
     states, parent, how, begin, count, progress, work, max_work,
@@ -171,7 +172,7 @@ def extend(
     return DONE
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def look_ahead(wanted, floor, must):
     """What each set may still become: changes `wanted` to whether any wanted set has all its jobs, floor[p] to the
     least worth among those, and `must` to the jobs that all of them have. All begin with the wanted sets themselves."""
@@ -187,7 +188,7 @@ def look_ahead(wanted, floor, must):
         bit <<= 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def first_ends(states, begin, count, size):
     """For each set the state whose last device becomes free first, or -1."""
     best = np.full(count.size, -1, np.int64)
@@ -198,7 +199,7 @@ def first_ends(states, begin, count, size):
     return best
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def unions(reached, added, never):
     """Joins disjoint sets, of which `reached` and `added` say when they can end, or `never`.
 

@@ -4,12 +4,13 @@
 """The compiled inner loops of plans without preemption: annealing over sequences of jobs with their options."""
 
 import numpy as np
-from numba import njit
+
+from tasks.planning.kernels import kernel
 
 OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # which random number moves a job how; beyond: a swap
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill_node(sequence, count, option, need, length, size, head, free):
     """Places a node's jobs in their order, each where it can start first; free[:size] are when its devices end.
 
@@ -35,7 +36,7 @@ def fill_node(sequence, count, option, need, length, size, head, free):
             free[v] = end
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cost_of(free, size, target, spread):
     """Device time of a node beyond the target, and `spread` times all that it uses."""
     beyond, used = 0.0, 0.0
@@ -46,7 +47,7 @@ def cost_of(free, size, target, spread):
     return beyond + spread * used
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def shift(row, x, y):
     """Moves what stands at x of a row to y."""
     j = row[x]
@@ -57,7 +58,7 @@ def shift(row, x, y):
     row[y] = j
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def anneal(
     first, last, need, length, kind, size, heads, sequences, counts, option, best_sequences, best_counts, best_option,
     state, settings, begin, stop, steps, bound, seed,

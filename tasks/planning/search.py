@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from tasks.planning.clock import clock
 from tasks.planning.plan import Plan
 from tasks.planning.problem import Problem, ProblemError
 
@@ -37,7 +38,7 @@ class Search:
     ) -> None:
         self.problem, self.seed, self.preemption, self.objective = problem, seed, preemption, objective
         self.least_segment_s, self.enough = least_segment_s, enough
-        self.ends_at = time.monotonic() + time_limit_s
+        self.ends_at = clock() + time_limit_s
         self.seconds: dict[str, float] = {}
 
     def run(self) -> Plan:
@@ -135,10 +136,10 @@ class Search:
         return self.objective == "makespan" and replace(self.problem, jobs=jobs).is_plain
 
     def _left_s(self) -> float:
-        return max(0.0, self.ends_at - time.monotonic())
+        return max(0.0, self.ends_at - clock())
 
     def _is_over(self) -> bool:
-        return time.monotonic() > self.ends_at
+        return clock() > self.ends_at
 
     def _is_worth_it(self, bound_s: float) -> bool:
         """Whether a plan could still be better by more than it costs to look for it."""
@@ -263,7 +264,7 @@ class Search:
             num_searches, steps = 2, 300_000
         # Plans with switches are still to come, and often gain more.
         share = 1.0 if self.preemption == "never" else 0.5
-        until = time.monotonic() + share * self._left_s()
+        until = clock() + share * self._left_s()
         segments = plan_rigid(
             self.problem,
             self.rigid_s,
@@ -272,7 +273,7 @@ class Search:
             steps=steps,
             seed=self.seed,
             enough=self.enough,
-            is_over=lambda: time.monotonic() > until,
+            is_over=lambda: clock() > until,
         )
         if segments:
             self._take(Plan(self.problem.name, segments, method="annealing"))

@@ -11,9 +11,9 @@ run but the job's first pays a switch, unless it goes on with what ran before th
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from tasks.planning.config_lp import INFEASIBLE
+from tasks.planning.kernels import kernel
 from tasks.planning.packing import place
 
 
@@ -44,7 +44,7 @@ class Rules(NamedTuple):
     per_switch: float
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def of_group(parts, chosen, group, width):
     """The chosen parts as members of a group of `width` nodes: what runs elsewhere stands still here."""
     held = parts.held[chosen]
@@ -57,7 +57,7 @@ def of_group(parts, chosen, group, width):
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def runs(sequence, num, members, options, layout, starts, located):
     """Where runs begin, into starts[k, i]; what goes on with what it was doing before does not begin at k = 0.
 
@@ -92,7 +92,7 @@ def runs(sequence, num, members, options, layout, starts, located):
             located[k] = where
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def durations(sequence, num, starts, members, rate, switch, times, worth):
     """The least time of a sequence of `num` configurations in this order, switches paid; their times into
     `times`, and what each member's work is worth at the optimum, its dual price, into `worth`.
@@ -195,7 +195,7 @@ def durations(sequence, num, starts, members, rate, switch, times, worth):
     return total, late
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def least(sequence, num, starts, members, rate, rules, worth):
     """A score that the sequence cannot go below, by weak duality with prices of the members' work.
 
@@ -225,7 +225,7 @@ def least(sequence, num, starts, members, rate, rules, worth):
     return owed / most + rules.per_switch * paid
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def settle(sequence, num, members, options, layout, rules, starts, times, worth, known, enough):
     """Times of a sequence, without the configurations that get none; returns (its score, its time, its
     length).

@@ -21,7 +21,7 @@ def solve(
     """The best plan found for a problem, never worse than any of `baselines.BASELINES`.
 
     Equal arguments give equal plans: the work is bounded by counts of iterations, and `time_limit_s` is only
-    the outer guard; once it is reached, the best plan so far is returned with its gap.
+    the outer guard; once it is reached, the best plan so far is returned with its gap. Compiling is not counted.
     preemption: "never" keeps each job in one segment, "always" plans with switches, "auto" takes the better
     of the two.
     least_segment_switches: no segment of a job that has several is planned to be shorter, in switch costs.

@@ -1,0 +1,111 @@
+"""Kernels are compiled off the planner's clock, and anew after a change to any of them."""
+
+import subprocess
+import sys
+
+import pytest
+from numba import njit
+from numba.core.event import Listener, install_listener, trigger_event
+
+from tasks.planning import Node, Option, PlanningJob, Problem, kernels, solve
+from tasks.planning.clock import Clock, clock
+from tasks.planning.fused import FusedSearch
+from tests.unit.planning.draw import tiny
+
+TIME_LIMIT_S, COMPILING_S = 10.0, 60.0
+CALLED = "from tasks.planning.kernels import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
+CALLER = """
+from called import called
+from tasks.planning.kernels import kernel
+
+@kernel
+def caller(x):
+    return called(x)
+
+print(caller(0), sum(caller.stats.cache_hits.values()))
+"""
+
+
+class Seconds:
+    """Of a clock that is set by hand."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def compile(self):
+        with trigger_event("numba:compile"):
+            self.now_s += COMPILING_S
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    assert kernels  # which tells the clock what is compiled
+    by_hand = Seconds()
+    monkeypatch.setattr(clock, "now_s", lambda: by_hand.now_s)
+    return by_hand
+
+
+class Reading(Listener):
+    """Of the planner's clock at the beginning and end of each pass of a compilation."""
+
+    def __init__(self):
+        self.read = []
+
+    def on_start(self, event):
+        self.read.append(clock())
+
+    on_end = on_start
+
+
+def test_the_clock_stands_still_while_a_function_is_compiled():
+    with install_listener("numba:run_pass", Reading()) as reading:
+        njit(lambda x: x + 1)(1)
+    assert len(reading.read) > 2 and len(set(reading.read)) == 1
+    assert clock() > reading.read[0]
+
+
+def test_stops_within_stops_are_left_out_once():
+    seconds = Seconds()
+    mine = Clock(lambda: seconds.now_s)
+    for change in (mine.stop, mine.stop, mine.go_on, mine.go_on):
+        seconds.now_s += 1
+        change()
+    assert mine() == 1  # before the first stop
+    seconds.now_s += 2
+    assert mine() == 3
+
+
+def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
+    jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 400.0 + 70 * i),)) for i in range(20))
+    problem, was_over = Problem("large", (Node("n", 8),), jobs), []
+
+    def compiles(*_, is_over, **__):
+        seconds.compile()
+        was_over.append(is_over())
+
+    monkeypatch.setattr("tasks.planning.rigid.plan_rigid", compiles)
+    monkeypatch.setattr("tasks.planning.rigid_exact.search", compiles)
+    solve(problem, preemption="never", time_limit_s=TIME_LIMIT_S)
+    assert was_over == [False, False]
+
+
+def test_nor_of_the_time_to_choose_groups(seconds):
+    def solving(problem, **_):
+        seconds.compile()
+        return solve(problem)
+
+    problem = tiny()
+    search = FusedSearch(problem, solving, time_limit_s=TIME_LIMIT_S, preemption="auto", objective="makespan")
+    search.run()
+    assert (search._left_s(), search.took_s) == (TIME_LIMIT_S, 0)
+
+
+def test_a_kernel_is_compiled_anew_after_a_change_to_one_that_it_calls(tmp_path):
+    (tmp_path / "caller.py").write_text(CALLER)
+    said = []
+    for added in (1, 1, 2):
+        (tmp_path / "called.py").write_text(CALLED.format(added))
+        code = f"import sys; sys.path.append({str(tmp_path)!r}); import caller"
+        done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True)
+        said.append(done.stdout.split())
+    assert said == [["1", "0"], ["1", "1"], ["2", "0"]]
