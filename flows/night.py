@@ -26,7 +26,7 @@ from tasks.pool.database import Database, file_url
 from tasks.promotion.moves import MoveLog
 from tasks.promotion.stage import Standing, standings
 from tasks.retraining.dates import Clock
-from tasks.retraining.nights import NightHeld, NightRecord, Nights
+from tasks.retraining.nights import SKIPPED, NightHeld, NightRecord, Nights
 from tasks.retraining.production import Production, with_tagged
 
 LEASE_RETRY_S = 1.0
@@ -129,17 +129,18 @@ def open_night(production: Production, *, night: str | None, force: Sequence[str
         database = Database(address.database if address else file_url(settings.home() / "nights.db"))
         stack.callback(database.close)
         nights = Nights(database, clock=current_clock.get())
-        known = nights.find(production.name, key)
-        if known is not None and known.is_over and not force:
-            yield known
-            return
-        if (later := nights.after(production.name, f"{key}.99")) is not None:
-            yield NightRecord(name=production.name, night=key, status="skipped", content={"later": later.night})
+        if (answered := _answered(nights, production.name, key, is_forced=bool(force))) is not None:
+            yield answered
             return
         try:
             stack.enter_context(nights.held(production.name, key))
         except NightHeld as error:
             raise InputError([str(error)]) from error
+        # Whoever held it until now may have come to its end meanwhile.
+        if (answered := _answered(nights, production.name, key, is_forced=bool(force))) is not None:
+            yield answered
+            return
+        known = nights.find(production.name, key)
         bench = stack.enter_context(_open_bench(production))
         if production.with_registry:
             production = with_tagged(production, bench.ledger.tagged(TAG))
@@ -161,6 +162,16 @@ def open_night(production: Production, *, night: str | None, force: Sequence[str
             folder=settings.home() / "retraining" / production.name,
             content={**record.content, "forced": sorted(force)},
         )
+
+
+def _answered(nights: Nights, name: str, key: str, *, is_forced: bool) -> NightRecord | None:
+    """The record of a night in which nothing is left to do: it is over, or a later one was begun; None of others."""
+    known = nights.find(name, key)
+    if known is not None and known.is_over and not is_forced:
+        return known
+    if (later := nights.after(name, f"{key}.99")) is not None:
+        return NightRecord(name=name, night=key, status=SKIPPED, content={"later": later.night})
+    return None
 
 
 def _date(production: Production, said: str | None) -> str:

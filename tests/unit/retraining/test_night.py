@@ -1,6 +1,8 @@
 """Which night a run is of, and which models a round of it has."""
 
-from dataclasses import dataclass
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ from flows import night
 from flows.faults import InputError
 from tasks.pool.database import Database, file_url
 from tasks.retraining.dates import Hours
-from tasks.retraining.nights import DONE, NightRecord, Nights
+from tasks.retraining.nights import DONE, SKIPPED, NightRecord, Nights
 from tasks.retraining.production import Production
 
 
@@ -101,4 +103,24 @@ def test_a_night_that_was_cut_short_hides_nothing_that_one_before_it_left(produc
     assert tonight.step("looked", lambda: made.append(1) or {"a": 1}) == {"a": 1}
     assert tonight.step("looked", lambda: made.append(1)) == {"a": 1}
     assert made == [1]
+    database.close()
+
+
+@pytest.mark.parametrize(("ended", "status"), [("2026-11-20", DONE), ("2026-11-21", SKIPPED)])
+def test_what_another_process_has_ended_while_this_one_came_to_hold_it_is_not_done_again(
+    production, tmp_path, monkeypatch, ended, status
+):
+    database = Database(file_url(tmp_path / "nights.db"))
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    nights = Nights(database, clock=time.time)
+    nights.begin("shop", "2026-11-20")
+
+    @contextmanager
+    def held(_, name, night):
+        nights.save(replace(nights.begin(name, ended), status=DONE, content={"answer": {"night": ended}}))
+        yield
+
+    monkeypatch.setattr(Nights, "held", held)
+    with night.open_night(production, night="2026-11-20", force=()) as answered:
+        assert (answered.night, answered.status) == ("2026-11-20", status)
     database.close()
