@@ -22,12 +22,22 @@ def address_of(said: str, environment: Mapping[str, str] = os.environ) -> str:
 
     Raises ValueError where it is none.
     """
-    url = environment.get(said[1:], "") if said.startswith("$") else said
+    url = environment.get(said[1:], "").strip() if said.startswith("$") else said
     if not url:
         raise ValueError(f"the environment has no {said[1:]}, which names the webhook. To fix: export it")
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+    if not _is_address(url):
         raise ValueError(f"a webhook is an http or https address, {said} is none")
     return url
+
+
+def _is_address(url: str) -> bool:
+    """Whether requests can go there: what is in it that no address may have is found by the client, and told, late."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0  # a port that is no number is a ValueError
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and has_host and url.isascii() and url.isprintable() and " " not in url
 
 
 def post(
@@ -60,13 +70,20 @@ def post(
     return f"{fault}, {len(waits_s) + 1} times"
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a POST would arrive as a GET without the report, and count as taken."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """There is nothing to ask instead, so the answer itself is what came."""
+
+
 def _attempt(request: urllib.request.Request) -> tuple[str, bool]:
     """Why one attempt failed, empty where it did not, and whether another one may go better.
 
     The address is not told, which may be a secret.
     """
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
             answer.read(1024)
     except urllib.error.HTTPError as error:
         error.close()

@@ -8,12 +8,14 @@ import pytest
 
 from tasks.retraining.webhook import address_of, post
 
+REDIRECTS = (301, 302, 303, 307, 308)
+
 
 class Receiver:
     """A server that answers with `statuses`, one a request, the last one for ever; 0: it hangs up without an answer."""
 
     def __init__(self, *statuses):
-        self.statuses, self.got = list(statuses), []
+        self.statuses, self.got, self.gets = list(statuses), [], 0
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -23,7 +25,14 @@ class Receiver:
                 status = receiver.statuses.pop(0) if len(receiver.statuses) > 1 else receiver.statuses[0]
                 if status:
                     self.send_response(status)
+                    if status in REDIRECTS:
+                        self.send_header("Location", receiver.url)
                     self.end_headers()
+
+            def do_GET(self):
+                receiver.gets += 1
+                self.send_response(200)
+                self.end_headers()
 
             def log_message(self, *_):
                 pass
@@ -73,6 +82,14 @@ def test_what_does_not_pass_is_told_at_once(status):
     assert waits == []
 
 
+@pytest.mark.parametrize("status", REDIRECTS)
+def test_an_address_that_sends_elsewhere_has_not_taken_the_report(status):
+    waits = []
+    with Receiver(status) as receiver:
+        assert f"the webhook answers {status}" in posted(receiver, waits)
+    assert (len(receiver.got), receiver.gets, waits) == (1, 0, [])
+
+
 def test_a_server_that_goes_on_failing_is_given_up():
     waits = []
     with Receiver(503) as receiver:
@@ -100,3 +117,10 @@ def test_an_address_may_be_in_the_environment():
         address_of("ftp://x")
     with pytest.raises(ValueError, match="http or https"):
         address_of("$HOOK", {"HOOK": "file:///etc/passwd"})
+    assert address_of("$HOOK", {"HOOK": "http://x/y\n"}) == "http://x/y"
+
+
+@pytest.mark.parametrize("url", ["http://", "http://x:y/z", "http://x/a b", "https://x/h\u00f6k", "http://[::1", "x"])
+def test_what_no_request_can_go_to_is_told_and_is_not_shown_where_it_is_a_secret(url):
+    with pytest.raises(ValueError, match=r"^a webhook is an http or https address, \$HOOK is none$"):
+        address_of("$HOOK", {"HOOK": url})
