@@ -102,12 +102,12 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> 
     """
     names = {job.name for job in batch.jobs}
     folders: dict[str, Path] = {}
-    faults = []
+    missing: dict[str, str] = {}  # by model: all trials of a sweep may name the same one, which is told once
     for job in batch.jobs:
         for parent in job.parents:
             is_base = parent == job.base
             key = job.name if is_base else parent
-            if parent in names or key in folders:
+            if parent in names or key in folders or parent in missing:
                 continue
             if is_folder(parent):
                 folders[key] = Path(parent)
@@ -117,8 +117,14 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> 
                 folders[key] = ledger.download_model(uri, home / "cache" / "models")
                 journal.put(f"base:{key}", uri)
             except LedgerError as error:
-                faults.append(f"job {job.name}: {'base' if is_base else 'parent'} {parent}: {error}")
-    faults += unfit_parents(batch.jobs, folders)
+                missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
+    faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
     if faults:
         raise InputError(faults)
     return folders
+
+
+def _who_names(parent: str, batch: Batch) -> str:
+    """The jobs that come from a model, in few words."""
+    first, *others = [job.name for job in batch.jobs if parent in job.parents]
+    return f"job {first}" + (f" and {len(others)} more" if others else "")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from flows.sweep_form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
 from tasks.batch import BatchFileError, Fault, document, load_batch
 from tasks.batch.faults import got, place_text
-from tasks.batch.references import closest
+from tasks.batch.references import closest, is_folder
 from tasks.datasets.naming import NamedData
 from tasks.sweeping.spec import SweepSpec
 
@@ -23,7 +23,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {"early_stopping": EarlyStopping, "dev
 def spec_of(form: Sweep) -> SweepSpec:
     """The sweep that a form asks for. Raises BatchFileError with every fault in it."""
     template, folder = _template(form.template)
-    template = {**template, **({"base": form.base} if form.base else {}), **({"data": form.data} if form.data else {})}
+    is_base = form.base.startswith("models:/") or is_folder(form.base)
+    template = {**template, **({"base": form.base} if is_base else {}), **({"data": form.data} if form.data else {})}
     lame = [(parameter.key, fault) for parameter in form.space if (fault := parameter.fault())]
     metrics = (template.get("evaluation") or {}).get("metrics") or ["loss"]
     spec = SweepSpec(
@@ -42,6 +43,9 @@ def spec_of(form: Sweep) -> SweepSpec:
     )
     remedy = "give values, such as [1e-3, 1e-2], or a range by low and high"
     faults = [*(Fault(f"space.{key}", None, fault, remedy) for key, fault in lame), *spec.faults()]
+    if form.base and not is_base:  # a batch file may name one of its jobs there; trials have none beside them
+        remedy = "write models:/NAME@ALIAS, models:/NAME/VERSION or a folder"
+        faults.append(Fault("base", None, f"{form.base!r} is neither a registered model nor a folder", remedy))
     if faults:
         raise BatchFileError(faults)
     return spec

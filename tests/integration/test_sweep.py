@@ -121,6 +121,7 @@ def test_devices_that_make_no_sense_are_refused(wrong):
         (SWEEP.replace("optimizer.lr", "optimiser.lr"), ["over.optimiser.lr: is an unknown key"]),
         (SWEEP.replace("{cpu: 1}", "{cpu: 0}"), ["sweep.yaml:5: devices.count: "]),
         (SWEEP.replace("rates", "the rates"), ["sweep.yaml:1: name: "]),
+        (SWEEP + "base: digits\n", ["sweep.yaml:6: base: 'digits' is neither a registered model nor a folder"]),
         ("name: [", ["is not YAML"]),
     ],
 )
