@@ -92,7 +92,7 @@ def impact(
         snapshot = home.snapshot
         label, nodes = _reached(home, what, is_data=data)
         if as_json:
-            serving = [node.label for node in nodes if alias in node.aliases]
+            serving = [found.label for node in nodes if (found := node.carrying(alias)) is not None]
             models = [node_json(node) for node in nodes]
             print_json({"of": label, "num_models": len(nodes), "in_production": serving, "models": models})
         else:

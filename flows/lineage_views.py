@@ -42,13 +42,13 @@ def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> Rend
 def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[Node], *, alias: str) -> RenderableType:
     """Every model that something reached, those in production first."""
     table = Table("model", "kind", "aliases", "made", "parents", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for node in sorted(nodes, key=lambda node: alias not in node.aliases):
+    for node in sorted((node.carrying(alias) or node for node in nodes), key=lambda node: alias not in node.aliases):
         style = "bold red" if alias in node.aliases else None
         parents = ", ".join(snapshot.label(parent) for parent in node.record.parents)
         table.add_row(
             node.label, node.record.kind, ", ".join(node.aliases), _day(node.created_ms), parents, style=style
         )
-    serving = [node.label for node in nodes if alias in node.aliases]
+    serving = [found.label for node in nodes if (found := node.carrying(alias)) is not None]
     ending = f"[bold red]{', '.join(serving)}[/]" if serving else "[green]none of them[/]"
     sentence = f"{escape(what)} reached {len(nodes)} model{'s' * (len(nodes) != 1)}. In production ({alias}): {ending}"
     return Group(*([table] if nodes else []), Text.from_markup(sentence))
@@ -93,8 +93,11 @@ def _facts(snapshot: Snapshot, node: Node) -> Table:
     plan = None if origin.plan is None else f"{origin.plan} of run {origin.batch_run_id}"
     components = ", ".join(snapshot.label(component) for component in record.components)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in node.metrics.items())
+    names = snapshot.nodes[node.id].versions
+    also = ", ".join("@".join([each.label, *each.aliases]) for each in names if each.label != node.label)
     rows: list[tuple[str, Any]] = [
         ("id", node.id),
+        ("also", also),
         ("made", _day(node.created_ms)),
         *((f"data, {d.context}", f"{d.name}  {d.digest[:12]}  {_rows(d.num_rows)}") for d in record.datasets),
         ("metrics", metrics),
@@ -143,7 +146,7 @@ def _line(snapshot: Snapshot, id: str) -> str:
     node = snapshot.nodes.get(id)
     if node is None:
         return f"[red]{escape(snapshot.label(id))}[/]"
-    aliases = "".join(f" [green]@{alias}[/]" for alias in node.aliases)
+    aliases = "".join(f" [green]@{alias}[/]" for version in node.versions for alias in version.aliases)
     data = ", ".join(dict.fromkeys(d.name for d in node.record.datasets))
     on = f" [dim]on {escape(data)}[/]" if data else ""
     return f"{escape(node.label)}{aliases}  {node.record.kind}{on}"

@@ -130,7 +130,7 @@ def _check(asked: Asked) -> None:
 def _candidate(home: LineageHome, name: str) -> Node:
     """The version that is meant: of a name alone the newest one. Raises InputError on what is no version."""
     snapshot, text = home.snapshot, name.removeprefix("models:/")
-    versions = [node for node in snapshot.models if node.record.registered_name == text]
+    versions = snapshot.versions(text)
     node = max(versions, key=lambda node: node.record.version or 0) if versions else home.find(name)
     if node.record.version is None:
         raise InputError([f"{node.label} is no registered version. To fix: name a model's version"])

@@ -28,6 +28,7 @@ def node_json(node: Node) -> dict[str, Any]:
         "uri": record.uri,
         "kind": record.kind,
         "aliases": list(node.aliases),
+        "also": [{"label": other.label, "aliases": list(other.aliases)} for other in node.others],
         "parents": list(record.parents),
         "components": list(record.components),
         "datasets": [dict(vars(dataset)) for dataset in record.datasets],

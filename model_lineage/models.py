@@ -30,6 +30,7 @@ from model_lineage.registry import (
     VERSIONS,
     origin_text,
     record_of,
+    versions_of,
 )
 from model_lineage.runs import flat_params, param_text
 
@@ -203,12 +204,15 @@ class Models(Families):
         """Make the LoggedModel a version of the registered model of its name, unless it is one."""
         name, client = model.tags[NAME], self.client
         versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
-        version = next((found for found in versions if found.tags.get(MODEL_ID) == model.model_id), None)
+        mine = (found for found in versions if found.name == name and found.tags.get(MODEL_ID) == model.model_id)
+        version = next(mine, None)
         if version is None:
             version = self._create_version(model, name, description=self._card(model, parents, text))
-        versions_tag = json.dumps([{"name": name, "version": str(version.version)}])
-        client.set_logged_model_tags(model.model_id, {VERSIONS: versions_tag, _NOTE: version.description})
-        return record_of(client.get_logged_model(model.model_id))
+        tags = {_NOTE: version.description}
+        if not versions_of(model.tags):  # else it was recorded already, and may have other names by now
+            tags[VERSIONS] = json.dumps([{"name": name, "version": str(version.version)}])
+        client.set_logged_model_tags(model.model_id, tags)
+        return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
 
     def _create_registered_model(self, name: str) -> None:
         try:

@@ -79,36 +79,13 @@ class Registry(Runs):
         self._version_record(name, version)
         self.client.set_registered_model_alias(name, alias, str(version))
 
-    def add_version(self, model: ModelRecord, name: str) -> ModelRecord:
-        """Make a recorded model a version of registered model `name` too; where it is one, that is returned."""
-        client = self.client
-        found = client.search_model_versions(f"name = '{name}'")
-        version = next((each for each in found if each.tags.get(MODEL_ID) == model.model_id), None)
-        if version is None:
-            try:
-                client.create_registered_model(name)
-            except LedgerError as error:
-                if error.code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            version = client.create_model_version(
-                name,
-                source=client.get_logged_model(model.model_id).artifact_location,
-                run_id=model.run_id,
-                tags={MODEL_ID: model.model_id, KIND: model.kind, PARENTS: json.dumps(list(model.parents))},
-                description=f"{model.registered_name} version {model.version}",
-                model_id=model.model_id,
-                await_creation_for=None,
-            )
-        return self._version_record(name, int(version.version))
-
     def get_alias(self, name: str, alias: str) -> ModelRecord | None:
         """The model that `alias` of `name` names; None where it names none yet."""
-        try:
-            return self._version_record(name, alias)
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
+        return self._if_there(name, alias)
+
+    def get_version(self, name: str, version: int) -> ModelRecord | None:
+        """The model that is this version of `name`; None where the registry has none such (any more)."""
+        return self._if_there(name, version)
 
     def tagged(self, key: str) -> dict[str, str]:
         """The values of a tag of registered models, by the names of those that have it."""
@@ -120,6 +97,14 @@ class Registry(Runs):
             token = page.token
             if not token:
                 return found
+
+    def _if_there(self, name: str, version: int | str) -> ModelRecord | None:
+        try:
+            return self._version_record(name, version)
+        except LedgerError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
 
     def _version_record(self, name: str, version: int | str) -> ModelRecord:
         """The model of a version number or an alias. Raises LedgerError with what there is instead."""
@@ -155,12 +140,17 @@ class Registry(Runs):
         return f"model {name!r} has no version {version}; it has {versions or 'none yet'}"
 
 
+def versions_of(tags: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(name, version) of each registered version that a LoggedModel with these tags is, the newest last."""
+    return [(entry["name"], int(entry["version"])) for entry in json.loads(tags.get(VERSIONS, "[]"))]
+
+
 def record_of(model: Any, *, name: str | None = None, version: int | None = None) -> ModelRecord:
     """The record that a LoggedModel's tags tell, as the version that it was found by or its latest one."""
     tags: Mapping[str, str] = model.tags
     if version is None:
-        for entry in json.loads(tags.get(VERSIONS, "[]"))[-1:]:
-            name, version = entry["name"], int(entry["version"])
+        for newest in versions_of(tags)[-1:]:
+            name, version = newest
     name = name or tags.get(NAME) or str(model.name)
     return ModelRecord(
         model_id=model.model_id,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from model_lineage.graph import Adaptation, Graph
 from model_lineage.ledger import Ledger
 from model_lineage.records import COMPONENT, DatasetInput, ModelRecord
-from model_lineage.registry import record_of
+from model_lineage.registry import record_of, versions_of
 from model_lineage.rows import Aliases, Row, read_rows
 
 CHAMPION = "champion"
@@ -27,11 +27,13 @@ class UnknownName(ValueError):
 class Node:
     """A model or a component, with all that is known of it.
 
-    aliases: of its very version. metrics: held-out ones, the last of each. location: the URI of its files.
+    aliases: of its very version. others: the same model as a version of each other name that it has: of a sweep, say,
+    whose best trial it is. metrics: held-out ones, the last of each. location: the URI of its files.
     """
 
     record: ModelRecord
     aliases: tuple[str, ...] = ()
+    others: tuple[Node, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     created_ms: int = 0
@@ -48,6 +50,15 @@ class Node:
         """What a person calls it: NAME/VERSION, the name alone of what has no version."""
         version = self.record.version
         return self.record.registered_name + ("" if version is None else f"/{version}")
+
+    @property
+    def versions(self) -> tuple[Node, ...]:
+        """The model under each of its names, the one that it was given last first."""
+        return (self, *self.others)
+
+    def carrying(self, alias: str) -> Node | None:
+        """The version of it that carries an alias, under whatever name."""
+        return next((version for version in self.versions if alias in version.aliases), None)
 
 
 class Snapshot:
@@ -108,6 +119,10 @@ class Snapshot:
         champions = [node for node in versions if CHAMPION in node.aliases]
         return max(champions or versions, key=lambda node: (node.record.version or 0, node.created_ms))
 
+    def versions(self, name: str) -> tuple[Node, ...]:
+        """The versions of a registered model; none where there is no model of that name."""
+        return tuple(node for node in self._by_name.get(name, ()) if node.record.version is not None)
+
     def trained_on(self, data: str) -> tuple[Node, ...]:
         """The models that were trained (not only evaluated) on the data set of that name, digest or begun digest."""
         return tuple(
@@ -138,7 +153,8 @@ class Snapshot:
     def _by_name(self) -> Mapping[str, list[Node]]:
         found: dict[str, list[Node]] = {}
         for node in self.nodes.values():
-            found.setdefault(node.record.registered_name, []).append(node)
+            for version in node.versions:
+                found.setdefault(version.record.registered_name, []).append(version)
         return found
 
     def _unknown(self, name: str, base: str) -> str:
@@ -160,17 +176,26 @@ def close_names(name: str, names: Sequence[str]) -> str:
 
 def node_of(row: Row, aliases: Aliases) -> Node:
     """The node that a row is."""
-    record = record_of(row)
-    named = aliases.get(record.registered_name, {})
-    return Node(
-        record=record,
-        aliases=tuple(sorted(alias for alias, version in named.items() if version == record.version)),
+    *others, last = [record_of(row, name=name, version=number) for name, number in versions_of(row.tags)] or [
+        record_of(row)
+    ]
+    node = Node(
+        record=last,
+        aliases=_aliases_of(last, aliases),
         metrics=row.metrics,
         params=row.params,
         created_ms=row.creation_timestamp,
         is_ready=row.is_ready,
         location=row.artifact_location,
     )
+    return replace(
+        node, others=tuple(replace(node, record=other, aliases=_aliases_of(other, aliases)) for other in others)
+    )
+
+
+def _aliases_of(record: ModelRecord, aliases: Aliases) -> tuple[str, ...]:
+    named = aliases.get(record.registered_name, {})
+    return tuple(sorted(alias for alias, version in named.items() if version == record.version))
 
 
 def _parts(text: str) -> tuple[str, str | None, int | None]:

@@ -29,7 +29,7 @@ def unreached(snapshot: Snapshot, *, now_ms: int, least_age_days: float) -> tupl
     Who trains on may want the newest models; so age counts, and the ancestors of young ones stay as well.
     """
     oldest_ms = now_ms - least_age_days * DAY_MS
-    wanted = [node.id for node in snapshot.models if node.aliases or node.created_ms > oldest_ms]
+    wanted = [node.id for node in snapshot.models if _is_named(node) or node.created_ms > oldest_ms]
     kept = set(wanted).union(*(snapshot.graph.ancestors(id) for id in wanted))
     dropped = [id for id in reversed(snapshot.graph.models) if id in snapshot.nodes and id not in kept]
     in_use = {component for id in kept if id in snapshot.nodes for component in snapshot.nodes[id].record.components}
@@ -48,8 +48,9 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
     again, it goes on. Raises LedgerError.
     """
     for node in nodes:
-        if node.record.version is not None:
-            _unless_gone(ledger.client.delete_model_version, node.record.registered_name, str(node.record.version))
+        for each in node.versions:
+            if each.record.version is not None:
+                _unless_gone(ledger.client.delete_model_version, each.record.registered_name, str(each.record.version))
         _unless_gone(ledger.client.delete_logged_model, node.id)
     dropped = {node.id for node in nodes}
     kept = {node.record.tensors_id for node in snapshot.nodes.values() if node.id not in dropped}
@@ -67,6 +68,11 @@ def faults(snapshot: Snapshot, store: TensorStore) -> list[str]:
         if id is not None and id not in ids:
             found.append(f"{node.label} is gone from the tensor store. To fix: ringmaster lineage store {node.id}")
     return found
+
+
+def _is_named(node: Node) -> bool:
+    """Whether an alias names the model, as a version of whatever registered model."""
+    return any(version.aliases for version in node.versions)
 
 
 def _record_faults(snapshot: Snapshot) -> list[str]:

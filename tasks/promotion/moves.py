@@ -31,7 +31,7 @@ from sqlalchemy import (
     update,
 )
 
-from model_lineage import Ledger, LedgerError
+from model_lineage import Ledger
 from tasks.pool.database import Database
 from tasks.promotion import decisions
 from tasks.promotion.decisions import DecisionRecord
@@ -76,19 +76,16 @@ class MoveLog:
     def move(self, ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:
         """Makes `moves`, in this order, and keeps the decision; first comes what another process left half-done.
 
-        Raises PromotionRefused where the model has another champion by now than the decision took for it, or another
-        promotion of it is under way; then nothing was moved by this one.
+        Raises PromotionRefused where the model has another champion by now than the decision took for it, a version of
+        it was deleted since, or another promotion of it is under way; then nothing was moved by this one.
         """
         self.finish_left_behind(ledger, model)
         token = self._begin(model, moves, decision)
         try:
-            found = _champion(ledger, model)
-            if not _applies(moves, decision, champion=found):
+            fault = _fault(ledger, model, moves, decision)
+            if fault is not None:
                 self._end(model, token)
-                raise PromotionRefused(
-                    f"the champion of {model} is version {found} by now, not {decision.champion_before} as it was when "
-                    "this was decided. To fix: compare with the new champion"
-                )
+                raise PromotionRefused(fault)
             _carry_out(ledger, model, moves, decision)
         except BaseException:
             self._give_up(model, token)
@@ -106,9 +103,7 @@ class MoveLog:
                 moves = [Move(**move) for move in row["moves"]]
                 decision = from_json(DecisionRecord, row["decision"])
                 # Where somebody else, who does not see this, has promoted or deleted since, it is no longer true.
-                applies = _is_there(ledger, row["model"], decision) and _applies(
-                    moves, decision, champion=_champion(ledger, row["model"])
-                )
+                applies = _fault(ledger, row["model"], moves, decision) is None
                 if applies:
                     _carry_out(ledger, row["model"], moves, decision)
             except BaseException:
@@ -163,26 +158,24 @@ def _of(model: str, token: str) -> Any:
     return (MOVES.c.model == model) & (MOVES.c.token == token)
 
 
-def _champion(ledger: Ledger, model: str) -> int | None:
-    found = ledger.get_alias(model, CHAMPION)
-    return None if found is None else found.version
+def _fault(ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> str | None:
+    """Why some moves cannot be made (any more); None where they can.
 
-
-def _is_there(ledger: Ledger, model: str, decision: DecisionRecord) -> bool:
-    """Whether the registry still has the version that the decision is about."""
-    try:
-        ledger.resolve_model(f"models:/{model}/{decision.version}")
-    except LedgerError as error:
-        if error.code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return False
-    return True
-
-
-def _applies(moves: Sequence[Move], decision: DecisionRecord, *, champion: int | None) -> bool:
-    """Whether the champion is still the one that the decision is about, or already the one that it makes."""
-    made = [move.version for move in moves if move.alias == CHAMPION]
-    return champion in [decision.champion_before, *made]
+    All versions have to be there, or a deleted one would leave the aliases half-moved for good; and the champion has to
+    be the one that the decision is about, or already the one that it makes.
+    """
+    versions = dict.fromkeys([decision.version, *(move.version for move in moves if move.version is not None)])
+    gone = [str(version) for version in versions if ledger.get_version(model, version) is None]
+    if gone:
+        return f"{model} has no version {' and '.join(gone)} any more. To fix: name another version"
+    champion = ledger.get_alias(model, CHAMPION)
+    found = None if champion is None else champion.version
+    if found in [decision.champion_before, *(move.version for move in moves if move.alias == CHAMPION)]:
+        return None
+    return (
+        f"the champion of {model} is version {found} by now, not {decision.champion_before} as it was when this was "
+        "decided. To fix: compare with the new champion"
+    )
 
 
 def _carry_out(ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:

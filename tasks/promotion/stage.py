@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from model_lineage import Ledger, LedgerError, ModelRecord
+from model_lineage import Ledger, ModelRecord
 from tasks.alarms import Alarm, promotion_refused
 from tasks.promotion import decisions
 from tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
@@ -55,13 +55,8 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
 
 def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord | None:
     """The newest of these versions that the registry still has: a model outlives the version that it was."""
-    for version in sorted(versions, reverse=True):
-        try:
-            return ledger.resolve_model(f"models:/{name}/{version}")
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-    return None
+    found = (ledger.get_version(name, version) for version in sorted(versions, reverse=True))
+    return next((record for record in found if record is not None), None)
 
 
 def apply(
@@ -118,6 +113,8 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
         raise PromotionRefused(f"{name} has {said} to go back to. To fix: name a model that was promoted twice")
     restored, taken_back = version_of(previous), version_of(champion)
     before = decisions.champion_before(decisions.read(ledger, previous))
+    if before is not None and ledger.get_version(name, before) is None:
+        before = None  # deleted since
     moves = [Move(alias=CHAMPION, version=restored), Move(alias=PREVIOUS, version=before)]
     entry = DecisionRecord(
         version=taken_back,

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from model_lineage import Ledger, LedgerError
+from model_lineage.snapshot import Snapshot
+from model_lineage.tending import DAY_MS, collect, unreached
+from model_lineage.tensors import TensorStore
 from tasks.pool.database import Database, file_url
 from tasks.promotion import decisions, stage
 from tasks.promotion.moves import MoveLog, PromotionRefused
@@ -111,11 +114,51 @@ def test_what_was_begun_of_a_model_that_was_deleted_since_is_dropped(ledger, log
     assert stage.standings(ledger, [NAME])[NAME] == stage.Standing(name=NAME)
 
 
-def test_a_model_becomes_a_version_of_another_name_once(ledger, versions):
+def test_a_version_that_was_deleted_is_not_promoted_and_no_alias_moves(ledger, log, versions):
+    for champion, record in enumerate(versions[:2]):
+        stage.apply(ledger, record, YES, log=log, champion=champion or None)
+    ledger.client.delete_model_version(NAME, "3")
+    with pytest.raises(PromotionRefused, match="no version 3 any more"):
+        stage.apply(ledger, versions[2], YES, log=log, champion=2)
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
+
+
+def test_a_rollback_goes_back_though_the_champion_before_that_one_was_deleted(ledger, log, versions):
+    for champion, record in enumerate(versions):
+        stage.apply(ledger, record, YES, log=log, champion=champion or None)
+    ledger.client.delete_model_version(NAME, "1")
+    assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
+    assert aliases(ledger) == {"champion": 2, "challenger": 3}
+    assert decisions.read(ledger, versions[2])[-1].outcome == "rolled back"
+
+
+def test_a_model_becomes_a_version_of_another_name_once(ledger, versions, tmp_path):
     assert ledger.add_version(versions[2], "shop.best", text="The best of three").version == 1
     again = ledger.add_version(versions[2], "shop.best")
     assert (again.registered_name, again.version, again.model_id) == ("shop.best", 1, versions[2].model_id)
     assert stage.standings(ledger, ["shop.best"])["shop.best"].latest == again
+    recorded = ledger.record_model(NAME, run_id=versions[2].run_id, folder=tmp_path / "model3", kind="pretrained")
+    assert recorded == versions[2]  # again, after a crash, it keeps both names
+    assert ledger.resolve_model(again.model_id) == again
     assert ledger.tagged("no.such") == {}
     ledger.client.create_registered_model("shop.tagged", tags={"mine": "x"})
     assert ledger.tagged("mine") == {"shop.tagged": "x"}
+
+
+def test_a_model_of_two_names_is_found_by_both_and_kept_for_an_alias_of_either(ledger, versions, tmp_path):
+    ledger.set_alias(NAME, "champion", 2)
+    ledger.add_version(versions[1], "shop.best")
+    snapshot = Snapshot.of(ledger, cache=tmp_path / "cache")
+    for name in (NAME, f"{NAME}/2", f"{NAME}@champion"):
+        assert (snapshot.find(name).id, snapshot.find(name).label) == (versions[1].model_id, f"{NAME}/2")
+    assert snapshot.find("shop.best").label == "shop.best/1"
+    assert snapshot.find(versions[1].model_id).carrying("champion").label == f"{NAME}/2"
+    later_ms = snapshot.models[-1].created_ms + DAY_MS
+    dropped = unreached(snapshot, now_ms=later_ms, least_age_days=0)
+    assert [node.label for node in dropped] == [f"{NAME}/3", f"{NAME}/1"]
+
+    ledger.client.delete_registered_model_alias(NAME, "champion")
+    snapshot = Snapshot.of(ledger, cache=tmp_path / "cache")
+    store = TensorStore(tmp_path / "tensors")
+    collect(ledger, store, snapshot, unreached(snapshot, now_ms=later_ms, least_age_days=0))
+    assert ledger.client.search_model_versions("") == []

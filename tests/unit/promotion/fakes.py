@@ -37,6 +37,9 @@ class FakeLedger:
     def models(self) -> list[ModelRecord]:
         return self.records
 
+    def get_version(self, name: str, number: int) -> ModelRecord | None:
+        return next((r for r in self.records if (r.registered_name, r.version) == (name, number)), None)
+
     def get_alias(self, name: str, alias: str) -> ModelRecord | None:
         of_name = {model.version: model for model in self.records if model.registered_name == name}
         return of_name.get(self.aliases.get(alias))
