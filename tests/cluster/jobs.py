@@ -112,22 +112,27 @@ class Trace:
         """What these jobs did before then, by the wall clock, measured them: a job may be measured twice at a time."""
         before_s -= time.time() - time.monotonic()
         names = {job.name for job in jobs}
-        self.trials |= {line["pid"] for line in self.read().lines if line["job"] in names and line["s"] < before_s}
+        self.trials |= {_process(line) for line in self.read().lines if line["job"] in names and line["s"] < before_s}
 
     def assert_one_owner(self):
         """No device served two processes at a time, and no rank of a job that is trained was two."""
         self.read()
-        trained = [line for line in self.lines if line["pid"] not in self.trials]
+        trained = [line for line in self.lines if _process(line) not in self.trials]
         by_node, by_rank = (lambda line: line["node"]), (lambda line: (line["job"], line["rank"]))
         for whose, lines in ((by_node, self.lines), (by_rank, trained)):
             spans = {}
             for line in lines:
-                first_s, _ = spans.setdefault((whose(line), line["pid"]), (line["s"], line["s"]))
-                spans[whose(line), line["pid"]] = (first_s, line["s"])
+                first_s, _ = spans.setdefault((whose(line), _process(line)), (line["s"], line["s"]))
+                spans[whose(line), _process(line)] = (first_s, line["s"])
             for thing in {thing for thing, _ in spans}:
                 turns = sorted(span for (owner, _), span in spans.items() if owner == thing)
                 for (_, ended_s), (began_s, _) in pairwise(turns):
                     assert ended_s < began_s, f"{thing} had two owners for {ended_s - began_s:.2f} s"
+
+
+def _process(line):
+    """Whose line of a trace it is."""
+    return line["pid"], line["born"]
 
 
 def batch_file(folder, name, jobs):

@@ -7,6 +7,7 @@ A job takes its time until a test has done with it what it wants to: then it may
 import json
 import os
 import time
+from functools import cache
 from pathlib import Path
 from select import select
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from flows.process_ids import ProcessId
 from techniques.black_box import BlackBox
 from techniques.engine.publish import publish
 from techniques.engine.reporter import STOP
@@ -24,9 +26,16 @@ TELL_EVERY_S = 0.2
 
 def write_down(trace, job, *, rank=0):
     """A line of the trace; short appends by several processes do not mix."""
-    line = {"s": time.monotonic(), "node": os.environ[NODE], "pid": os.getpid(), "job": job, "rank": rank}
+    pid = os.getpid()
+    line = {"s": time.monotonic(), "node": os.environ[NODE], "pid": pid, "born": born(pid), "job": job, "rank": rank}
     with Path(trace).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+@cache
+def born(pid):
+    """When a living process began: Linux gives the numbers of those that have ended to others."""
+    return ProcessId.of(pid).born
 
 
 def leave_to_hurry(trace, job):
