@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from tasks.profiling.search import LONG_STEPS
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from tests.cluster.stubs import leave_to_hurry
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
@@ -136,7 +137,12 @@ def _process(line):
 
 
 def batch_file(folder, name, jobs):
-    """Writes torch jobs as a batch file, to be measured and trained by `single` on one device."""
+    """Writes torch jobs as a batch file, to be measured and trained by `single` on one device.
+
+    They are no long ones. Those have more configs measured, among them some that are equally fast here: luck would
+    choose between them, and introspection could switch from one to another.
+    """
+    assert all(job.num_steps < LONG_STEPS for job in jobs)
     rows = [
         {
             "name": job.name,

@@ -51,7 +51,7 @@ def layouts_of(pool, batch):
 
 
 def test_a_parent_that_is_killed_and_run_again(pool, parents, bench, tmp_path, recovered):
-    job = torch_job("child", trace=pool.trace.file, num_steps=2000)
+    job = torch_job("child", trace=pool.trace.file, num_steps=1900)
     file = batch_file(tmp_path, "family", [job])
     parent = parents("run", file, "--checkpoint-every", 0.4)
     batch = batch_of(pool, "family", parent)
@@ -64,7 +64,7 @@ def test_a_parent_that_is_killed_and_run_again(pool, parents, bench, tmp_path, r
     pool.trace.hurry("child")
     assert_done(parent)
     said = answer_of(parent)
-    assert (said["status"], said["jobs"][0]["num_steps"]) == ("done", 2000)
+    assert (said["status"], said["jobs"][0]["num_steps"]) == ("done", job.num_steps)
     assert said["jobs"][0]["model_uri"]
     assert len(pool.segments(batch)) == 1, "the gang never noticed"
     assert_well(pool, batch, [job], bench, tmp_path, layouts=layouts_of(pool, batch))
@@ -119,7 +119,7 @@ def test_a_segment_that_is_cancelled_in_the_ui(pool, recovered):
 
 def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
     """Its run is one that Prefect's server has started on a node, from the deployment."""
-    job = torch_job("dismissed", trace=pool.trace.file, num_steps=2000)
+    job = torch_job("dismissed", trace=pool.trace.file, num_steps=1900)
     file = batch_file(pool.folder, "dismissed", [job])
     deployment = pool.prefect.call("GET", "/deployments/name/train-batch/train-batch")["id"]
     parameters = {"batch": {"path": str(file)}, "name": "dismissed", "checkpoint_every_s": 0.4}
@@ -137,7 +137,7 @@ def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
     until("the batch is cancelled", lambda: pool.jobs(batch)["dismissed"].status == "cancelled")
     recovered("a batch cancelled in the UI: its jobs have ended", time.monotonic() - before_s)
     until("Prefect says so", lambda: pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "CANCELLED")
-    assert 0 < pool.jobs(batch)["dismissed"].step < 2000
+    assert 0 < pool.jobs(batch)["dismissed"].step < job.num_steps
 
 
 def test_two_batches_and_a_sweep_at_once(pool, parents, bench, tmp_path, recovered):
