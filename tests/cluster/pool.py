@@ -39,6 +39,7 @@ class Pool:
         self.database = Database(database_url)
         self.nodes, self.workers = {}, {}
         self.options = {}  # of the workers, by node
+        self._before = {}  # by node, the incarnation that was registered when its worker was started
         self.executor = None
         self.trace = Trace(folder / "trace.jsonl")
         self.environment = {
@@ -106,6 +107,7 @@ class Pool:
         node = self.nodes[name]
         command = [sys.executable, "-m", "flows.cli", "worker", "--name", name, "--devices", "cpu:1"]
         command += ["--address", node.address, *self.options.get(name, ()), *options]
+        self._before[name] = self.serving().get(name)
         self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")
         return self.workers[name]
 
@@ -135,7 +137,8 @@ class Pool:
         for name, worker in self.workers.items():
             assert worker.poll() is None, f"the worker of {name} has ended: {self.tail(name)}"
         assert self.executor.poll() is None, f"the executor has ended: {self.tail('executor')}"
-        return set(self.nodes) <= set(self.serving())
+        serving = self.serving()
+        return all(serving.get(name) not in (None, self._before[name]) for name in self.nodes)
 
     def tail(self, name):
         """The end of the log of a node or of the executor."""
