@@ -98,13 +98,19 @@ def all_runs(client):
     return client.search_runs(experiments)
 
 
+def running_in_prefect(pool, segment):
+    """The child run of a segment once Prefect shows that it runs: gangs do not wait for a server that is busy."""
+    (run,) = pool.flow_runs(segment)
+    return run if run and pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "RUNNING" else None
+
+
 def test_a_segment_that_is_cancelled_in_the_ui(pool, recovered):
     job = torch_job("unwanted", trace=pool.trace.file)
     other = torch_job("wanted", trace=pool.trace.file)
     batch = pool.submit([job, other])
     pool.wait_for_checkpoint(batch, job="unwanted")
     (segment,) = [segment for segment in pool.segments(batch) if segment.job == "unwanted"]
-    (run,) = pool.flow_runs(segment.id)
+    run = until("its run is under way in Prefect", lambda: running_in_prefect(pool, segment.id))
     before_s = time.monotonic()
     pool.prefect.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     until("the job is cancelled", lambda: pool.jobs(batch)["unwanted"].status == "cancelled")

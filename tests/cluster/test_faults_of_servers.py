@@ -17,10 +17,14 @@ MINUTE_S = float(os.environ.get("RINGMASTER_TEST_MINUTE_S", "8"))
 SPARE_STEPS = 1000  # of 0.1 s: that is trained until a server has stopped, which may take its time
 
 
-def trains_for(pool, job, *, seconds):
-    """Waits until a job has gone on training for so long."""
+def trains_for(pool, job=None, *, seconds):
+    """Waits until a job, or any, has gone on training for so long."""
     since_s = time.monotonic()
-    until(f"{job} goes on", lambda: pool.trace.of(job=job, after_s=since_s + seconds), seconds=seconds + PATIENCE_S)
+    until(
+        f"{job or 'training'} goes on",
+        lambda: pool.trace.of(job=job, after_s=since_s + seconds),
+        seconds=seconds + PATIENCE_S,
+    )
 
 
 def test_prefects_server_is_down_for_a_minute(pool, bench, tmp_path, recovered):
@@ -50,7 +54,7 @@ def test_postgresql_is_restarted(pool, pool_postgresql, bench, tmp_path, recover
     pool.wait_for_checkpoint(batch)
     before_s = time.monotonic()
     pool_postgresql.stop(how)
-    trains_for(pool, pool.trace.of()[-1]["job"], seconds=1.0)
+    trains_for(pool, seconds=1.0)
     pool_postgresql.start()
     up_s = time.monotonic()
     pool.finish(batch)
