@@ -56,9 +56,23 @@ def several(bench):
         replace(job, name="long", data=replace(job.data, seq_len=40), global_batch_size=3),
         replace(job, name="tiny", data=replace(job.data, seq_len=5), global_batch_size=1),
         replace(job, name="decayed", optimizer=OptimizerSpec(lr=0.02, options={"betas": [0.8, 0.9]}), seed=3),
+        *degenerate(job),
         *scaled(job),
         *with_own_modules(job),
         *prefixed(job),
+    ]
+
+
+def degenerate(job):
+    """Whose products are too small to be a batch's: of rank 1, by itself and with another, and of two tokens."""
+    hair = replace(job, adapter=replace(LORA, rank=1))
+    brief = replace(job, adapter=replace(LORA, rank=3), data=replace(job.data, seq_len=3), global_batch_size=1)
+    return [
+        replace(hair, name="hair"),
+        replace(hair, name="hair-too", seed=7),
+        replace(hair, name="hair-alone", data=replace(job.data, seq_len=11)),
+        replace(brief, name="brief", clip_grad_norm=0.01),
+        replace(brief, name="brief-too", seed=8),
     ]
 
 

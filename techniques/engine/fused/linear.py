@@ -11,8 +11,9 @@ and for (IA)3s, where z is x or y, the factors l being those of the layer's inpu
     z_i <- l_i * z_i     dl_i = sum over rows of dz_i * z_i     dz_i <- l_i * dz_i
 
 These are the operations, in the order, that `adapters.modules` and its autograd compute for one adapter alone, and a
-batched product or sum equals each of its own bit by bit. Ranks are not padded, and adapters not concatenated: both
-would add in another order. Gradients go by themselves to where each adapter keeps them (`engine.fused.runs`).
+batched product or sum equals each of its own bit by bit; where it would not, products are computed one by one. Ranks
+are not padded, and adapters not concatenated: both would add in another order. Gradients go by themselves to where
+each adapter keeps them (`engine.fused.runs`).
 
 Source: Ye et al., mLoRA (arXiv:2312.02515), BatchLoRA, for the one base product; the order of operations is ours.
 """
@@ -31,6 +32,9 @@ from techniques.engine.fused.runs import Run, Runs, ScalingRun
 
 # Up to this rank a product is added to what is there as exactly as it is added afterwards: one block of the kernel's.
 ADDED_RANK = 128
+# On CPUs a batch of products with fewer multiplications each is not MKL's, which a product alone always is.
+# Source: `bmm_out_or_baddbmm_` in torch's aten/src/ATen/native/LinearAlgebra.cpp.
+FEWEST_MULTIPLICATIONS = 400
 
 Route = Callable[[int], Runs]
 """The runs of a layer in a batch of so many rows."""
@@ -145,7 +149,8 @@ class _Scale(torch.autograd.Function):
 def _add_product(run: Run, y: Tensor, h: Tensor, b: Tensor) -> None:
     """Adds s h b to y, as a separate run rounds it."""
     h = _times(h, run.early)
-    if run.late is not None or y.dtype != torch.float32 or h.shape[-1] > ADDED_RANK:
+    is_added_exactly = 1 < h.shape[-1] <= ADDED_RANK and (len(y) == 1 or _is_batched(h, b))
+    if run.late is not None or y.dtype != torch.float32 or not is_added_exactly:
         y.add_(_times(_product(h, b), run.late))
     elif len(y) == 1:
         y[0].addmm_(h[0], b[0])
@@ -174,7 +179,23 @@ def _gaps(runs: Sequence[Run | ScalingRun], num_rows: int) -> Iterator[slice]:
 
 
 def _product(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """[n, ...] @ [n, ...]; one alone as a product alone, which takes the same kernel as a separate run."""
-    if len(first) == 1:
-        return torch.mm(first[0], second[0], out=None if out is None else out[0]).unsqueeze(0)
-    return torch.bmm(first, second, out=out)
+    """[n, rows, inner] @ [n, inner, columns], each as a separate run computes it: by the same kernel."""
+    if _is_batched(first, second):
+        return torch.bmm(first, second, out=out)
+    if out is None:
+        out = first.new_empty(len(first), first.shape[1], second.shape[2])
+    for i in range(len(first)):
+        torch.mm(first[i], second[i], out=out[i])
+    return out
+
+
+def _is_batched(first: Tensor, second: Tensor) -> bool:
+    """Whether products are computed at once: where each is then what it is by itself, bit by bit.
+
+    On a CPU a product with a side of 1 is a matrix times a vector when it is alone, and few multiplications are another
+    kernel's when they are not. Elsewhere nothing is the same to the bit, and a launch costs more than they do.
+    """
+    if len(first) == 1 or first.device.type != "cpu":
+        return len(first) > 1
+    rows, inner, columns = *first.shape[1:], second.shape[2]
+    return min(rows, inner, columns) > 1 and rows * inner * columns >= FEWEST_MULTIPLICATIONS

@@ -74,8 +74,8 @@ def test_a_layer_that_is_used_twice_gets_the_sum_of_its_gradients(is_laid):
         for _ in range(step + 1):
             run.take_gradients(*factors, product=into)
         for i, tree in enumerate(trees):
-            assert torch.allclose(tree.a.grad, (step + 1) * factors[0][0][i] @ factors[0][1][i])
-            assert torch.allclose(tree.b.grad, (step + 1) * factors[1][0][i] @ factors[1][1][i])
+            torch.testing.assert_close(tree.a.grad, (step + 1) * factors[0][0][i] @ factors[0][1][i])
+            torch.testing.assert_close(tree.b.grad, (step + 1) * factors[1][0][i] @ factors[1][1][i])
 
 
 def into(first, second, *, out=None):
