@@ -46,8 +46,8 @@ test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 test-full: $(READY)  ## Run the long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m full $(TESTS)
 
-test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, 25 minutes at most
-	$(BIN)/python -m pytest -m cluster --session-timeout 1500 $(TESTS)
+test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
+	$(BIN)/python -m pytest -m cluster --session-timeout 2100 $(TESTS)
 
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
 	$(BIN)/python -m pytest -m browser --session-timeout 1800 $(TESTS)
