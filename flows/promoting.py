@@ -15,7 +15,7 @@ from model_lineage.snapshot import Node
 from tasks.alarms import Alarm
 from tasks.evaluation import recording
 from tasks.profiling.stage import Notice
-from tasks.promotion import stage
+from tasks.promotion import decisions, stage
 from tasks.promotion.moves import MoveLog
 from tasks.promotion.names import CHAMPION
 from tasks.promotion.policy import Decision, decide_by
@@ -76,9 +76,11 @@ def promote_by_hand(
     node = _candidate(home, asked.model)
     name, version = node.record.registered_name, node.record.version
     assert version is not None, "a candidate is a version"
-    log.finish_left_behind(home.ledger, name)
+    finished = log.finish_left_behind(home.ledger, name)
     serving = home.ledger.get_alias(name, CHAMPION)
     champion = None if serving is None else serving.version
+    if champion == version and finished:  # this promotion was begun before, and cut short
+        return _begun_before(home, node)
     if champion == version:
         raise InputError([f"{node.label} serves already. To fix: name another version"])
     if policy is None:
@@ -88,6 +90,16 @@ def promote_by_hand(
         decision, who = _judged(home, node, policy, asked, against=against, notice=notice)
     stage.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
     return Promotion(name=name, version=version, before=champion, decision=decision)
+
+
+def _begun_before(home: LineageHome, node: Node) -> Promotion:
+    """A promotion that was finished just now, as it was decided when it was begun."""
+    version, kept = node.record.version, decisions.read(home.ledger, node.record)
+    assert version is not None and kept, "what was finished was decided, and kept"
+    decision = Decision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
+    return Promotion(
+        name=node.record.registered_name, version=version, before=kept[-1].champion_before, decision=decision
+    )
 
 
 def _judged(
@@ -130,8 +142,10 @@ def _check(asked: Asked) -> None:
 def _candidate(home: LineageHome, name: str) -> Node:
     """The version that is meant: of a name alone the newest one. Raises InputError on what is no version."""
     snapshot, text = home.snapshot, name.removeprefix("models:/")
-    versions = snapshot.versions(text)
-    node = max(versions, key=lambda node: node.record.version or 0) if versions else home.find(name)
+    newest_first = sorted(snapshot.versions(text), key=lambda node: node.record.version or 0, reverse=True)
+    # A model outlives the version that it was: one that was deleted in the registry cannot serve.
+    there = (node for node in newest_first if home.ledger.get_version(text, node.record.version or 0) is not None)
+    node = next(there, None) or home.find(name)
     if node.record.version is None:
         raise InputError([f"{node.label} is no registered version. To fix: name a model's version"])
     return node

@@ -71,6 +71,8 @@ def read_card(folder: Path) -> CardMetadata:
         text = (folder / CARD).read_text(encoding="utf-8")
     except FileNotFoundError:
         return CardMetadata()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{folder / CARD} is not UTF-8 ({error}). To fix: save it as UTF-8, or remove it") from error
     found = re.match(r"---\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
     if found is None:
         return CardMetadata()

@@ -20,7 +20,7 @@ _SHORTEST_ID = 6  # characters of a model's id or a data set's digest that may s
 
 
 class UnknownName(ValueError):
-    """No model, component or data set has that name; the message names what is close to it."""
+    """No model, component or data set has that name, or several have; the message names what is close to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,8 @@ class Snapshot:
             begun = [node for id, node in self.nodes.items() if id.startswith(text)]
             if len(begun) == 1:
                 return begun[0]
+            if begun and text not in self._by_name:
+                raise UnknownName(_ambiguous(text, begun))
         base, alias, version = _parts(text)
         versions = self._by_name.get(base, [])
         if alias is not None:
@@ -163,6 +165,12 @@ class Snapshot:
             there = ", ".join("@".join([node.label, *node.aliases[:1]]) for node in nodes)
             return f"{base} has no {name.removeprefix('models:/').removeprefix(base)[1:]!r}. There are {there}"
         return f"the lineage has no model {name!r}. {close_names(base, list(self._by_name))}"
+
+
+def _ambiguous(text: str, begun: Sequence[Node]) -> str:
+    some = ", ".join(f"{node.id} ({node.label})" for node in begun[:4])
+    more = f", and {len(begun) - 4} more" if len(begun) > 4 else ""
+    return f"{len(begun)} models' ids begin with {text}: {some}{more}. To fix: give more of the id, or a name"
 
 
 def close_names(name: str, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from flows import cli, commands_promoting, examining
 from flows.faults import InputError
-from model_lineage import QUIET_ENVIRONMENT, Ledger
+from model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
 from tasks.evaluation.behaviour import TestResult
 from tasks.evaluation.examination import Examined
 from tasks.evaluation.slices import Measured
@@ -79,6 +79,19 @@ def test_a_persons_word_is_kept_with_the_reason(ledger):
     assert (kept.outcome, kept.reasons, kept.champion_before) == ("promoted", ("faster",), 1)
     assert kept.who not in ("rule", "")
     assert "serves already" in promote(f"{NAME}@champion", "--why", "again")[1]
+
+
+def test_a_promotion_that_was_cut_short_is_finished_by_asking_again(ledger, monkeypatch):
+    def away(self, model, alias, version):
+        raise LedgerError("MLflow is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "set_alias", away)
+        assert CliRunner().invoke(cli.app, ["promote", f"{NAME}/2", "--why", "faster"]).exit_code == 1
+    assert aliases(ledger) == {}
+    code, said = promote(f"{NAME}/2", "--why", "once more")
+    assert (code, said["champion"], said["reasons"]) == (0, 2, ["faster"])
+    assert aliases(ledger) == {"champion": 2, "challenger": 2}
 
 
 @pytest.mark.parametrize(
@@ -161,3 +174,11 @@ def test_a_policy_examines_the_model_and_its_champion(ledger, tmp_path):
 
 def last_run(ledger, version):
     return ledger.resolve_model(f"models:/{NAME}/{version}").run_id
+
+
+def test_a_name_alone_means_the_newest_version_that_is_still_there(ledger, home):
+    folder = exported(home / "withdrawn", IMAGES, cache_dir=home / "cache", seed=4)
+    run = ledger.start_job(ledger.start_batch("nights", params={}), "digits4", params={})
+    made = ledger.record_model(NAME, run_id=run, folder=folder, kind="pretrained")
+    ledger.client.delete_model_version(NAME, str(made.version))
+    assert promote(NAME, "--why", "the newest")[1]["version"] == 3

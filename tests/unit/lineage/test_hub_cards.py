@@ -52,3 +52,9 @@ def test_a_card_that_is_wrong_is_told(text, tmp_path):
     (tmp_path / CARD).write_text(text)
     with pytest.raises(ValueError, match=r"README.md .*To fix"):
         read_card(tmp_path)
+
+
+def test_a_card_that_is_not_utf_8_is_told(tmp_path):
+    (tmp_path / CARD).write_bytes("---\nlicense: für\n---\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"README.md is not UTF-8 .*To fix"):
+        read_card(tmp_path)

@@ -37,7 +37,7 @@ def test_every_way_to_name_a_model_finds_it(name, id):
         ("writr", "no model 'writr'. Did you mean writer?"),
         ("writer/9", r"writer has no '9'. There are writer/1, writer/2@champion, writer/3@challenger"),
         ("writer@previous", "writer has no 'previous'"),
-        ("m-writer-", "no model 'm-writer-'"),
+        ("m-writer-", r"2 models' ids begin with m-writer-: m-writer-2 \(writer/2\), m-writer-3 \(writer/3\)"),
         ("zzz", "There are 2: org/model, writer"),
     ],
 )
