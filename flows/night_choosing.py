@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from flows.local_executor import PLANNING_TIME_LIMIT_S
 from flows.night import Night, current_clock
 from flows.night_looking import Checked
-from flows.train_batch import PLANNING_TIME_LIMIT_S
 from flows.views import current_view
 from tasks.batch import Batch
 from tasks.planning import Plan, Problem

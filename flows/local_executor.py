@@ -1,0 +1,218 @@
+"""One batch on this machine alone: planned, run to its end, re-planned on the way, told by artifacts in Prefect."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from flows.batch_artifacts import DecisionArtifact
+from flows.batch_records import log_decision
+from flows.fusing import Together, choose_together, goals_in
+from flows.views import current_view
+from flows.workshop import Workshop
+from tasks.alarms import DeadlineAlarms
+from tasks.alarms.task import sound
+from tasks.execution.events import Listener
+from tasks.execution.executor import Executor
+from tasks.execution.forethought import MakePlan
+from tasks.execution.historian import Historian
+from tasks.execution.journal import begin
+from tasks.execution.measured import Measured
+from tasks.execution.replanner import POLICY, Replanner
+from tasks.execution.roster import Enlisted
+from tasks.execution.task import GanttArtifact, ProgressArtifact, submit_with
+from tasks.execution.words import Words
+from tasks.planning import Plan, Problem, ProblemError
+from tasks.planning.checked import checked_plan
+from tasks.planning.task import plan_task
+from tasks.planning.terms import plan_giving_up_deadlines
+from tasks.profiling.stage import Profiled
+from tasks.recording import Recorded
+from tasks.sweeping.conductor import Conductor
+from techniques import Job
+
+PLANNING_TIME_LIMIT_S = 10.0
+
+
+def execute(
+    shop: Workshop, profiled: Profiled, *, measured: Measured | None, seed: int, conductor: Conductor | None
+) -> None:
+    """Runs the batch to its end, or until it is interrupted.
+
+    measured: what the devices do meanwhile. seed: of the planner. conductor: of the sweep whose trials the jobs are.
+    """
+    _begin(shop, profiled, conductor=conductor)
+    together = _choose_together(shop, profiled, seed=seed)
+    with ExitStack() as stack:
+        listeners = stack.enter_context(_listeners(shop, profiled, conductor=conductor))
+        executor = Executor(
+            name=shop.bench.batch.name,
+            cluster=shop.bench.cluster,
+            leases=shop.bench.leases,
+            holder=shop.bench.holder,
+            entries=_entries(shop, profiled, together),
+            journal=shop.journal,
+            submit=submit_with(shop.runner, measured=measured),
+            make_plan=_planner(shop, seed=seed, start=together.plan),
+            on_terms=partial(_on_terms, shop),
+            replanner=_replanner(shop, seed=seed),
+            steer=shop.runner.steer,
+            listeners=listeners,
+            is_open=conductor.is_open if conductor is not None else lambda: False,
+        )
+        if conductor is not None:
+            conductor.attach(executor.direct, later=executor.call, started_s=float(shop.journal.get("started_s")))
+        # Whatever ends the batch, its gangs end and their devices are free for the next one of this process.
+        stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
+        stack.callback(shop.runner.join)
+        stack.callback(shop.runner.kill_all)
+        stack.enter_context(_stopped_by_signals(executor, shop))
+        executor.run()
+
+
+def _begin(shop: Workshop, profiled: Profiled, *, conductor: Conductor | None) -> None:
+    """Writes down what is about to run."""
+    shop.recorder.begin(
+        Recorded(jobs=_jobs(profiled), surveys=profiled.surveys, profiles=profiled.profiles),
+        devices=shop.bench.device_names,
+        num_trials=profiled.num_trials,
+    )
+    begin(shop.journal, shop.bench.batch.jobs, faults=profiled.faults)
+    if conductor is not None:
+        conductor.begin(shop.journal, profiled.jobs, num_slots=len(shop.bench.cluster.devices))
+        for name, details in conductor.details().items():
+            shop.journal.write_job(name, details=details)
+
+
+def _choose_together(shop: Workshop, profiled: Profiled, *, seed: int) -> Together:
+    """The groups of jobs that are better trained together, and the plan by which they were chosen."""
+    batch = shop.bench.batch
+    return choose_together(
+        profiled,
+        jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
+        name=batch.name,
+        cluster=shop.bench.cluster,
+        journal=shop.journal,
+        goals=goals_in(shop.journal.jobs()),
+        on_terms=partial(_on_terms, shop),
+        objective=batch.terms.objective,
+        time_limit_s=PLANNING_TIME_LIMIT_S,
+        seed=seed,
+    )
+
+
+def _entries(shop: Workshop, profiled: Profiled, together: Together) -> list[Enlisted]:
+    """The batch's jobs as the executor takes them."""
+    place = replace(shop.workplace, data={name: survey.data for name, survey in profiled.surveys.items()})
+    jobs = _jobs(profiled)
+    return [
+        Enlisted(
+            job=jobs.get(job.name, job),
+            profiles=profiled.profiles.get(job.name, ()),
+            place=place,
+            together=together.profiles.get(job.name, ()),
+        )
+        for job in shop.bench.batch.jobs
+    ]
+
+
+@contextmanager
+def _listeners(shop: Workshop, profiled: Profiled, *, conductor: Conductor | None) -> Iterator[list[Listener]]:
+    """Whom the executor tells what happens: the view, the records, the artifacts in Prefect, the sweep."""
+    batch, database = shop.bench.batch, shop.journal.database
+    deadlines = DeadlineAlarms(batch.name, deadlines_s=batch.deadlines_s, started_s=shop.journal.get("started_s"))
+    progress = ProgressArtifact(shop.journal, total_steps=sum(job.total_steps for job in profiled.jobs))
+    gantt = GanttArtifact(Historian(database, name=batch.name), look=lambda chronicle: deadlines.tell(chronicle, sound))
+    decisions = DecisionArtifact()
+    with ExitStack() as stack:
+        for artifact in (progress, gantt, decisions):
+            stack.callback(artifact.close)
+        yield [
+            current_view.get().listen,
+            shop.recorder.listen,
+            progress.listen,
+            gantt.listen,
+            Words(database).listen,
+            log_decision,
+            decisions.listen,
+            *([] if conductor is None else [conductor.listen]),
+        ]
+
+
+def _replanner(shop: Workshop, *, seed: int) -> Replanner:
+    """Who plans the rest again while the batch runs."""
+    objective = shop.bench.batch.terms.objective
+    return Replanner(
+        name=shop.bench.batch.name,
+        # No Prefect task: most of these plans are not followed, and one may still be in the making when the flow ends.
+        make_plan=partial(checked_plan, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=objective),
+        on_terms=partial(_on_terms, shop),
+        policy=replace(POLICY, objective=objective),
+    )
+
+
+def _jobs(profiled: Profiled) -> dict[str, Job]:
+    """The jobs that were profiled, by their names."""
+    return {job.name: job for job in profiled.jobs}
+
+
+def _on_terms(shop: Workshop, problem: Problem) -> Problem:
+    """The problem under the batch's terms, as late as it is by now."""
+    return shop.bench.batch.terms.on(problem, elapsed_s=_elapsed_s(shop))
+
+
+def _elapsed_s(shop: Workshop) -> float:
+    """Seconds since the batch was started for the first time, from which its deadlines count."""
+    return time.time() - float(shop.journal.get("started_s"))
+
+
+def _planner(shop: Workshop, *, seed: int, start: Plan | None) -> MakePlan:
+    """How the batch's problems are planned: the first one must meet all deadlines, later ones what can still be met.
+
+    start: the plan by which groups were chosen, which is the first one to be followed.
+    """
+    objective = shop.bench.batch.terms.objective
+    make_plan = partial(plan_task, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=objective)
+
+    def first(problem: Problem) -> Plan:
+        try:
+            return make_plan(problem, start=start)
+        except ProblemError as error:
+            so_far_s = _elapsed_s(shop)
+            faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
+            remedy = "To fix: give the jobs that are named more time, fewer steps or more devices"
+            raise ProblemError([*faults, remedy] if shop.bench.batch.deadlines_s else error.faults) from None
+
+    def later(problem: Problem) -> Plan:
+        plan, given_up = plan_giving_up_deadlines(problem, make_plan)
+        if given_up:
+            current_view.get().notice(f"deadlines that cannot be met any more: {', '.join(given_up)}")
+        return plan
+
+    return lambda problem: later(problem) if shop.journal.plans() else first(problem)
+
+
+@contextmanager
+def _stopped_by_signals(executor: Executor, shop: Workshop) -> Iterator[None]:
+    """Ctrl-C or SIGTERM ends the batch in order: gangs checkpoint, the journal says where to go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        current_view.get().notice("stopping: running jobs write a checkpoint")
+        executor.stop()
+        # Not here: a handler may interrupt the very thread that holds the runner's lock.
+        threading.Thread(target=shop.runner.stop_all).start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
