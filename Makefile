@@ -47,10 +47,10 @@ test-full: $(READY)  ## Run the long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m full $(TESTS)
 
 test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
-	$(BIN)/python -m pytest -m cluster --session-timeout 2100 $(TESTS)
+	$(BIN)/python -m pytest -m cluster --session-timeout 3000 $(TESTS)
 
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
-	$(BIN)/python -m pytest -m browser --session-timeout 1800 $(TESTS)
+	$(BIN)/python -m pytest -m browser --session-timeout 3000 $(TESTS)
 
 lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
 
