@@ -115,7 +115,9 @@ def test_hooks_check_what_make_lint_checks():
 def test_ci_runs_lint_and_tests():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    asked = [line.split() for line in script.read_text().splitlines() if "make --" in line or "make test-full TESTS" in line]
+    asked = [
+        line.split() for line in script.read_text().splitlines() if "make --" in line or "make test-full TESTS" in line
+    ]
     assert [word for words in asked for word in words if word in rules()] == [
         "lint", "test", "test-cluster", "test-browser", "test-full",
     ]  # fmt: skip
