@@ -141,7 +141,7 @@ def _executor(pool: Pool) -> Iterator[None]:
     """The pool's executor in this process, but for its planner: `in_turns`."""
     os.environ.update({key: pool.environment[key] for key in ENVIRONMENT})
     registry.register(Waits)
-    from flows import pool_executor
+    from flows.pool import executor as pool_executor
 
     class InTurns(pool_executor.Steward):
         def make_plan(self, problem: Problem) -> Plan:

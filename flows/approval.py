@@ -91,8 +91,8 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     """Asks a person whether this flow run is to go on, which has done nothing yet but to find out what to ask.
 
     On a pool the run is suspended, and begins anew once it is answered: `question`, which may take its time, is asked
-    for once only. Its executor answers with `without_answer` after `timeout_s` (`flows.late_answers`). Elsewhere the
-    process waits.
+    for once only. Its executor answers with `without_answer` after `timeout_s` (`flows.pool.late_answers`).
+    Elsewhere the process waits.
     """
     run_id = _run_that_can_ask()
     if run_id is None:

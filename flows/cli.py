@@ -6,21 +6,21 @@ import sys
 
 import typer
 
-from flows import (
-    commands_converting,
-    commands_datasets,
-    commands_executor,
-    commands_lineage,
-    commands_looking,
-    commands_models,
-    commands_nodes,
-    commands_planning,
-    commands_pool,
-    commands_promoting,
-    commands_retraining,
-    commands_running,
-    commands_services,
-    commands_watching,
+from flows.commands import (
+    converting,
+    datasets,
+    executor,
+    lineage,
+    looking,
+    models,
+    nodes,
+    planning,
+    pool,
+    promoting,
+    retraining,
+    running,
+    services,
+    watching,
 )
 
 app = typer.Typer(
@@ -30,35 +30,35 @@ app = typer.Typer(
     help="Trains batches of models: parallelism, devices and schedule chosen by one certified optimizer.",
 )
 for command in (
-    commands_running.run,
-    commands_running.profile,
-    commands_planning.plan,
-    commands_planning.check,
-    commands_planning.simulate,
-    commands_retraining.sweep,
-    commands_retraining.retrain,
-    commands_pool.submit,
-    commands_pool.cancel,
-    commands_pool.pause,
-    commands_pool.resume,
-    commands_pool.set_priority,
-    commands_looking.techniques,
-    commands_looking.status,
-    commands_looking.logs,
-    commands_models.evaluate,
-    commands_models.monitor,
-    commands_promoting.promote,
-    commands_promoting.rollback,
-    commands_watching.watch,
-    commands_converting.convert,
-    commands_services.up,
-    commands_services.down,
-    commands_executor.executor,
-    commands_nodes.worker,
+    running.run,
+    running.profile,
+    planning.plan,
+    planning.check,
+    planning.simulate,
+    retraining.sweep,
+    retraining.retrain,
+    pool.submit,
+    pool.cancel,
+    pool.pause,
+    pool.resume,
+    pool.set_priority,
+    looking.techniques,
+    looking.status,
+    looking.logs,
+    models.evaluate,
+    models.monitor,
+    promoting.promote,
+    promoting.rollback,
+    watching.watch,
+    converting.convert,
+    services.up,
+    services.down,
+    executor.executor,
+    nodes.worker,
 ):
     app.command()(command)
-app.add_typer(commands_datasets.app, name="datasets")
-app.add_typer(commands_lineage.app, name="lineage")
+app.add_typer(datasets.app, name="datasets")
+app.add_typer(lineage.app, name="lineage")
 
 INPUT_FAULT = 2
 

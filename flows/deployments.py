@@ -21,8 +21,8 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
 
 from flows import settings
-from flows.automations import make_alarms
 from flows.faults import InputError
+from flows.pool.automations import make_alarms
 
 PROJECT = Path(__file__).parents[1]
 AUTOMATION = "ringmaster-silent-runs"

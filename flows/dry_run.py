@@ -17,9 +17,9 @@ from flows import settings
 from flows.batch_form import Profiles
 from flows.faults import InputError
 from flows.local_executor import PLANNING_TIME_LIMIT_S
-from flows.own_node import healthy
-from flows.pool_batch import with_orphans
-from flows.pool_profiling import profile_on_pool, serving
+from flows.pool.batch import with_orphans
+from flows.pool.own_node import healthy
+from flows.pool.profiling import profile_on_pool, serving
 from flows.run_folder import stamped_folder
 from flows.settings import PoolAddress
 from flows.views import current_view

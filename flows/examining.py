@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from flows import settings
 from flows.faults import InputError
-from flows.own_node import own_node
+from flows.pool.own_node import own_node
 from tasks.batch import document
 from tasks.batch.data_schema import Data
 from tasks.batch.faults import place_text
@@ -32,7 +32,7 @@ from techniques.engine.scoring import Progress, model_spec
 from techniques.values import from_json
 
 if TYPE_CHECKING:
-    from flows.lineage_home import LineageHome
+    from flows.lineage.home import LineageHome
     from model_lineage import ModelRecord
     from tasks.evaluation.examination import Examined
     from tasks.promotion.policy_file import Policy

@@ -13,7 +13,7 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.flow_runs import cancel_batches, ended
-from flows.pool_asking import ask_about, open_database, pool_address
+from flows.pool.asking import ask_about, open_database, pool_address
 from flows.train_batch import train_batch
 from tasks.batch import Batch, load_batch, parse_batch
 from tasks.batch.field_types import NAME_PATTERN

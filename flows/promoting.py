@@ -10,7 +10,7 @@ from typing import Any
 from flows import examining
 from flows.examining import Found
 from flows.faults import InputError
-from flows.lineage_home import LineageHome
+from flows.lineage.home import LineageHome
 from model_lineage.snapshot import Node
 from tasks.alarms import Alarm
 from tasks.evaluation import recording

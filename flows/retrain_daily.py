@@ -9,12 +9,12 @@ from prefect import flow
 from pydantic import Field
 
 from flows.flow_runs import cancel_batches, ended
-from flows.night import Night, open_night
-from flows.night_choosing import choose_jobs
-from flows.night_closing import close
-from flows.night_judging import interrupted, judge_all
-from flows.night_looking import look
-from flows.night_training import train
+from flows.nights.choosing import choose_jobs
+from flows.nights.closing import close
+from flows.nights.judging import interrupted, judge_all
+from flows.nights.looking import look
+from flows.nights.night import Night, open_night
+from flows.nights.training import train
 from flows.views import current_view
 from tasks.retraining.nights import INTERRUPTED, NightRecord
 from tasks.retraining.production import load_production

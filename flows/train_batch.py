@@ -15,7 +15,7 @@ from flows.flow_runs import cancel_batches, ended
 from flows.guard import guard_embedded_server
 from flows.local_executor import execute
 from flows.page_links import flow_run_page, show_records
-from flows.pool_batch import train_on_pool
+from flows.pool.batch import train_on_pool
 from flows.result import BatchResult, collect
 from flows.views import current_view
 from flows.workshop import BatchInput, as_batch, open_workshop

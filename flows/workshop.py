@@ -14,7 +14,7 @@ from typing import Any
 
 from flows import settings
 from flows.faults import InputError
-from flows.own_node import own_node
+from flows.pool.own_node import own_node
 from flows.run_folder import alone_in, base_weights, checkpoint_root_of, folder_to_resume, fresh_folder
 from flows.views import current_view
 from model_lineage.ledger import Ledger

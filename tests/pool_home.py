@@ -10,8 +10,8 @@ import urllib.request
 from http import HTTPStatus
 from pathlib import Path
 
-from flows.process_ids import ProcessId
-from flows.service_files import ServiceFiles
+from flows.services.files import ServiceFiles
+from flows.services.process_ids import ProcessId
 from flows.settings import PoolAddress
 from tests.cluster.waiting import until
 from tests.ports import free_port

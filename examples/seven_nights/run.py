@@ -210,7 +210,7 @@ def main() -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from flows.night import current_clock
+    from flows.nights.night import current_clock
     from flows.retrain_daily import retrain_daily
     from flows.workshop import lent_server
     from techniques.engine.processes import ForkServer

@@ -1,6 +1,6 @@
 """A node's part of a pool: takes its orders, runs their gangs, and passes on what is said in both directions.
 
-Knows nothing of Prefect: `flows/worker.py` says which orders are to be taken.
+Knows nothing of Prefect: `flows/pool/worker.py` says which orders are to be taken.
 """
 
 from __future__ import annotations

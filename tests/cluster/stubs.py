@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flows.process_ids import ProcessId
+from flows.services.process_ids import ProcessId
 from techniques.black_box import BlackBox
 from techniques.engine.publish import publish
 from techniques.engine.reporter import STOP

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from flows.faults import InputError
-from flows.pool_databases import make_databases
+from flows.services.databases import make_databases
 
 
 @pytest.fixture

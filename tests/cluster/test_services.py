@@ -10,9 +10,9 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from flows.automations import SUBJECTS
 from flows.deployments import AUTOMATION
-from flows.service_files import UP
+from flows.pool.automations import SUBJECTS
+from flows.services.files import UP
 from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
 

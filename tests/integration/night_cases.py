@@ -48,7 +48,7 @@ class Case:
 
     def run(self, night: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
         """One night's answer, at a moment by the clock."""
-        from flows.night import current_clock
+        from flows.nights.night import current_clock
         from flows.retrain_daily import retrain_daily
 
         moment_s = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
@@ -136,7 +136,7 @@ def cut_short(folder: Path) -> Any:
     case.dies("2026-11-01", module="flows.retrain_daily", function="judge_all")
     case.put("a/2026-11-02.jsonl", 2)  # too late for this night
     on = case.run("2026-11-01")
-    case.dies("2026-11-02", module="flows.night_training", function="_choose_of_sweeps")
+    case.dies("2026-11-02", module="flows.nights.training", function="_choose_of_sweeps")
     return {"on": on, "on again": case.run("2026-11-02"), "forced": case.run("2026-11-02", force=("a",))}
 
 

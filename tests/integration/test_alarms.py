@@ -16,8 +16,8 @@ pytest.importorskip("prefect")
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.automations import SUBJECTS, make_alarms
 from flows.faults import InputError
+from flows.pool.automations import SUBJECTS, make_alarms
 from tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
 from tasks.alarms.task import sound
 from tests.cluster.waiting import until
@@ -87,7 +87,7 @@ def test_an_event_calls_the_webhook(server, webhook):
 
 
 SOUND = """
-from flows.commands_promoting import _sound
+from flows.commands.promoting import _sound
 from tasks.alarms import promotion_refused
 _sound(promotion_refused("production.digits", version=4, why="worse by 0.3", who="policy careful"))
 raise SystemExit(1)

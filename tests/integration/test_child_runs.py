@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed
 
-from flows.child_runs import ChildRuns
+from flows.pool.child_runs import ChildRuns
 from tasks.pool.launching import RunIsOver
 from tasks.pool.mail import GIVEN, OrderRecord, Share
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Running
 
-from flows.crashed_runs import MOST_RUNS, CrashedRuns
+from flows.pool.crashed_runs import MOST_RUNS, CrashedRuns
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 

@@ -13,7 +13,7 @@ from prefect.states import Running, Suspended
 
 from flows.approval import NOBODY, TO_START, Start
 from flows.batch_form import ANSWER_WITHIN_S
-from flows.late_answers import LateAnswers
+from flows.pool.late_answers import LateAnswers
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.full

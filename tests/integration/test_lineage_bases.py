@@ -8,7 +8,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from flows.lineage_home import LineageHome
+from flows.lineage.home import LineageHome
 from model_lineage import Ledger, LedgerError
 from model_lineage.bases import record_base
 from model_lineage.snapshot import Snapshot

@@ -5,7 +5,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from flows.lineage_home import LineageHome
+from flows.lineage.home import LineageHome
 from model_lineage.tensors import TensorStore
 from tests.integration.lineage_family import answer, run
 

@@ -9,7 +9,7 @@ pytest.importorskip("prefect")
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.node import NodeOptions, _noted_signals, _serve
+from flows.pool.node import NodeOptions, _noted_signals, _serve
 from flows.settings import PoolAddress
 from tasks.cluster import Cluster, Node
 from tasks.pool.database import Database, file_url

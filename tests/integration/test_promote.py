@@ -5,7 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli, commands_promoting, examining
+from flows import cli, examining
+from flows.commands import promoting
 from flows.faults import InputError
 from model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
 from tasks.evaluation.behaviour import TestResult
@@ -123,7 +124,7 @@ def found(*, passes):
 def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch):
     (tmp_path / "policy.yaml").write_text("name: careful\n")
     asked, told = [], []
-    monkeypatch.setattr(commands_promoting, "_sound", told.append)
+    monkeypatch.setattr(promoting, "_sound", told.append)
 
     def examine_by(policy, model, *, data, against, notice):
         asked.append((policy.name, model.label, data.source, against))

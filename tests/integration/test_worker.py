@@ -19,8 +19,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending
 
 from flows.deployments import make_work_pool
+from flows.pool.worker import NodeWorker
 from flows.segment import segment as segment_flow
-from flows.worker import NodeWorker
 from tasks.pool.database import Database, file_url
 from techniques.engine.gang import DONE, PREEMPTED, Outcome
 from tests.ports import free_port
@@ -158,7 +158,7 @@ def test_a_run_whose_order_was_withdrawn_is_cancelled(node):
 
 def test_a_run_that_was_claimed_in_vain_is_run_all_the_same(node, monkeypatch):
     """Its claim went through, and Prefect's answer was lost: it is in no queue any more."""
-    monkeypatch.setattr("flows.worker.OVERDUE_S", 0.0)
+    monkeypatch.setattr("flows.pool.worker.OVERDUE_S", 0.0)
     node.give(4)
     deployment = node.client.read_deployment_by_name("segment/segment")
     flow_run = node.client.create_flow_run_from_deployment(

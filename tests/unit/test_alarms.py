@@ -77,7 +77,7 @@ def test_every_alarm_names_what_it_is_about():
 
 
 def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
-    from flows.alarms import PoolAlarms
+    from flows.pool.alarms import PoolAlarms
     from tasks.pool.database import Database, file_url
     from tasks.pool.nodes import Nodes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.commands_planning import plan
+from flows.commands.planning import plan
 from tasks.batch import parse_batch
 from tasks.planning.families import families
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows import pool_batch
 from flows.faults import InputError
 from flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
-from flows.pool_batch import train_on_pool, with_orphans
+from flows.pool import batch as pool_batch
+from flows.pool.batch import train_on_pool, with_orphans
 from flows.run_folder import alone_in
 from flows.settings import PoolAddress
 from flows.views import View, current_view

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flows import pool_profiling
 from flows.faults import InputError
-from flows.own_node import held
-from flows.pool_profiling import merged, one_of_each_kind, profile_on_pool
+from flows.pool import profiling
+from flows.pool.own_node import held
+from flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
 from tasks.batch import Batch
 from tasks.cluster import Device
 from tasks.execution.journal import Journal
@@ -105,8 +105,8 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
             journal.put("profiled:A100", to_json(MEASURED))
         return name
 
-    monkeypatch.setattr(pool_profiling, "_start", start)
-    monkeypatch.setattr(pool_profiling, "_wait", lambda name: "Crashed: it is gone" if len(started) == 1 else "")
+    monkeypatch.setattr(profiling, "_start", start)
+    monkeypatch.setattr(profiling, "_wait", lambda name: "Crashed: it is gone" if len(started) == 1 else "")
     profiled = profile_on_pool(BATCH, key="nightly-1", database=database)
     assert sorted(started) == ["n1", "n2"]
     assert profiled.profiles["a"] == (profile(),)

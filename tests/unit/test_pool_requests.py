@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows import cli, flow_runs
-from flows.commands_pool import _kept
+from flows.commands.pool import _kept
 from flows.faults import InputError
-from flows.pool_asking import NO_POOL, ask_about, meant
+from flows.pool.asking import NO_POOL, ask_about, meant
 from flows.workshop import as_batch
 from tasks.batch import Batch, BatchFileError
 from tasks.execution.journal import CANCELLED, PAUSED, WAITING, Journal

@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flows import commands_watching, watch
+from flows import watch
+from flows.commands import watching
 from flows.faults import InputError
 from flows.watch_view import Room, picture
 from tasks.cluster import Device
@@ -19,7 +20,7 @@ from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.stories import Story, planned
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(commands_watching.watch)
+app.command()(watching.watch)
 
 
 @pytest.fixture

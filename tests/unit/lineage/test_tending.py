@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from flows import cli
 from flows.faults import InputError
-from flows.lineage_home import LineageHome
+from flows.lineage.home import LineageHome
 from model_lineage.tending import DAY_MS, faults, unreached
 from model_lineage.tensors import TensorStore
 from tests.unit.lineage.families import node, shop, snapshot

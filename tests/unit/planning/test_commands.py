@@ -4,14 +4,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows import commands_planning
+from flows.commands import planning
 from flows.faults import InputError
 from tasks.planning import Plan, Problem, verify
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(commands_planning.plan)
-app.command()(commands_planning.simulate)
-app.command()(commands_planning.check)
+app.command()(planning.plan)
+app.command()(planning.simulate)
+app.command()(planning.check)
 
 
 def run(*arguments: object):

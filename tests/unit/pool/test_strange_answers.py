@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from flows.child_runs import ChildRuns
+from flows.pool.child_runs import ChildRuns
 from tasks.pool.database import Database, file_url
 from tasks.pool.submissions import Submissions
 from tests.unit.pool.bench import submission

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import night
 from flows.faults import InputError
+from flows.nights import night
 from tasks.pool.database import Database, file_url
 from tasks.retraining.dates import Hours
 from tasks.retraining.nights import DONE, SKIPPED, NightRecord, Nights

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import night_choosing
-from flows.night import current_clock
-from flows.night_looking import Checked
+from flows.nights import choosing
+from flows.nights.looking import Checked
+from flows.nights.night import current_clock
 from tasks.cluster import Cluster, Device, Node
 from tasks.profiling.grouping import classes
 from tasks.profiling.groups import group_profiles, group_searches
@@ -61,7 +61,7 @@ def chosen(monkeypatch):
     token = current_clock.set(lambda: BEGAN_S)
 
     def choose(*, minutes=None, budget=None, priorities=None, with_groups=True):
-        monkeypatch.setattr(night_choosing, "_profiled", lambda *_: profiled_jobs(with_groups=with_groups))
+        monkeypatch.setattr(choosing, "_profiled", lambda *_: profiled_jobs(with_groups=with_groups))
         deadline = None if minutes is None else f"02:{minutes:02}"
         models = tuple(
             ProductionModel(registered_name=f"shop.{name}", job=job(name), priority=(priorities or {}).get(name, 0))
@@ -84,7 +84,7 @@ def chosen(monkeypatch):
             )
             for model in models
         }
-        return night_choosing._choose(night, checks)
+        return choosing._choose(night, checks)
 
     yield choose
     current_clock.reset(token)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.process_ids import ProcessId, reap
+from flows.services.process_ids import ProcessId, reap
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 WITH_CHILD = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"

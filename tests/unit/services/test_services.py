@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flows.faults import InputError
-from flows.pool_databases import PoolDatabases, databases, make_databases
-from flows.services import PoolOptions, compose, faults, is_loopback, read_password, write_user
+from flows.services.databases import PoolDatabases, databases, make_databases
+from flows.services.needed import PoolOptions, compose, faults, is_loopback, read_password, write_user
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"

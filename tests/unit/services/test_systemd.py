@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.pool_databases import databases
-from flows.services import PoolOptions, compose
+from flows.services.databases import databases
+from flows.services.needed import PoolOptions, compose
 
 FOLDER = Path(__file__).parents[3] / "docs" / "systemd"
 UNITS = {path.stem.removeprefix("ringmaster-"): path for path in FOLDER.glob("*.service")}

@@ -7,11 +7,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows import pool_services, settings
+from flows import settings
 from flows.faults import InputError
-from flows.pool_databases import databases
-from flows.service_files import Service
-from flows.services import PoolOptions
+from flows.services import up_and_down
+from flows.services.databases import databases
+from flows.services.files import Service
+from flows.services.needed import PoolOptions
 from flows.settings import PoolAddress
 from techniques.values import to_json
 from tests.ports import free_port
@@ -50,29 +51,29 @@ def options(tmp_path):
 def begun(options, mlflow):
     """What an `up` leaves that was ended while it waited: a supervisor, and no word of where the pool is."""
     address = PoolAddress(database=options.databases.pool, prefect_api="http://p/api", mlflow_uri=mlflow)
-    files = pool_services.files_of(options.home)
+    files = up_and_down.files_of(options.home)
     files.make()
     services = [Service(name=name, command=(sys.executable, "-c", LIVES), environment={}) for name in ("one", "two")]
     files.write_services(services, address=address)
-    supervisor = pool_services._supervise(files)
+    supervisor = up_and_down._supervise(files)
     yield address, supervisor
-    pool_services.stop(options.home)
+    up_and_down.stop(options.home)
 
 
 def test_the_next_up_goes_on_where_another_was_ended(options, begun, capsys):
     address, supervisor = begun
-    assert not pool_services.is_up(options.home)
-    assert pool_services.start(options, database_server=None)
+    assert not up_and_down.is_up(options.home)
+    assert up_and_down.start(options, database_server=None)
     assert json.loads(settings.pool_file(options.home).read_text()) == to_json(address)
-    assert pool_services.is_up(options.home)
-    assert pool_services.files_of(options.home).supervisor() == supervisor
+    assert up_and_down.is_up(options.home)
+    assert up_and_down.files_of(options.home).supervisor() == supervisor
     assert "going on with what another `ringmaster up` began" in capsys.readouterr().err
 
 
 def test_one_up_at_a_time(options, begun):
     _, supervisor = begun
-    files = pool_services.files_of(options.home)
+    files = up_and_down.files_of(options.home)
     with files.alone("up") as alone, pytest.raises(InputError, match="another `ringmaster up` is starting the pool"):
         assert alone
-        pool_services.start(options, database_server=None)
+        up_and_down.start(options, database_server=None)
     assert files.supervisor() == supervisor  # the other one's goes on

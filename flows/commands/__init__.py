@@ -1,0 +1,1 @@
+"""The commands of `ringmaster`, a file for each kind of question or deed."""

@@ -1,0 +1,27 @@
+"""The command that plans and decides for a pool."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import error_console
+
+
+def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> None:
+    """Plan and decide for the pool, until SIGTERM or Ctrl-C; where another executor leads, stand by for it.
+
+    One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
+    """
+    pool = settings.pool()
+    if pool is None:
+        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
+        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
+    settings.embed(settings.home())
+    from flows.pool.executor import serve_pool
+
+    console = error_console()
+    serve_pool(pool, notice=lambda text: console.print(text, highlight=False, markup=False), seed=seed)

@@ -1,0 +1,167 @@
+"""Commands that look: which techniques there are, how batches stand, what a job printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import AsJson, error_console, output_console, print_json
+
+if TYPE_CHECKING:
+    from tasks.execution.journal import Journal
+
+
+def techniques(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A file with a job, or a batch file: what would fit, and why others would not."),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Of a batch file, this job alone.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(help="How many GPUs, with --memory; by default the devices of this machine.", min=1)
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Of each GPU, such as 80GiB.")] = None,
+    nodes: Annotated[int, typer.Option(help="Over how many machines the GPUs are divided.", min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
+    from techniques import registry
+
+    if model is not None:
+        from flows.outlook import look_ahead, print_outlook
+
+        found = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
+        print_json(found.to_json()) if as_json else print_outlook(found)
+        raise typer.Exit(1 if found.faults else 0)
+    if job is not None or devices is not None or memory is not None:
+        raise InputError(["--job, --devices and --memory say how a model would be trained. To fix: name it by --model"])
+    every = [(name, registry.load(registry.dotted_path(name))) for name in registry.names()]
+    if as_json:
+        print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in every])
+        return
+    table = Table("technique", "what it does", "what it needs", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for name, technique in every:
+        table.add_row(name, technique.summary, technique.needs)
+    output_console().print(table)
+
+
+def status(
+    batch: Annotated[str | None, typer.Argument(help="A batch's name; all batches where it is left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the newest run of each batch stands, and all runs that stand on a pool."""
+    rows = [row for run in _runs(batch) for row in run.rows]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("batch", "run", "job", "status", "step", "message", "trained with")
+    table = Table(*columns, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    output_console().print(table)
+
+
+def logs(
+    job: Annotated[str, typer.Argument(help="A job's name.")],
+    rank: Annotated[int, typer.Option(help="Which worker process of the gang.")] = 0,
+    batch: Annotated[str | None, typer.Option(help="The batch, where several have a job of that name.")] = None,
+) -> None:
+    """Print what a job's worker printed in its last segment."""
+    names = []
+    for run in sorted(_runs(batch), key=lambda run: run.folder.name, reverse=True):
+        names += [str(row["job"]) for row in run.rows]
+        every = sorted((run.folder / "gangs").glob("[0-9]*-*"))
+        leaders = {row["leader"] for row in run.rows if row["job"] == job}  # whose gang trained it, where one did
+        gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
+        if gangs:
+            file = gangs[-1] / f"rank-{rank}.log"
+            if not file.exists():
+                ranks = sorted(path.stem.removeprefix("rank-") for path in gangs[-1].glob("rank-*.log"))
+                raise InputError([f"{job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
+            text = file.read_text(errors="replace")
+            sys.stdout.write(text)
+            if not text:
+                error_console().print(f"rank {rank} of {job} has printed nothing in its last segment")
+            return
+    raise InputError([f"no segment of a job {job!r} has run here; there are jobs {', '.join(names) or 'none'}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run of a batch, on this machine or on a pool. rows: of its jobs."""
+
+    batch: str
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
+def _runs(batch: str | None) -> list[_Run]:
+    """The runs to look at: those of one batch, or of all. Raises InputError where there is no such batch."""
+    every = [*_runs_here(), *_runs_on_pool()]
+    runs = [run for run in every if batch in (None, run.batch) or any(row["run"] == batch for row in run.rows)]
+    if batch is not None and not runs and (settings.home() / "batches" / batch).is_dir():
+        error_console().print(f"no job of {batch} is in a plan yet: they are measured, or wait for that")
+    elif batch is not None and not runs:
+        there = ", ".join(dict.fromkeys(run.batch for run in every)) or "none"
+        raise InputError([f"there is no batch {batch!r} under {settings.home()}; there are {there}"])
+    return runs
+
+
+def _runs_here() -> Iterator[_Run]:
+    """The newest run of each batch that ran on this machine alone."""
+    from tasks.execution.journal import Journal
+
+    newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
+    for file in newest.values():
+        journal, folder = Journal.of_file(file), file.parent
+        try:
+            yield _Run(batch=folder.parent.name, folder=folder, rows=_rows(journal, folder.parent.name, folder.name))
+        finally:
+            journal.close()
+
+
+def _runs_on_pool() -> Iterator[_Run]:
+    """The runs that stand on the pool that this machine belongs to, and the newest one of each batch."""
+    address = settings.pool()
+    if address is None:
+        return
+    from flows.pool.asking import open_database
+    from tasks.execution.journal import Journal
+    from tasks.pool.submissions import SUBMITTED, Submissions
+
+    with open_database(address) as database:
+        submissions = Submissions(database)
+        every = submissions.names()
+        newest = {name: key for key, name, _ in every}
+        for key, name, status in every:
+            if status != SUBMITTED and newest[name] != key:
+                continue
+            submission = submissions.find(key)
+            assert submission is not None, "its name is there"
+            yield _Run(batch=name, folder=submission.run_folder(), rows=_rows(Journal(database, batch=key), name, key))
+
+
+def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
+    """A row a job; leader: the job whose gang trained it too, None where it had its own."""
+    from tasks.execution.journal import LEADER
+
+    return [
+        {
+            "batch": batch,
+            "run": run,
+            "job": record.name,
+            "status": record.status,
+            "step": record.step,
+            "message": record.message,
+            "leader": record.details.get(LEADER),
+        }
+        for record in journal.jobs().values()
+    ]

@@ -1,0 +1,144 @@
+"""Commands about single models: how good one is, and whether what it says in production is sane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.faults import InputError
+from flows.output import AsJson, error_console, output_console, print_json
+
+if TYPE_CHECKING:
+    from tasks.evaluation.examination import Examined
+
+
+def evaluate(
+    models: Annotated[
+        list[str], typer.Argument(help="Folders with models, or NAME, NAME/VERSION, NAME@ALIAS or model ids.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A source (digits), files ('data/*.jsonl'), a mapping or file as a batch file's data."),
+    ] = None,
+    tests: Annotated[Path | None, typer.Option(help="A file of slices, behavioural tests and assertions.")] = None,
+    against: Annotated[str | None, typer.Option(help="Another model, on the same rows, such as NAME@champion.")] = None,
+    max_rows: Annotated[int, typer.Option(help="The most held-out rows.", min=1)] = 2000,
+    record: Annotated[bool, typer.Option(help="Whether a registered model's run keeps what was found.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Measure models on held-out data with intervals, test their behaviour, compare them. Exit 1: something failed.
+
+    Adapters of one base are asked together.
+    """
+    from flows import examining
+    from flows.lineage.home import lineage_home
+
+    spec = None if data is None else examining.data_spec(data)
+    with lineage_home() as home:
+        found = [examining.find(model, home) for model in models]
+        other = None if against is None else examining.find(against, home)
+        console = error_console()
+        with console.status("") as status:
+            examined = examining.examine_models(
+                found,
+                data=spec,
+                tests=tests,
+                against=other,
+                max_rows=max_rows,
+                notice=console.print,
+                progress=lambda num_done, num_rows: status.update(f"{num_done} of {num_rows} rows"),
+            )
+        for model, seen in zip(found, examined, strict=True):
+            if record and model.record is not None:
+                from tasks.evaluation import recording
+
+                recording.record(home.ledger, model.record, seen, other=None if other is None else other.label)
+    by_label = {model.label: seen for model, seen in zip(found, examined, strict=True)}
+    if as_json:
+        against_label = None if other is None else other.label
+        said = [{"model": label, "against": against_label, **seen.to_json()} for label, seen in by_label.items()]
+        print_json(said[0] if len(said) == 1 else {"models": said})
+    else:
+        _show(by_label)
+    raise typer.Exit(0 if all(seen.passed for seen in examined) else 1)
+
+
+def monitor(
+    assertions: Annotated[Path, typer.Argument(help="A file with assertions.")],
+    predictions: Annotated[Path, typer.Argument(help="A JSONL or Parquet file, a row a prediction.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
+    from tasks.evaluation.assertions import check, importable
+    from tasks.evaluation.logs import Log
+    from tasks.evaluation.suite import load_suite
+    from techniques.values import to_json
+
+    suite = load_suite(assertions)
+    if not suite.assertions:
+        raise InputError([f"{assertions} has no assertions. To fix: give some, under `assertions:`"])
+    try:
+        with importable(assertions.parent):
+            log = Log(predictions)
+            results = check(suite.assertions, log)
+    except ValueError as error:
+        raise InputError([str(error)]) from error
+    passed = all(result.passed for result in results)
+    if as_json:
+        print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
+    else:
+        from tasks.evaluation.examination import Examined
+        from tasks.evaluation.recording import tables
+
+        _table("assertions", tables(Examined(assertions=tuple(results)))["assertions"])
+    raise typer.Exit(0 if passed else 1)
+
+
+def _show(examined: Mapping[str, Examined]) -> None:
+    """What was found of each model, for a person: one table of all."""
+    from tasks.evaluation.recording import tables
+
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for label, seen in examined.items():
+        which = {"model": label} if len(examined) > 1 else {}
+        for title, rows in {"held-out data": _measured(seen), **tables(seen)}.items():
+            found.setdefault(title, []).extend({**which, **row} for row in rows)
+    for title, lines in found.items():
+        if lines:
+            _table(title, lines)
+    for label, seen in examined.items():
+        for fault in seen.faults:
+            said = fault if len(examined) == 1 else f"{label}: {fault}"
+            error_console().print(said, style="red", markup=False, highlight=False)
+
+
+def _measured(examined: Examined) -> list[dict[str, Any]]:
+    rows = []
+    for line in examined.measured:
+        row: dict[str, Any] = {"metric": line.metric, "slice": line.slice, "rows": line.num_rows}
+        row |= {"value": line.value, f"{line.level:.0%} interval": f"{line.low:.4g} to {line.high:.4g}"}
+        if line.gain is not None and line.p_better is not None and line.p_worse is not None:
+            row |= {"other": line.other, "gain": f"{line.gain:+.4g}"}
+            p, way = (line.p_better, "better") if line.gain > 0 else (line.p_worse, "worse")
+            row["p"] = f"{p:.2g} {way}" if line.gain else ""
+        rows.append(row)
+    return rows
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    output_console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

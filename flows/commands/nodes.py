@@ -1,0 +1,62 @@
+"""The command that makes this machine a node of a pool."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Annotated
+
+import typer
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import error_console
+from flows.settings import OWN_NODE
+
+LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
+
+
+def worker(
+    name: Annotated[str | None, typer.Option(help="Of this node in the pool; by default the machine's.")] = None,
+    devices: Annotated[
+        str, typer.Option(help="auto, cpu:N or gpu:N, gpu:all; auto takes the GPUs, or CPU slots where there is none.")
+    ] = "auto",
+    flows: Annotated[bool, typer.Option("--flows", help="Run flows here, too, besides the segments of jobs.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="By which other nodes reach this one; by default the one that reaches the pool.")
+    ] = None,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that running jobs have to write a checkpoint when the worker ends.", min=0.0)
+    ] = LONGEST_DRAIN_S,
+) -> None:
+    """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
+    from tasks.cluster import detect
+
+    pool = settings.pool()
+    if pool is None:
+        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
+        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
+    name = name or platform.node() or "localhost"
+    faults = [f"--name {name} may not contain / or %"] if set(name) & set("/%") else []
+    try:
+        cluster = detect(_asked(devices))
+    except ValueError as error:
+        raise InputError([*faults, f"--devices {devices}: {error}"]) from error
+    if faults:
+        raise InputError(faults)
+    settings.embed(settings.home())
+    os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
+    from flows.pool.node import NodeOptions, serve_node
+
+    console = error_console()
+    options = NodeOptions(
+        home=settings.home(), pool=pool, name=name, cluster=cluster, address=address, serves_flows=flows, drain_s=drain
+    )
+    if not serve_node(options, notice=lambda text: console.print(text, highlight=False, markup=False)):
+        raise typer.Exit(1)
+
+
+def _asked(devices: str) -> str | dict[str, int | str]:
+    """What `detect` takes for "cpu:2". Raises ValueError."""
+    kind, colon, number = devices.partition(":")
+    return {kind: int(number) if number.isdigit() else number} if colon else devices

@@ -1,0 +1,120 @@
+"""Commands that change what a pool does: add jobs, cancel, pause and resume them, and say which matter more."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import AsJson, error_console, print_json
+
+if TYPE_CHECKING:
+    from tasks.batch import Batch
+
+BatchName = Annotated[
+    str, typer.Argument(metavar="BATCH", help="A batch's name, or the id that `ringmaster status` shows.")
+]
+Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Some of its jobs; all where left out.")]
+
+
+def submit(
+    jobs_file: Annotated[Path, typer.Argument(metavar="JOBS.yaml", help="A batch file with the jobs to add.")],
+    batch: Annotated[str, typer.Option(help="The batch that they belong to, whether it runs already or not.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Follow them here to their end, as `run` does.")] = False,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
+    from flows.pool.asking import pool_address
+    from tasks.batch import load_batch
+    from tasks.batch.field_types import NAME_PATTERN
+
+    pool = pool_address()
+    if not re.fullmatch(NAME_PATTERN, batch):
+        raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
+    jobs = replace(load_batch(jobs_file), name=batch)
+    if wait:
+        from flows.commands.running import train
+
+        raise typer.Exit(train(jobs, checkpoint_every=checkpoint_every, as_json=as_json))
+    settings.embed(settings.home())
+    from flows.flow_runs import start_training
+
+    file = _kept(jobs)
+    try:
+        started = start_training(jobs, file=file, checkpoint_every_s=checkpoint_every)
+    except InputError:
+        file.unlink()
+        raise
+    ui = pool.prefect_api.removesuffix("/api")
+    error_console().print(
+        f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over to flow run {started.name}:\n"
+        f"{ui}/runs/flow-run/{started.id}\n`ringmaster status {batch}` and `ringmaster watch` follow them",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if as_json:
+        print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": str(started.id)})
+
+
+def cancel(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
+    """End a batch, or some of its jobs, for good; those that run write a checkpoint first."""
+    _ask("cancel", batch, jobs, as_json=as_json)
+
+
+def pause(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
+    """Have a batch, or some of its jobs, stand still until `resume`; those that run write a checkpoint first."""
+    _ask("pause", batch, jobs, as_json=as_json)
+
+
+def resume(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
+    """Have the paused jobs of a batch, or some of them, go on from their checkpoints."""
+    _ask("resume", batch, jobs, as_json=as_json)
+
+
+def set_priority(
+    batch: BatchName,
+    priority: Annotated[float, typer.Argument(metavar="N", help="1 is usual; at 2 an end counts twice.")],
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much a batch, or some of its jobs, matters beside all others: the plan is made anew."""
+    from tasks.pool.requests import MOST_PRIORITY
+
+    if not 0 < priority <= MOST_PRIORITY:
+        what = f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f}, not {priority:g}"
+        raise InputError([f"{what}. To fix: 1 is usual, 2 counts twice"])
+    _ask("set-priority", batch, jobs, as_json=as_json, priority=priority)
+
+
+def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
+    """Asks, and prints what the executor answers; exit 1 where none has answered yet."""
+    from flows.pool.asking import ask_about, open_database, pool_address
+
+    with open_database(pool_address()) as database:
+        answers = ask_about(database, kind, batch=batch, jobs=jobs or (), **more)
+    if as_json:
+        print_json([vars(answer) for answer in answers])
+    else:
+        console = error_console()
+        for answer in answers:
+            console.print(f"{answer.batch}: {escape(answer.message)}", highlight=False)
+    raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
+
+
+def _kept(batch: Batch) -> Path:
+    """A file with the batch, paths resolved, on the storage that all nodes share: a parameter may not be so long."""
+    file = settings.home() / "batches" / batch.name / f"submitted-{uuid.uuid4().hex[:8]}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(batch.to_json()))
+    return file

@@ -1,0 +1,86 @@
+"""Commands that start and end the servers of a pool on this machine, and this machine as one of its nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import AsJson, error_console, print_json
+
+
+def up(
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="postgresql://USER:PASSWORD@HOST:PORT/NAME, where databases NAME, NAME_prefect and NAME_mlflow are "
+            "made where they are missing; without it, SQLite files, for a pool of this machine alone."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="This machine's address for browsers and nodes; any but loopback needs a password.")
+    ] = "127.0.0.1",
+    port_prefect: Annotated[int, typer.Option(help="Of Prefect's server.", min=1, max=65535)] = 4200,
+    port_mlflow: Annotated[int, typer.Option(help="Of MLflow's server.", min=1, max=65535)] = 5000,
+    password_file: Annotated[
+        Path | None, typer.Option(help="A file with one line, the password of both servers, which only you may read.")
+    ] = None,
+    worker: Annotated[bool, typer.Option(help="Whether this machine's devices serve, and flows run here.")] = True,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            help="Where alarms go: a webhook's address, or TYPE/NAME of one of Prefect's notification blocks, such as "
+            f"slack-webhook/on-call; by default what {settings.NOTIFY} says."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a pool on this machine: Prefect, MLflow, the executor, and this machine as a node; `down` ends it."""
+    from flows.services import databases as pool_databases
+    from flows.services import needed, up_and_down
+
+    home = settings.home()
+    if up_and_down.is_up(home):
+        up_and_down.print_states(home)
+        _print_address(home, as_json)
+        return
+    options = needed.PoolOptions(
+        home=home,
+        databases=pool_databases.databases(database, home=home),
+        host=host,
+        port_prefect=port_prefect,
+        port_mlflow=port_mlflow,
+        password=needed.read_password(password_file) if password_file else "",
+        worker=worker,
+        notify=notify or "",
+    )
+    if not up_and_down.start(options, database_server=database):
+        raise typer.Exit(1)
+    _print_address(home, as_json)
+
+
+def down() -> None:
+    """End the pool of this machine in order: jobs write their checkpoints, then the executor, then the servers."""
+    from flows.services import up_and_down
+
+    raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)
+
+
+def _print_address(home: Path, as_json: bool) -> None:
+    """Where a browser finds the pool."""
+    file = settings.pool_file(home)
+    if not file.exists():
+        raise InputError([f"the pool of {home} is still starting, or ending. To fix: wait for that `ringmaster up`"])
+    address = settings.PoolAddress(**json.loads(file.read_text()))
+    urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
+    if as_json:
+        print_json({**urls, "work_pool": address.work_pool, "home": str(home)})
+        return
+    for name, url in urls.items():
+        typer.echo(f"{name:8} {url}")
+    if address.password:
+        error_console().print(f"Both ask for a password; MLflow's user is {address.username}.", highlight=False)

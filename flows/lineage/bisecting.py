@@ -1,0 +1,152 @@
+"""Searches for the adaptation that broke a model, and goes on with one that was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from flows.faults import InputError
+from flows.lineage.home import LineageHome
+from flows.lineage.model_tests import CommandTest, MetricTest
+from model_lineage.blame import Blame, Culprit, blame, every_bad, first_bad
+from model_lineage.exporting import node_json
+from model_lineage.snapshot import Node
+from model_lineage.tensors.objects import write_once
+
+Told = Callable[[str], None]
+"""Takes a line of progress for a person."""
+
+
+class Verdicts:
+    """What a test said of models, and of checkpoints by "ID step N"; kept in a file until the search has ended."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.known: dict[str, bool | None] = json.loads(file.read_text()) if file.exists() else {}
+
+    @classmethod
+    def of(cls, folder: Path, *, model: str, test: str) -> Verdicts:
+        """Those of an interrupted search for what broke `model` by `test`, if there are any."""
+        return cls(folder / f"{hashlib.sha256(json.dumps([model, test]).encode()).hexdigest()[:32]}.json")
+
+    def put(self, key: str, is_good: bool | None) -> None:
+        """Keeps a verdict, None for what cannot be tested."""
+        self.known[key] = is_good
+        write_once(self._file, json.dumps(self.known).encode())
+
+    def forget(self) -> None:
+        """The search has ended, or begins anew."""
+        self.known.clear()
+        self._file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """One search: a test, over the models of a home. every: whether all are tested, whatever the answers are."""
+
+    home: LineageHome
+    test: MetricTest | CommandTest
+    verdicts: Verdicts
+    every: bool
+    told: Told
+
+    def run(self, node: Node) -> Blame:
+        """Finds who broke a model. Raises InputError where the model passes, or cannot be tested."""
+        graph = self.home.snapshot.graph
+        if node.id not in graph:
+            raise InputError([f"{node.label} is a component: no adaptation made it. To fix: name a model"])
+        if self.is_good(node.id) is not False:
+            passes = self.is_good(node.id)
+            self.verdicts.forget()  # by the next time the test or the files may be others
+            said = f"{node.label} passes the test: nothing broke it. To fix: name a model that fails"
+            raise InputError([said if passes else self._untestable(node)])
+        return blame(graph, node.id, self.is_good, every=self.every)
+
+    def is_good(self, id: str) -> bool | None:
+        """Tests a model, and says so; None where it cannot be tested."""
+        node = self.home.snapshot.nodes.get(id)
+        if node is None:  # deleted
+            return None
+        return self._judged(node.id, node.label, lambda: self._tested(node))
+
+    def describe(self, culprit: Culprit, *, checkpoints: bool) -> dict[str, Any]:
+        """What is known of an adaptation that broke something."""
+        label = self.home.snapshot.label
+        node = self.home.snapshot.nodes[culprit.child]
+        said: dict[str, Any] = {
+            "child": node.label,
+            "parents": [label(parent) for parent in culprit.parents],
+            "perhaps": [label(other) for other in culprit.perhaps],
+            **{key: node_json(node)[key] for key in ("id", "kind", "run", "datasets", "origin")},
+            "steps": None,
+        }
+        if checkpoints and isinstance(self.test, CommandTest) and node.record.origin.checkpoints is not None:
+            said["steps"] = self._steps(node, self.test)
+        return said
+
+    def _steps(self, node: Node, test: CommandTest) -> dict[str, Any] | None:
+        """Between which steps of a training its model became bad; None where no checkpoint is left."""
+        from techniques.engine.models.at_checkpoint import checkpoint_steps
+
+        root, last = node.record.origin.checkpoints, node.record.origin.num_steps
+        assert root is not None, "there is a place to look"
+        names = checkpoint_steps(root)
+        steps = sorted(step for step in names if last is None or step < last)
+        if not steps:
+            return None
+        points = [*steps, *([last] if last is not None else [])]
+
+        def is_good(point: str) -> bool | None:
+            if point == str(last):
+                return False
+            label = f"{node.label} after step {point}"
+            key = f"{node.id} step {point}"
+            return self._judged(key, label, lambda: self._at_step(node, test, root, names[int(point)], point))
+
+        texts = [str(point) for point in points]
+        changes = every_bad(texts, is_good) if self.every else [first_bad(texts, is_good)]
+        ranges = [{"last_good": points[good] if good >= 0 else 0, "first_bad": points[bad]} for good, bad in changes]
+        return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
+
+    def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
+        from techniques.engine.models.at_checkpoint import export_checkpoint
+
+        with TemporaryDirectory(prefix="ringmaster-") as aside:
+            folder = Path(aside) / f"step-{step}"
+            try:
+                export_checkpoint(root, name, finished=self.home.model_dir(node), folder=folder)
+            except (ValueError, OSError) as error:
+                raise InputError([f"{error}. To fix: search with --no-checkpoints"]) from error
+            return test.is_good(folder)
+
+    def _judged(self, key: str, label: str, judge: Callable[[], bool | None]) -> bool | None:
+        """A verdict that is known from before, else a new one, which is kept."""
+        if key in self.verdicts.known:
+            return self.verdicts.known[key]
+        is_good = judge()
+        self.verdicts.put(key, is_good)
+        self.told(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
+        return is_good
+
+    def _tested(self, node: Node) -> bool | None:
+        if isinstance(self.test, MetricTest):
+            return self.test.is_good(node) if self.test.applies_to(node) else None
+        try:
+            folder = self.home.model_dir(node)
+        except ValueError:  # deleted, or nowhere that can be reached
+            return None
+        return self.test.is_good(folder) if any(folder.rglob("*.safetensors")) else None
+
+    def _untestable(self, node: Node) -> str:
+        if isinstance(self.test, MetricTest):
+            there = ", ".join(sorted(node.metrics)) or "none"
+            return f"{node.label} has no metric {self.test.metric!r}. It has {there}"
+        return (
+            f"{node.label} cannot be tested: its files are nowhere to be found, or the test ended with 125. "
+            "To fix: bring them back, test a recorded metric, or name another model that fails"
+        )

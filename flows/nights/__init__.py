@@ -1,0 +1,1 @@
+"""A night of retraining, step by step."""

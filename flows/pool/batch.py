@@ -1,0 +1,332 @@
+"""Trains a batch on a pool: measures what is not known, hands the jobs to the pool's executor, and follows them.
+
+The jobs are the pool's from then on: this process may end, and be started again, without any of them noticing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+
+from flows import settings
+from flows.batch_artifacts import DecisionArtifact
+from flows.batch_records import finish_records, log_decision
+from flows.flow_runs import is_being_cancelled, is_started_by_prefect
+from flows.fusing import choose_together
+from flows.page_links import flow_run_page, show_records
+from flows.pool.own_node import healthy
+from flows.pool.profiling import profile_on_pool
+from flows.pool.run import PoolRun, place_of_run, reopen
+from flows.result import BatchResult, collect
+from flows.run_folder import alone_in, base_weights, checkpoint_root_of
+from flows.settings import PoolAddress
+from flows.views import current_view
+from model_lineage.ledger import Ledger
+from model_lineage.tensors import TensorStore
+from tasks.batch import Batch
+from tasks.batch.parents import with_teachers
+from tasks.cluster import Cluster
+from tasks.execution.directions import GOAL, Directions
+from tasks.execution.events import ExecutionEvent, Listener, Planned
+from tasks.execution.historian import Historian
+from tasks.execution.journal import Journal
+from tasks.execution.task import GanttArtifact, ProgressArtifact
+from tasks.pool import requests as wishes
+from tasks.pool.database import Database
+from tasks.pool.nodes import Nodes
+from tasks.pool.requests import Requests
+from tasks.pool.submissions import Submission
+from tasks.pool.told import Told
+from tasks.profiling.stage import Profiled
+from tasks.recording import PoolRecorder, Recorded
+from tasks.scribe import FLOW_RUN_PAGE
+from tasks.sweeping.conductor import Conductor
+from techniques.surveys import Refusal, Survey
+from techniques.values import digest, from_json, to_json
+
+FUSING_TIME_LIMIT_S = 10.0  # for choosing which jobs are trained together
+SILENCE_S = 30.0  # longer than a first plan takes
+SILENCE = "the pool has no plan for it yet: see that an executor leads (`ringmaster executor`) and that nodes serve"
+
+
+class ProfileJobs(Protocol):
+    """How the jobs of a batch are measured, as `profile_on_pool` does it."""
+
+    def __call__(self, batch: Batch, *, key: str, database: Database) -> Profiled:
+        """What was measured."""
+
+
+def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
+    """Listeners that show a batch's progress, its part of the pool's plan and what is decided in Prefect's pages."""
+    total_steps = sum(job.total_steps for job in submission.jobs)
+    historian = Historian(run.database, name="the pool", is_pool=True)
+    return [
+        ProgressArtifact(run.journal, total_steps=total_steps).listen,
+        GanttArtifact(historian, batch=run.id).listen,
+        log_decision,
+        DecisionArtifact().listen,
+    ]
+
+
+def train_on_pool(
+    batch: Batch,
+    address: PoolAddress,
+    *,
+    resume: bool = False,
+    checkpoint_every_s: float | None = None,
+    profile: ProfileJobs = profile_on_pool,
+    open_ledger: Callable[[str], Ledger] = Ledger,
+    shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
+    conductor: Conductor | None = None,
+) -> BatchResult:
+    """Has a pool train the jobs of a batch, and returns what became of them.
+
+    A flow run that is run again finds the jobs that it has handed over already, and follows those. resume: goes on with
+    the newest run of the batch. conductor: of the sweep whose trials the jobs are.
+
+    Raises InputError where devices, base models or a batch to resume are not there.
+    """
+    home = settings.home()
+    view = current_view.get()
+    for name, value in settings.MLFLOW_PATIENCE.items():
+        os.environ.setdefault(name, value)
+    with ExitStack() as stack:
+        database = Database(address.database)
+        stack.callback(database.close)
+        key, folder = place_of_run(batch, database, home=home, resume=resume)
+        stack.enter_context(alone_in(folder))
+        run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
+        submission = run.submissions.find(key)
+        shown_until = 0
+        if submission is None:
+            submission = _hand_over(
+                run, home=home, profile=profile, checkpoint_every_s=checkpoint_every_s, conductor=conductor
+            )
+            view.notice(f"{key} waits for its place in the pool's plan")
+        else:
+            if resume or run.journal.get("status") is not None:  # its end was seen: to be run again is to go on
+                shown_until = reopen(run, submission)
+            view.notice(f"{key} is followed again")
+        return _follow(run, submission, shown, after=shown_until, conductor=conductor)
+
+
+def _hand_over(
+    run: PoolRun,
+    *,
+    home: Path,
+    profile: ProfileJobs,
+    checkpoint_every_s: float | None,
+    conductor: Conductor | None = None,
+) -> Submission:
+    """Measures the batch, and submits it to the pool."""
+    batch, journal = run.batch, run.journal
+    run.ledger.warm_up()  # away at the start, MLflow is told before anything is trained
+    since_s, started_s = time.time(), time.monotonic()
+    facts = {"batch": batch.to_json(), "digest": digest(batch.to_json())}
+    journal.put_all({**facts, "started_s": journal.get("started_s", since_s), "since_s": since_s})
+    weights = base_weights(batch, run.ledger, journal, home)
+    checkpoint_root = checkpoint_root_of(journal, resume=False)
+    batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
+    profiled = profile(batch, key=run.id, database=run.database)
+    faults = with_orphans(profiled)
+    journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - started_s})
+    journal.put(
+        "surveyed",
+        {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.surveys.items()},
+    )
+    jobs = tuple(job for job in profiled.jobs if job.name not in faults)
+    details: Mapping[str, Mapping[str, Any]] = {}
+    if conductor is not None:
+        conductor.begin(journal, jobs, num_slots=_num_devices(run))
+        details = conductor.details()
+    together = choose_together(
+        profiled,
+        jobs=jobs,
+        name=batch.name,
+        cluster=Cluster(nodes=tuple(healthy(node) for node in Nodes(run.database).all() if healthy(node).devices)),
+        journal=journal,
+        goals={name: said[GOAL] for name, said in details.items() if GOAL in said},
+        on_terms=batch.terms.on,
+        objective=batch.terms.objective,
+        time_limit_s=FUSING_TIME_LIMIT_S,
+    )
+    context = FlowRunContext.get()
+    submission = Submission(
+        id=run.id,
+        name=batch.name,
+        jobs=jobs,
+        profiles={job.name: profiled.profiles[job.name] for job in jobs},
+        folder=str(run.folder),
+        cache_dir=str(home / "cache"),
+        terms=to_json(batch.terms),
+        data={job.name: profiled.surveys[job.name].data for job in jobs},
+        weights={name: str(folder) for name, folder in weights.items()},
+        import_paths=(str(batch.folder),),
+        checkpoint_every_s=checkpoint_every_s,
+        checkpoint_root=checkpoint_root,
+        flow_run=str(context.flow_run.id) if context is not None and context.flow_run is not None else "",
+        started_s=float(journal.get("started_s")),
+        together=together.profiles,
+    )
+    run.submissions.submit(submission, failed=faults, details=details)
+    if not jobs:
+        run.submissions.end(run.id)
+    return submission
+
+
+def with_orphans(profiled: Profiled) -> dict[str, str]:
+    """The faults, and those of the jobs that adapt a job which cannot be trained."""
+    faults = dict(profiled.faults)
+    while True:
+        left = [job for job in profiled.jobs if job.name not in faults]
+        orphans = [(job, gone) for job in left if (gone := [parent for parent in job.parents if parent in faults])]
+        if not orphans:
+            return faults
+        for job, gone in orphans:
+            faults[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"
+
+
+def _follow(
+    run: PoolRun,
+    submission: Submission,
+    shown: Callable[[PoolRun, Submission], Sequence[Listener]],
+    *,
+    after: int,
+    conductor: Conductor | None = None,
+) -> BatchResult:
+    """Shows, after an event, and records what becomes of a batch until it has ended."""
+    view, journal = current_view.get(), run.journal
+    told = Told(run.database)
+    profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
+    surveys = surveys_of(submission, journal.get("surveyed", {}))
+    tensors = TensorStore(settings.tensors(settings.home()))
+    recorder = PoolRecorder(
+        run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=view.notice, tensors=tensors
+    )
+    recorder.begin(
+        Recorded(jobs={job.name: job for job in submission.jobs}, surveys=surveys, profiles=submission.profiles),
+        devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
+        num_trials=profiling["num_trials"],
+    )
+    journal.put(FLOW_RUN_PAGE, flow_run_page())
+    recorder.follow()
+    since_s = float(journal.get("since_s"))
+    keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
+    listeners: list[Listener] = [keep_plan, view.listen, *shown(run, submission)]
+    if conductor is not None:
+        listeners.append(conductor.listen)
+        _conduct(conductor, run, submission)
+    silence = threading.Timer(SILENCE_S, view.notice, [SILENCE])
+    silence.daemon = True
+    with _cancelled_by_signals(run) as is_left, ExitStack() as stack:
+        stack.callback(silence.cancel)
+        silence.start()
+        for entry in told.follow(run.id, after, until=lambda: is_left.is_set() or run.has_ended()):
+            silence.cancel()
+            for listener in listeners:
+                listener(entry.event)
+        if is_left.is_set():
+            recorder.close(patience_s=0.0)
+            raise TerminationSignal(signal.SIGTERM)
+    summary = partial(
+        collect,
+        run.batch,
+        run.batch.jobs,
+        journal,
+        since_s=since_s,
+        num_trials=profiling["num_trials"],
+        profiling_s=profiling["seconds"],
+        refused=lambda name: to_json(surveys[name].refusals) if name in surveys else [],
+    )
+    result = summary()
+    journal.put("status", result.status)
+    finish_records(recorder, result)
+    faults = recorder.close()
+    if conductor is not None:
+        conductor.close(run_id=recorder.run_of())
+    journal.put("is_recorded", recorder.is_complete)
+    result = summary(faults=faults)  # the models have their addresses now
+    show_records(recorder, result)
+    return result
+
+
+def _conduct(conductor: Conductor, run: PoolRun, submission: Submission) -> None:
+    """Has a sweep's trials steered from here; what was asked for before we died is asked for again."""
+
+    def ask(directions: Directions) -> None:
+        if directions and not run.has_ended():
+            Requests(run.database).ask(wishes.DIRECT, {"batch": run.id, **directions.to_json()})
+
+    conductor.begin(run.journal, submission.jobs, num_slots=_num_devices(run))
+    ask(conductor.asked())
+    conductor.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
+
+
+def _num_devices(run: PoolRun) -> int:
+    return sum(len(node.devices) for node in Nodes(run.database).all())
+
+
+def surveys_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Survey]:
+    """What was found of each job before it was measured, as far as records tell it. known: what was kept of it."""
+    return {
+        name: Survey(
+            job=name,
+            data=submission.data.get(name, {}),
+            facts=found["facts"],
+            candidates=(),
+            refusals=tuple(from_json(Refusal, refusal) for refusal in found["refusals"]),
+        )
+        for name, found in known.items()
+    }
+
+
+def _keep_first_plan(journal: Journal, event: ExecutionEvent, *, since_s: float) -> None:
+    """The first plan since then is what the result is compared with; the pool's own are of all its batches."""
+    if isinstance(event, Planned) and not journal.plans(since_s=since_s):
+        journal.write_plan({"problem": event.problem.to_json(), "plan": event.plan.to_json()}, why=event.why)
+
+
+@contextmanager
+def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
+    """Ctrl-C or SIGTERM cancels the batch: its jobs write checkpoints and end; once more, and we do not wait for it.
+
+    A process that Prefect has started and ends for another reason leaves the batch alone: the event tells so.
+    """
+    is_left = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield is_left
+        return
+    notice = current_view.get().notice
+    is_asked = threading.Event()
+
+    def act() -> None:
+        if is_started_by_prefect() and not is_being_cancelled():
+            is_left.set()
+            return
+        notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
+        run.ask(wishes.CANCEL)
+
+    def stop(*_: object) -> None:
+        if is_asked.is_set():
+            raise KeyboardInterrupt
+        is_asked.set()
+        # Not here: a handler may interrupt the very thread that holds a lock of the database.
+        threading.Thread(target=act, name="cancel", daemon=True).start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield is_left
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

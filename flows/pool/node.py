@@ -1,0 +1,157 @@
+"""Makes this machine a node of a pool: waits for the pool, holds the devices, and serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from flows.faults import InputError
+from flows.pool.process_log import log_to_stderr
+from flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
+from flows.settings import PoolAddress
+from tasks.cluster import Cluster, Device
+from tasks.execution.leases import leases_of
+from tasks.pool.database import Database
+from tasks.pool.holding import AlreadyServed, hold_devices
+from tasks.pool.host import DRAIN_S, GangHost
+from tasks.pool.patience import Patience
+from tasks.pool.telemetry import Telemetry
+from techniques.engine.processes import ForkServer
+
+LOOK_EVERY_S = 1.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What a node is to be. address: by which other nodes reach it, None for the one that reaches the pool."""
+
+    home: Path
+    pool: PoolAddress
+    name: str
+    cluster: Cluster
+    address: str | None = None
+    serves_flows: bool = False
+    drain_s: float = DRAIN_S
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """That it serves, in their order."""
+        return self.cluster.devices
+
+
+def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
+    """Serves until SIGTERM or SIGINT; returns False where another worker has taken the node over."""
+    log_to_stderr()
+    _hold(options, notice)
+    database = Database(options.pool.database)
+    _wait_for(f"{options.pool.prefect_api}/health", notice)
+    patience = Patience.of_environment()
+    folder = options.home / "nodes" / options.name
+    folder.mkdir(parents=True, exist_ok=True)
+    gauges = Telemetry(options.name, options.devices)
+    gauges.start()
+    server = ForkServer(log=folder / "forkserver.log", fence_after_s=patience.fence_after_s)
+    host = GangHost(
+        name=options.name,
+        address=options.address or _address_towards(options.pool.prefect_api),
+        devices=options.devices,
+        database=database,
+        server=server,
+        gauges=gauges,
+        patience=patience,
+    )
+    try:
+        server.start()  # takes seconds, in which a signal may end us as it likes: nothing is registered
+        with _noted_signals() as is_asked:
+            host.start()
+            asyncio.run(_serve(host, options, notice, is_asked))
+        return not host.was_replaced
+    finally:
+        host.close()
+        gauges.close()
+        database.close()
+
+
+@contextmanager
+def _noted_signals() -> Iterator[threading.Event]:
+    """Notes that this process was told to end while it registers its node, which must leave in order then: it would be
+    missed for a minute. Told again, the process ends at once.
+    """
+    is_asked = threading.Event()
+
+    def note(number: int, _: object) -> None:
+        is_asked.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield is_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _serve(host: GangHost, options: NodeOptions, notice: Notice, is_asked: threading.Event) -> None:
+    worker = NodeWorker(
+        host, work_pool=options.pool.work_pool, serves_flows=options.serves_flows, drain_s=options.drain_s
+    )
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:  # also where whoever started us had it ignored
+        loop.add_signal_handler(number, worker.stop)
+    if is_asked.is_set():
+        worker.stop()
+    queues = ", ".join([queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows])
+    served = f"{len(options.devices)} x {options.cluster.device_kind()}"
+    notice(f"node {options.name} serves {served}: work pool {options.pool.work_pool}, {queues}")
+    await worker.serve()
+    notice(f"node {options.name} has left the pool")
+
+
+def _hold(options: NodeOptions, notice: Notice) -> None:
+    try:
+        hold_devices(
+            leases_of(options.home),
+            tuple(options.cluster.lease_names().values()),
+            worker=options.name,
+            may_share=all(device.kind == "cpu" for device in options.devices),
+            notice=notice,
+            wait=time.sleep,
+        )
+    except AlreadyServed as error:
+        raise InputError([str(error)]) from error
+
+
+def _wait_for(url: str, notice: Notice) -> None:
+    """Until the server answers."""
+    told = False
+    while True:
+        try:
+            if httpx.get(url, timeout=5.0).is_success:
+                return
+        except httpx.HTTPError as error:
+            if not told:
+                notice(f"waiting for {url}: {error}")
+            told = True
+        time.sleep(LOOK_EVERY_S)
+
+
+def _address_towards(url: str) -> str:
+    """The address of this machine on the way to a server."""
+    parts = urlsplit(url)
+    family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # sends nothing: the kernel only says from where it would
+        address: str = probe.getsockname()[0]
+        return address

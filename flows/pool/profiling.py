@@ -1,0 +1,211 @@
+"""Measures a batch on a pool: each kind of devices on one node that has them, this machine's own where it is one."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import httpx
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
+from prefect.exceptions import PrefectException
+
+from flows import settings
+from flows.faults import InputError
+from flows.pool.own_node import healthy, is_here
+from flows.views import current_view
+from flows.workshop import Bench, open_bench
+from tasks.batch import Batch
+from tasks.cluster import Cluster, Node
+from tasks.execution.journal import Journal
+from tasks.pool.database import Database
+from tasks.pool.nodes import SERVING, NodeRecord, Nodes
+from tasks.profiling.stage import Profiled
+from tasks.profiling.task import profile_task
+from techniques import Profile
+from techniques.values import from_json, to_json
+
+LOOK_EVERY_S = 1.0
+MOST_ATTEMPTS = 3  # of measuring on a node that is lost, or fails, meanwhile
+
+
+@flow(name="profile-node", flow_run_name="profile {key} on {node}", persist_result=False)
+def profile_node(node: str, key: str) -> None:
+    """Measures the jobs of a batch on the node where it runs; batches start it, nobody else needs to.
+
+    Args:
+        node: The node on which it runs.
+        key: The batch in the pool, whose facts have its jobs, and get what is measured of them.
+    """
+    address = settings.pool()
+    if address is None:
+        raise InputError(["this flow is for the nodes of a pool. To fix: `ringmaster profile BATCH.yaml`"])
+    database = Database(address.database)
+    try:
+        journal = Journal(database, batch=key)
+        with open_bench(Batch.from_json(journal.get("batch")), home=settings.home()) as bench:
+            if not bench.is_pool_node or bench.cluster.nodes[0].name != node:
+                raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
+            journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+    finally:
+        database.close()
+
+
+def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
+    """Profiles the jobs of a batch under every kind of devices of the pool that it may use.
+
+    key: the batch in the pool; its journal has the batch itself. What was measured for it before is taken as it is.
+    Raises InputError where the pool has no such devices.
+    """
+    journal = Journal(database, batch=key)
+    failed: set[str] = set()
+    for _ in range(MOST_ATTEMPTS):
+        nodes = one_of_each_kind(serving(batch, database), avoid=failed)
+        missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
+        elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
+        if any(is_here(node) for node in missing.values()):
+            with open_bench(batch, home=settings.home()) as bench:
+                journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+        faults = {missing[kind].name: fault for kind, run in elsewhere.items() if (fault := _wait(run))}
+        if not faults:
+            found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
+            return merged(found)
+        failed |= faults.keys()
+        current_view.get().notice(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
+    raise RuntimeError(f"the jobs could not be measured, {MOST_ATTEMPTS} times, on {', '.join(sorted(failed))}")
+
+
+def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[str, NodeRecord]:
+    """For each kind of devices, the node to measure on: this one, else the one with the most of them.
+
+    avoid: nodes that are taken only where there is no other.
+    """
+    chosen: dict[str, NodeRecord] = {}
+    for node in sorted(nodes, key=lambda n: (n.name not in avoid, is_here(n), len(healthy(n).devices))):
+        chosen[Cluster(nodes=(healthy(node),)).device_kind()] = node
+    return chosen
+
+
+def merged(found: Mapping[str, Profiled]) -> Profiled:
+    """What was measured of the same jobs under each kind of devices, as one answer.
+
+    A job that one kind at least can train has no fault. Of several kinds, each profile says which it is of.
+    """
+    first, *others = found.values()
+    if not others:
+        return first
+    names = dict.fromkeys(job.name for profiled in found.values() for job in profiled.jobs)
+    jobs = {job.name: job for profiled in found.values() for job in profiled.jobs}
+    surveys = {name: survey for profiled in found.values() for name, survey in profiled.surveys.items()}
+    profiles = {
+        name: tuple(
+            replace(profile, device_type=kind)
+            for kind, profiled in found.items()
+            for profile in profiled.profiles.get(name, ())
+        )
+        for name in names
+    }
+    groups: dict[str, tuple[Profile, ...]] = {}
+    for kind, profiled in found.items():
+        for leader, mine in profiled.groups.items():
+            groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in mine))
+    faults: dict[str, str] = {}
+    for name in dict.fromkeys(name for profiled in found.values() for name in profiled.faults):
+        if not profiles.get(name):
+            told = {kind: profiled.faults[name] for kind, profiled in found.items() if name in profiled.faults}
+            faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in told.items())
+    return Profiled(
+        jobs=tuple(jobs[name] for name in names),
+        surveys=surveys,
+        profiles=profiles,
+        faults=faults,
+        groups=groups,
+        num_trials=sum(profiled.num_trials for profiled in found.values()),
+    )
+
+
+def _measure(bench: Bench, database: Database) -> Profiled:
+    notice, node = current_view.get().notice, bench.cluster.nodes[0]
+    serving = [healthy(each) for each in Nodes(database).all() if each.status == SERVING]
+    kind = bench.cluster.device_kind()
+    alike = [each for each in serving if _is_like(each, node, kind)]
+    return profile_task(
+        bench.batch.jobs,
+        site=bench.site,
+        cluster=bench.cluster,
+        known=bench.known,
+        notice=notice,
+        hold=partial(bench.hold, notice),
+        num_nodes=max(len(alike), 1),
+    )
+
+
+def _is_like(node: Node, other: Node, kind: str) -> bool:
+    """Whether two nodes have as many devices of the same kind, so that a gang may be spread over both."""
+    return len(node.devices) == len(other.devices) and Cluster(nodes=(node,)).device_kind() == kind
+
+
+def _slim(profiled: Profiled) -> Profiled:
+    """Without the candidates, which are many and have had their turn."""
+    surveys = {name: replace(survey, candidates=()) for name, survey in profiled.surveys.items()}
+    return replace(profiled, surveys=surveys)
+
+
+def _fact(cluster: Cluster) -> str:
+    return f"profiled:{cluster.device_kind()}"
+
+
+def serving(batch: Batch, database: Database) -> list[NodeRecord]:
+    """The nodes that the batch may use; waits for a first one.
+
+    Raises InputError where there are nodes, and none with the devices that the batch asks for.
+    """
+    kind = next(iter(batch.devices)) if isinstance(batch.devices, Mapping) else None
+    told = False
+    while True:
+        nodes = [node for node in Nodes(database).all() if node.status == SERVING and healthy(node).devices]
+        wanted = [node for node in nodes if kind in (None, node.devices[0].kind)]
+        if wanted:
+            return wanted
+        if nodes:
+            there = ", ".join(f"{node.name} ({len(node.devices)} {node.devices[0].kind})" for node in nodes)
+            raise InputError([f"the batch asks for devices of kind {kind}; the pool has {there}"])
+        if not told:
+            current_view.get().notice("waiting for a first node of the pool: `ringmaster worker` makes a machine one")
+            told = True
+        threading.Event().wait(LOOK_EVERY_S)
+
+
+def _start(node: str, key: str) -> FlowRun:
+    """Has a node measure the batch, in a flow run of its own."""
+    parameters: dict[str, Any] = {"node": node, "key": key}
+    current_view.get().notice(f"measuring on {node}")
+    run: Any = run_deployment(
+        "profile-node/profile-node",
+        parameters=parameters,
+        work_queue_name=f"node-{node}",
+        timeout=0,
+        idempotency_key=uuid.uuid4().hex,
+    )
+    flow_run: FlowRun = run
+    return flow_run
+
+
+def _wait(run: FlowRun) -> str:
+    """Waits until a flow run has ended; returns what went wrong, nothing where all is well."""
+    clock = threading.Event()
+    with get_client(sync_client=True) as client:
+        while True:
+            try:
+                state = client.read_flow_run(run.id).state
+            except (httpx.HTTPError, PrefectException):  # the server is away: it will say later
+                state = None
+            if state is not None and state.is_final():
+                return "" if state.is_completed() else f"{state.name}: {state.message}"
+            clock.wait(LOOK_EVERY_S)

@@ -1,0 +1,237 @@
+"""A node's worker: one of Prefect's process workers that runs segments inside itself, from its own fork server.
+
+A segment thus starts in a fraction of a second, where a new Prefect process costs five seconds of a core. All other
+flow runs (where the node's worker serves flows, too) are child processes, as Prefect's own worker starts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+from uuid import UUID
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import httpx
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectException
+from prefect.workers.base import BaseWorker, BaseWorkerResult
+from prefect.workers.process import ProcessWorker
+
+from flows.pool.segment_runs import ANSWER_S, Excused, SegmentRuns
+from tasks.pool.host import DRAIN_S, GangHost
+from tasks.pool.mail import OrderRecord
+
+logger = logging.getLogger(__name__)
+
+SEGMENT = "segment"  # the name of the flow, and of its deployment
+DEFAULT_QUEUE = "default"  # where flows wait
+POLL_EVERY_S = 2.0  # for flows; for segments at once when an order has come
+SYNC_EVERY_S = 15.0  # a worker that was silent for three of these is shown as offline
+FIRST_PAUSE_S = 0.05  # between looks for the run of an order; each is longer than the one before
+OVERDUE_S = 5.0  # after which an order's run that is in no queue is asked for by itself
+LAST_STATES_S = 4.0  # for Prefect to hear how the last runs ended
+
+
+def queue_of(node: str) -> str:
+    """The queue of a node in the work pool."""
+    return f"node-{node}"
+
+
+class NodeWorker(ProcessWorker):
+    """Serves the node of `host`, which is started already, from `serve` until `stop` or until the host has ended.
+
+    serves_flows: whether flows run here, too. drain_s: for gangs to stop at a checkpoint when the worker ends.
+    """
+
+    def __init__(self, host: GangHost, *, work_pool: str, serves_flows: bool = False, drain_s: float = DRAIN_S) -> None:
+        queues = [queue_of(host.name), *([DEFAULT_QUEUE] if serves_flows else [])]
+        super().__init__(work_pool_name=work_pool, work_queues=queues, name=host.name)
+        self._host, self._queue_names, self._drain_s = host, queues, drain_s
+        self._segments = SegmentRuns(host, lambda: self.client)
+        self._deployments: dict[UUID, bool] = {}  # whether it is that of segments
+        self._loop = asyncio.get_running_loop()
+        self._ordered, self._stopping = asyncio.Event(), asyncio.Event()
+        self._given_s: dict[int, float] = {}  # by segment, since when an order is seen to wait
+        self._pause_s = FIRST_PAUSE_S
+        self._runs: set[anyio.CancelScope] = set()  # of all that must not outlast the worker
+
+    @classmethod
+    def __dispatch_key__(cls) -> str | None:
+        """Under which Prefect's registry knows this class; its `type` is that of the work pool, "process"."""
+        return "ringmaster-node"
+
+    def stop(self) -> None:
+        """Has `serve` end in order. Call it in the worker's loop, as signal handlers do."""
+        self._stopping.set()
+        self._ordered.set()
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Serves until it is stopped; then gangs checkpoint and stop, and the node leaves the pool."""
+        self._host.on_orders = self._on_orders
+        try:
+            await self._serve()
+        finally:
+            self._host.on_orders = _nobody  # our loop is about to close
+
+    async def __aenter__(self) -> Self:
+        """Prefect's process worker also brings a runner, for flows that are submitted to it from Python: none are."""
+        await BaseWorker.__aenter__(self)
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        """Ends what `__aenter__` began."""
+        await BaseWorker.__aexit__(self, *exc_info)
+
+    async def _serve(self) -> None:
+        async with self, anyio.create_task_group() as loops:
+            loops.start_soon(self._keep, "queues cannot be made", self._make_queues, None)
+            loops.start_soon(
+                self._keep, "Prefect is not told that the node lives", self._sync_and_initialize, SYNC_EVERY_S
+            )
+            loops.start_soon(self._poll)
+            loops.start_soon(self._segments.watch_cancellations)
+            loops.start_soon(self._segments.beat)
+            await self._stopping.wait()
+            logger.info("node %s leaves: its gangs write a checkpoint", self._host.name)
+            await anyio.to_thread.run_sync(lambda: self._host.drain(within_s=self._drain_s))
+            await self._segments.join(within_s=LAST_STATES_S)
+            loops.cancel_scope.cancel()
+            for scope in list(self._runs):
+                scope.cancel()
+
+    async def _keep(self, failing: str, action: Callable[[], Awaitable[Any]], every_s: float | None) -> None:
+        """Does something again and again, or, without `every_s`, until it goes well; Prefect may be away."""
+        excused, is_done = Excused(failing), False
+        while not is_done:
+            with excused:
+                await action()
+                is_done = every_s is None
+            await anyio.sleep(every_s or POLL_EVERY_S)
+
+    async def _make_queues(self) -> None:
+        for name in self._queue_names:
+            try:
+                await self.client.create_work_queue(name=name, work_pool_name=self._work_pool_name)
+            except ObjectAlreadyExists:
+                continue
+
+    async def _poll(self) -> None:
+        """Looks for runs every now and then, and soon again and again while the run of an order is still to come."""
+        excused = Excused("no run can be begun")
+        while not (self._stopping.is_set() or self._host.ended.is_set()):
+            with excused, anyio.fail_after(ANSWER_S):
+                await self.get_and_submit_flow_runs()
+                await self._ask_for_overdue()
+            if excused.is_away:  # devices must not idle for want of a picture of what they do
+                for order in self._overdue():
+                    await self._segments.run_unseen(order.segment)
+            wait_s = POLL_EVERY_S
+            if {order.segment for order in self._host.waiting} - self._segments.under_way:
+                wait_s, self._pause_s = self._pause_s, min(1.5 * self._pause_s, POLL_EVERY_S)
+            with anyio.move_on_after(wait_s):
+                await self._ordered.wait()
+            self._ordered.clear()
+        self.stop()
+
+    def _on_orders(self) -> None:
+        """Orders wait, as their host sees it; called every now and then, by a thread of its own."""
+        self._loop.call_soon_threadsafe(self._hurry)
+
+    def _hurry(self) -> None:
+        """New orders have their runs looked for at once."""
+        now_s, waiting = self._loop.time(), {order.segment for order in self._host.waiting}
+        if waiting - self._given_s.keys():
+            self._pause_s = FIRST_PAUSE_S
+            self._ordered.set()
+        self._given_s = {segment: self._given_s.get(segment, now_s) for segment in waiting}
+
+    async def _ask_for_overdue(self) -> None:
+        """Begins runs that were claimed where Prefect's answer was lost: they are in no queue any more."""
+        for order in self._overdue():
+            if order.flow_run is None:
+                continue
+            try:
+                flow_run = await self.client.read_flow_run(UUID(order.flow_run))
+            except ObjectNotFound:
+                continue
+            if flow_run.state is not None and flow_run.state.type == StateType.PENDING:
+                self._begin(flow_run, is_claimed=True)
+
+    def _overdue(self) -> list[OrderRecord]:
+        """The orders that have waited for long."""
+        due_s = self._loop.time() - OVERDUE_S
+        return [order for order in self._host.waiting if self._given_s.get(order.segment, math.inf) <= due_s]
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        """Prefect's, but that runs of segments are begun in this process."""
+        segments = [entry for entry in flow_run_response if await self._is_segment(entry.flow_run)]
+        for entry in segments:
+            self._begin(entry.flow_run)
+        others = [entry for entry in flow_run_response if entry not in segments]
+        return await super()._submit_scheduled_flow_runs(flow_run_response=others)
+
+    async def _is_segment(self, flow_run: FlowRun) -> bool:
+        id = flow_run.deployment_id
+        if id is None:
+            return False
+        if id not in self._deployments:
+            deployment = await self.client.read_deployment(id)
+            flow = await self.client.read_flow(deployment.flow_id)
+            self._deployments[id] = (flow.name, deployment.name) == (SEGMENT, SEGMENT)
+        return self._deployments[id]
+
+    def _begin(self, flow_run: FlowRun, *, is_claimed: bool = False) -> None:
+        assert self._runs_task_group is not None
+        if not self._segments.knows(flow_run.id):
+            self._runs_task_group.start_soon(self._run_segment, flow_run, is_claimed)
+
+    async def _run_segment(self, flow_run: FlowRun, is_claimed: bool) -> None:
+        with self._ending_with_us():
+            try:
+                await self._segments.run(flow_run, is_claimed=is_claimed)
+            except (httpx.HTTPError, TimeoutError) as error:  # it was not claimed, or is overdue soon
+                logger.warning("%s cannot be claimed yet: %s", flow_run.name, error)
+
+    async def _submit_run(self, flow_run: FlowRun) -> None:
+        """Prefect's, which would take the worker down with it where the server is away just now."""
+        try:
+            await super()._submit_run(flow_run)
+        except (httpx.HTTPError, PrefectException) as error:
+            logger.warning("%s cannot be begun yet: %s", flow_run.name, error)
+            self._submitting_flow_run_ids.discard(flow_run.id)
+
+    async def _submit_run_and_capture_errors(
+        self, flow_run: FlowRun, task_status: anyio.abc.TaskStatus[int | Exception] | None = None
+    ) -> BaseWorkerResult | Exception:
+        """Prefect's; the process of the run ends with the worker."""
+        results = list[BaseWorkerResult | Exception]()
+        with self._ending_with_us():
+            results.append(await super()._submit_run_and_capture_errors(flow_run, task_status=task_status))
+        if results:
+            return results[0]
+        await self._propose_crashed_state(flow_run, "its worker has ended")
+        return RuntimeError("the worker has ended")
+
+    @contextmanager
+    def _ending_with_us(self) -> Iterator[None]:
+        with anyio.CancelScope() as scope:
+            self._runs.add(scope)
+            try:
+                yield
+            finally:
+                self._runs.discard(scope)
+
+
+def _nobody() -> None:
+    """Whom orders are told of while no worker serves."""

@@ -1,0 +1,235 @@
+"""Keeps the services of a pool running, in a process of its own: `python -m flows.services.supervisor FOLDER`.
+
+It starts them in order, each once what it needs answers; starts again what ends, later each time; and on SIGTERM ends
+them in the opposite order. Should it die itself, they live on, and the next one takes them over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from flows.services.files import DONE, ENDED, ENDING, STARTING, UP, WAITING, Service, ServiceFiles, ServiceState
+from flows.services.process_ids import ProcessId, reap
+
+LOOK_EVERY_S = 0.25  # at what is starting
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
+LASTED_S = 60.0  # after which an end is the first again
+
+
+@dataclass
+class Child:
+    """A service, and the process that provides it now."""
+
+    service: Service
+    status: str = WAITING
+    process: ProcessId | None = None
+    descriptor: int | None = None
+    since_s: float = 0.0  # of its status
+    due_s: float = 0.0  # before which it is not started again
+    num_failures: int = 0  # in a row
+    num_restarts: int = 0
+    message: str = ""
+
+    def state(self) -> ServiceState:
+        """What others may know of it."""
+        return ServiceState(
+            name=self.service.name,
+            status=self.status,
+            pid=self.process.pid if self.process else None,
+            born=self.process.born if self.process else "",
+            num_restarts=self.num_restarts,
+            message=self.message,
+        )
+
+
+def answers(url: str) -> bool:
+    """Whether a server is up: it answers, be it that it asks for a password."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def delay_s(num_failures: int) -> float:
+    """Seconds until a service that has ended is started again, having done so `num_failures` times in a row before."""
+    return float(min(FIRST_DELAY_S * 2 ** min(num_failures, 10), LONGEST_DELAY_S))
+
+
+class Supervisor:
+    """The services of the pool in `files`. is_up: whether a URL answers. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        files: ServiceFiles,
+        *,
+        is_up: Callable[[str], bool] = answers,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files, self._is_up, self._clock = files, is_up, clock
+        self._children = {service.name: Child(service) for service in services}
+        self._selector = selectors.DefaultSelector()
+        self._told: list[ServiceState] = []
+        self._ending = False
+        self._bell, self._rope = os.pipe()
+        os.set_blocking(self._rope, False)
+        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        for state in files.states():
+            self._adopt(state)
+
+    def stop(self) -> None:
+        """Has `run` end the services, and return; may be called by a signal's handler."""
+        self._ending = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._rope, b"x")
+
+    def run(self) -> None:
+        """Keeps the services running until `stop`."""
+        while not self._ending:
+            self.step()
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.data is not None:
+                    self._ended(key.data)
+        self._end_all()
+
+    def step(self) -> None:
+        """Starts what may start, and looks whether what was started is up."""
+        for child in self._children.values():
+            if child.status == WAITING and self._clock() >= child.due_s and self._may_start(child):
+                self._start(child)
+            if child.status == STARTING and not child.service.once:
+                self._look_at(child)
+        self._tell()
+
+    def _may_start(self, child: Child) -> bool:
+        return all(self._children[name].status in (UP, DONE) for name in child.service.after)
+
+    def _start(self, child: Child) -> None:
+        service = child.service
+        named = {**os.environ, **service.environment}
+        environment = {name: value for name, value in named.items() if value is not None}
+        with self._files.log(service.name).open("ab") as log:
+            process = subprocess.Popen(
+                service.command,
+                env=environment,
+                cwd=self._files.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        process.returncode = 0  # we reap our children ourselves; Popen must not do so when it is collected
+        self._watch(child, ProcessId.of(process.pid) or ProcessId(process.pid, ""), os.pidfd_open(process.pid))
+
+    def _watch(self, child: Child, process: ProcessId, descriptor: int) -> None:
+        child.process, child.descriptor = process, descriptor
+        child.status, child.since_s, child.message = STARTING, self._clock(), ""
+        self._selector.register(descriptor, selectors.EVENT_READ, child)
+
+    def _adopt(self, state: ServiceState) -> None:
+        """Takes over what a supervisor that died has left running."""
+        child, process = self._children.get(state.name), state.process
+        descriptor = process.open() if process is not None else None
+        if child is None:
+            return
+        if process is not None and descriptor is not None:
+            self._watch(child, process, descriptor)
+            child.num_restarts = state.num_restarts
+        elif state.status == DONE:
+            child.status = DONE
+
+    def _look_at(self, child: Child) -> None:
+        if child.service.ready_url is None or self._is_up(child.service.ready_url):
+            child.status, child.since_s, child.message = UP, self._clock(), ""
+        elif self._clock() - child.since_s > child.service.patience_s and child.process is not None:
+            child.message = f"no answer from {child.service.ready_url} after {child.service.patience_s:.0f} s"
+            child.process.signal(signal.SIGKILL, group=child.service.group)
+
+    def _ended(self, child: Child) -> None:
+        """A process has ended: its service is started again, later each time."""
+        code = self._let_go(child)
+        now_s = self._clock()
+        if child.service.once and code == 0:
+            child.status, child.since_s = DONE, now_s
+            return
+        if child.status == UP and now_s - child.since_s >= LASTED_S:
+            child.num_failures = 0
+        child.message = child.message or f"ended with {code}"
+        child.status, child.since_s, child.due_s = WAITING, now_s, now_s + delay_s(child.num_failures)
+        child.num_failures += 1
+        child.num_restarts += 1
+
+    def _let_go(self, child: Child) -> int | None:
+        assert child.process is not None and child.descriptor is not None
+        self._selector.unregister(child.descriptor)
+        os.close(child.descriptor)
+        code = reap(child.process.pid, group=child.service.group)
+        child.process = child.descriptor = None
+        return code
+
+    def _patience_s(self) -> float | None:
+        """How long nothing is to be done unless something happens."""
+        statuses = {child.status for child in self._children.values()}
+        if STARTING in statuses:
+            return LOOK_EVERY_S
+        waits = [c.due_s - self._clock() for c in self._children.values() if c.status == WAITING]
+        return max(min(waits), LOOK_EVERY_S) if waits else None
+
+    def _end_all(self) -> None:
+        for child in reversed(self._children.values()):
+            if child.process is not None:
+                child.status = ENDING
+                self._tell()
+                in_order = child.process.end(grace_s=child.service.grace_s, group=child.service.group)
+                child.message = (
+                    "" if in_order else f"killed: it had not ended {child.service.grace_s:.0f} s after SIGTERM"
+                )
+                self._let_go(child)
+            child.status = ENDED
+        self._tell()
+
+    def _tell(self) -> None:
+        states = [child.state() for child in self._children.values()]
+        if states != self._told:
+            self._files.write_states(states)
+            self._told = states
+
+
+def main(folder: Path) -> int:
+    """Supervises the pool of `folder` until SIGTERM; 1 where another process does so already."""
+    files = ServiceFiles(folder)
+    with files.alone() as alone:
+        if not alone:
+            sys.stderr.write(f"another supervisor keeps the services of {folder} running\n")
+            return 1
+        if (me := ProcessId.of(os.getpid())) is not None:
+            files.write_supervisor(me)
+        supervisor = Supervisor(files.services(), files)
+
+        def stop(_: int, __: FrameType | None) -> None:
+            supervisor.stop()
+
+        # A handler, be it one that was ignored so far: what is ignored would be ignored by all children too.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, stop)
+        supervisor.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

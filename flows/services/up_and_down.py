@@ -1,0 +1,234 @@
+"""Brings a pool's services up and down, and tells a person how far that is."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+
+from rich.console import Console
+
+from flows import settings
+from flows.faults import InputError
+from flows.output import error_console
+from flows.services.arrivals import Members
+from flows.services.databases import make_databases
+from flows.services.files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
+from flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults, write_user
+from flows.services.process_ids import ProcessId
+from flows.settings import PoolAddress
+from tasks.pool.database import Database
+from techniques.values import to_json
+
+LOOK_EVERY_S = 0.2
+LONGEST_LINE = 12  # of a log that is shown
+ANSWER_PATIENCE_S = 300.0  # of a server that is up, and has to open its database yet
+DEADLINE_S = 900.0  # for all of it to be up; each server has a shorter one of its own
+
+
+def files_of(home: Path) -> ServiceFiles:
+    """The files of the services of a home's pool."""
+    return ServiceFiles(home / "pool")
+
+
+def is_up(home: Path) -> bool:
+    """Whether a supervisor keeps the services of this home running, and an `up` has seen that all of them are there."""
+    return files_of(home).supervisor() is not None and settings.pool_file(home).exists()
+
+
+def start(options: PoolOptions, *, database_server: str | None) -> bool:
+    """Starts all of a pool, and returns once it is up; False where it is not, and then nothing is left running.
+
+    Goes on with what another `up` began that was ended on its way, with a terminal that was closed for one.
+    Raises InputError where it cannot be started as asked, or another `up` is at it; then nothing was.
+    """
+    files = files_of(options.home)
+    if not (files.supervisor() or _living(files)) and (found := faults(options)):
+        raise InputError(found)
+    files.make()
+    with files.alone("up") as alone:
+        if not alone:
+            raise InputError([f"another `ringmaster up` is starting the pool of {options.home}. To fix: wait for it"])
+        return _start_alone(options, files, database_server)
+
+
+def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str | None) -> bool:
+    console = error_console()
+    supervisor = files.supervisor()
+    if supervisor is not None:
+        console.print("going on with what another `ringmaster up` began, with the options of that", highlight=False)
+    elif survivors := _living(files):
+        names = ", ".join(state.name for state in survivors)
+        console.print(f"taking over what runs already, with the options that it has: {names}", highlight=False)
+    else:
+        _prepare(options, files, database_server, console)
+    address = files.address()
+    members = Members(Database(address.database, patience_s=30))
+    try:
+        restarts = {state.name: state.num_restarts for state in files.states()}
+        supervisor = supervisor or _supervise(files)
+        try:
+            is_there = _follow(files, supervisor, members, restarts)
+        except KeyboardInterrupt:
+            is_there = False
+        if is_there and is_let_in(address):
+            write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
+            return True
+        console.print("ending what was started", highlight=False)
+        stop(options.home)
+    finally:
+        members.close()
+    return False
+
+
+def is_let_in(address: PoolAddress) -> bool:
+    """Whether MLflow takes the password: it keeps its users, and what they were made with may be another one."""
+    request = urllib.request.Request(f"{address.mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
+    if address.password:
+        credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {credentials}")
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_PATIENCE_S):
+            return True
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.UNAUTHORIZED:
+            return True  # it answers, and what else it says is not about the password
+    except OSError as error:
+        error_console().print(f"[red]MLflow did not say whether it takes the password:[/] {error}", highlight=False)
+        return False
+    error_console().print(
+        f"[red]MLflow does not let {address.username} in with this password.[/] To fix: give the one that its users "
+        "were made with; docs/operations.md says how to change it",
+        highlight=False,
+    )
+    return False
+
+
+def stop(home: Path) -> bool:
+    """Ends the services in order; returns whether all have ended."""
+    files, console = files_of(home), error_console()
+    supervisor = files.supervisor()
+    if supervisor is not None:
+        _end(supervisor, files, console)
+    for state, service in reversed(_survivors(files)):  # of a supervisor that was killed
+        console.print(f"ending {state.name}", highlight=False)
+        if state.process is not None:
+            state.process.end(grace_s=service.grace_s, group=service.group)
+    left = _survivors(files)
+    if not left:
+        settings.pool_file(home).unlink(missing_ok=True)
+        console.print("the pool is down", highlight=False)
+    for state, _ in left:
+        console.print(f"[red]{state.name} (process {state.pid}) has not ended[/]", highlight=False)
+    return not left
+
+
+def print_states(home: Path) -> None:
+    """How each service stands."""
+    console = error_console()
+    for state in files_of(home).states():
+        console.print(_line(state), highlight=False)
+
+
+def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | None, console: Console) -> None:
+    if database_server is not None:
+        for name in make_databases(database_server):
+            console.print(f"made database {name}", highlight=False)
+    for folder in ("prefect", "mlartifacts"):
+        (options.home / folder).mkdir(parents=True, exist_ok=True)
+    write_user(options)
+    files.write_services(compose(options), address=options.address())
+
+
+def _supervise(files: ServiceFiles) -> ProcessId:
+    """Starts the supervisor, apart from this terminal."""
+    with files.log("supervisor").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.services.supervisor", str(files.folder)],
+            cwd=files.folder,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it is to outlive us: nobody waits for it
+    supervisor = ProcessId.of(process.pid) or ProcessId(process.pid, "")
+    files.write_supervisor(supervisor)
+    return supervisor
+
+
+def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restarts: dict[str, int]) -> bool:
+    """Prints a line for each service that is up; True once all are. restarts: what each had behind it before."""
+    console, began_s = error_console(), time.monotonic()
+    names = [service.name for service in files.services()]
+    here: dict[str, Callable[[], str | None]] = {EXECUTOR: members.leader, WORKER: members.node}
+    done: set[str] = set()
+    while time.monotonic() - began_s < DEADLINE_S:
+        for state in files.states(by=supervisor):
+            if state.name in done:
+                continue
+            if state.num_restarts > restarts.get(state.name, 0):
+                _print_log(files, state, console)
+                return False
+            said = here[state.name]() if state.status == UP and state.name in here else ""
+            if state.status in (UP, DONE) and said is not None:
+                done.add(state.name)
+                console.print(f"{state.name:12} up after {time.monotonic() - began_s:5.1f} s {said}", highlight=False)
+        if done == set(names):
+            return True
+        if supervisor.wait(LOOK_EVERY_S):
+            console.print(f"[red]the supervisor has ended[/], see {files.log('supervisor')}", highlight=False)
+            return False
+    missing = ", ".join(name for name in names if name not in done)
+    console.print(f"[red]not up after {DEADLINE_S:.0f} s:[/] {missing}; see {files.folder}/*.log", highlight=False)
+    return False
+
+
+def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
+    patience_s = 60 + sum(2 * service.grace_s for service in files.services())
+    supervisor.signal(signal.SIGTERM)
+    deadline_s = time.monotonic() + patience_s
+    shown: dict[str, str] = {}
+    while time.monotonic() < deadline_s:
+        ended = supervisor.wait(LOOK_EVERY_S)
+        for state in reversed(files.states()):  # as they end: between two looks several may have
+            if state.status != shown.get(state.name):
+                shown[state.name] = state.status
+                if state.status not in (UP, DONE):
+                    console.print(_line(state), highlight=False)
+        if ended:
+            return
+
+
+def _living(files: ServiceFiles) -> list[ServiceState]:
+    """The services that run."""
+    return [state for state in files.states() if state.lives()]
+
+
+def _survivors(files: ServiceFiles) -> list[tuple[ServiceState, Service]]:
+    services = {service.name: service for service in files.services()} if files.states() else {}
+    return [(state, services[state.name]) for state in files.states() if state.lives() and state.status != ENDED]
+
+
+def _line(state: ServiceState) -> str:
+    process = f" process {state.pid}" if state.pid is not None else ""
+    restarts = f", started again {state.num_restarts} times" if state.num_restarts else ""
+    message = f" ({state.message})" if state.message else ""
+    return f"{state.name:12} {state.status}{process}{restarts}{message}"
+
+
+def _print_log(files: ServiceFiles, state: ServiceState, console: Console) -> None:
+    lines = files.log(state.name).read_text(errors="replace").splitlines()[-LONGEST_LINE:]
+    console.print(f"[red]{state.name} did not start:[/] {state.message}", highlight=False)
+    console.print("\n".join(lines), highlight=False, markup=False)
+    console.print(f"The whole of it: {files.log(state.name)}", highlight=False)
