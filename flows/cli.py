@@ -68,10 +68,11 @@ def main() -> None:
     from flows.faults import InputError
     from tasks.batch import BatchFileError
     from tasks.planning import ProblemError
+    from tasks.pool.faults import OtherRelease
 
     try:
         app()
-    except (BatchFileError, ProblemError, InputError) as error:
+    except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
         sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
         sys.exit(INPUT_FAULT)
 

@@ -30,6 +30,7 @@ from tasks.pool.database import Database, DatabaseClosed
 from tasks.pool.leadership import BEAT_EVERY_S, Leadership
 from tasks.pool.leases import PoolLeases
 from tasks.pool.patience import Patience
+from tasks.pool.releases import note_release
 from tasks.pool.runner import PoolRunner
 from tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
 from tasks.pool.submissions import Submissions
@@ -60,6 +61,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
             stopping = threading.Event()
             led = leadership.guarded(database, on_deposed=_end_at_once)
             with suppress(DatabaseClosed):  # it was away when we were told to end
+                led.write(note_release)
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))
                 impatience = threading.Timer(FAREWELL_S, database.close)
                 impatience.daemon = True

@@ -25,6 +25,7 @@ from tasks.pool.database import Database
 from tasks.pool.holding import AlreadyServed, hold_devices
 from tasks.pool.host import DRAIN_S, GangHost
 from tasks.pool.patience import Patience
+from tasks.pool.releases import check_release
 from tasks.pool.telemetry import Telemetry
 from techniques.engine.processes import ForkServer
 
@@ -52,11 +53,15 @@ class NodeOptions:
 
 
 def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
-    """Serves until SIGTERM or SIGINT; returns False where another worker has taken the node over."""
+    """Serves until SIGTERM or SIGINT; returns False where another worker has taken the node over.
+
+    Raises InputError where the devices are another worker's, OtherRelease where the pool is of another release.
+    """
     log_to_stderr()
     _hold(options, notice)
     database = Database(options.pool.database)
     _wait_for(f"{options.pool.prefect_api}/health", notice)
+    database.read(check_release)
     patience = Patience.of_environment()
     folder = options.home / "nodes" / options.name
     folder.mkdir(parents=True, exist_ok=True)

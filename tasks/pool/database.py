@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
+from tasks.pool.releases import check_tables
 from tasks.pool.schema import METADATA
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ FROZEN_S = 5.0  # within a transaction, after which the server ends it: all othe
 class Database:
     """Transactions on the database at `url`, each tried again for as long as it is away.
 
+    Raises OtherRelease where it has tables of another form than ours.
+
     url: `sqlite:///FILE` or `postgresql://...`. patience_s: seconds after which a transaction gives up, and raises what
     the database said last. synced: False lets SQLite lose its last transactions with the machine's power, for tests.
     Safe between threads. What is given to `read` and `write` may run several times and must do no harm then: a commit
@@ -45,7 +48,7 @@ class Database:
         self._patience_s = patience_s
         self._closing = threading.Event()
         self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
-        self.write(lambda connection: METADATA.create_all(connection))
+        self.write(_prepare)
 
     def write(self, act: Callable[[Connection], T]) -> T:
         """What `act` returns; what it wrote is kept for good, or it was not called to its end."""
@@ -92,6 +95,11 @@ class Database:
             if self._closing.wait(wait_s):
                 raise DatabaseClosed(f"{self.url} was closed while it was away")
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _prepare(connection: Connection) -> None:
+    METADATA.create_all(connection)
+    check_tables(connection)
 
 
 class DatabaseClosed(SQLAlchemyError):

@@ -6,6 +6,9 @@ from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table
 
 METADATA = MetaData()
 
+# Which release of ours leads the pool, and the form of these tables (`releases`).
+ABOUT = Table("about", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
 # A node that serves. beats: how often its worker has said that it lives; incarnation: of that worker.
 NODES = Table(
     "nodes",

@@ -1,0 +1,37 @@
+"""Another release of Ringmaster is told from this one before it can misread anything."""
+
+import pytest
+from sqlalchemy import update
+
+from tasks.pool import releases
+from tasks.pool.database import Database, file_url
+from tasks.pool.faults import OtherRelease
+from tasks.pool.schema import ABOUT
+
+
+def test_a_worker_may_come_before_any_executor_and_beside_one_of_its_release(database):
+    database.read(releases.check_release)
+    for _ in range(2):  # the next executor says it again
+        database.write(releases.note_release)
+    database.read(releases.check_release)
+
+
+def test_a_worker_of_another_release_is_refused_until_the_executor_is_of_that_one_too(database, monkeypatch):
+    database.write(releases.note_release)
+    here = releases.own_release()
+    monkeypatch.setattr(releases, "own_release", lambda: "9.0")
+    with pytest.raises(OtherRelease, match=rf"executor is of Ringmaster {here}, and this machine has 9.0.*To fix"):
+        database.read(releases.check_release)
+    database.write(releases.note_release)
+    database.read(releases.check_release)
+
+
+def test_a_database_of_another_form_is_not_opened(tmp_path):
+    url = file_url(tmp_path / "pool.db")
+    for _ in range(2):  # made, and opened again
+        database = Database(url, synced=False)
+        database.close()
+    database.write(lambda connection: connection.execute(update(ABOUT).values(value="99")))
+    database.close()
+    with pytest.raises(OtherRelease, match=r"tables of form 99.*To fix"):
+        Database(url, synced=False)
