@@ -1,8 +1,10 @@
 """Who may import whom: read from the sources of the four packages, and held."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +169,15 @@ def test_planning_is_imported_without_torch_prefect_and_mlflow():
     files = [file for file in modules(ROOT) if file.is_relative_to("tasks/planning") and file.name != "task.py"]
     names = [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files]
     assert not imported_by(*names) & {"torch", "transformers", "prefect", "mlflow"}
+
+
+def test_what_is_imported_is_named_among_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
+    # Distributions whose modules bear other names; pydantic_core is pydantic's own, and pinned by it.
+    named |= {"sklearn", "yaml", "pynvml", "pydantic_core"}
+    foreign = {i.module.partition(".")[0] for i in imports(ROOT)} - sys.stdlib_module_names - {*PACKAGES, ""}
+    assert foreign - named == set()
 
 
 def test_no_module_bears_a_name_of_the_standard_library():
