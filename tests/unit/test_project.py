@@ -115,12 +115,8 @@ def test_hooks_check_what_make_lint_checks():
 def test_ci_runs_lint_and_tests():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    asked = [
-        line.split() for line in script.read_text().splitlines() if "make --" in line or "make test-full TESTS" in line
-    ]
-    assert [word for words in asked for word in words if word in rules()] == [
-        "lint", "test", "test-cluster", "test-browser", "test-full",
-    ]  # fmt: skip
+    asked = [word for line in script.read_text().splitlines() if "make " in line for word in line.split()]
+    assert {"lint", "test", "test-full", "test-cluster", "test-browser"} <= set(asked)
 
 
 def requirements() -> list[Requirement]:
