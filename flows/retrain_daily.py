@@ -40,7 +40,7 @@ def retrain_daily(
         file: Path of the file that lists the models, their data and how they are trained.
         night: Date of the night, such as 2026-11-20; the one of now, or of the schedule, where it is left out.
         force: Names of models that are trained in any case, also where the night is over already.
-        seed: Of the planner.
+        seed: Of the planner; on a pool the executor has its own.
     """
     production = load_production(Path(file))
     with open_night(production, night=night, force=force) as opened:

@@ -66,7 +66,7 @@ def start_batch(
         without_answer: What happens when nobody has answered by then.
         resume: Go on with the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
-        seed: Of the planner.
+        seed: Of the planner; on a pool the executor has its own.
     """
     asked = batch.batch()
     if mode == "dry-run":

@@ -50,7 +50,7 @@ def train_batch(
         name: Shown as the run's name; that of the batch where it is left out.
         resume: Go on with the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
-        seed: Of the planner.
+        seed: Of the planner; on a pool the executor has its own.
     """
     result = train(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     return ended(result, status=result.status, message=result.summary())

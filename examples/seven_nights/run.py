@@ -199,7 +199,13 @@ NIGHTS = (
 
 def main() -> int:
     """All nights; the exit status."""
-    for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_TENSORS"):
+    for name in (
+        "RINGMASTER_DATABASE",
+        "PREFECT_API_URL",
+        "MLFLOW_TRACKING_URI",
+        "RINGMASTER_TENSORS",
+        "RINGMASTER_CHECKPOINTS",
+    ):
         os.environ.pop(name, None)  # nothing of this reaches servers that are in use
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)

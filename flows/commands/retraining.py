@@ -12,7 +12,7 @@ from flows import settings
 from flows.output import AsJson, error_console, print_json
 from techniques.dotted import resolve
 
-Seed = Annotated[int, typer.Option(help="Of the planner.", min=0)]
+Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.", min=0)]
 
 
 def sweep(

@@ -33,7 +33,7 @@ def run(
         float | None,
         typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.")] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only plan: show when it would end, and what that would cost.")
     ] = False,

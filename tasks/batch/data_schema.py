@@ -34,7 +34,7 @@ class Data(Section):
     )
     path: Annotated[str, AfterValidator(references.files)] | None = Field(
         default=None,
-        description='text, JSONL or Parquet files, seen from the batch file, such as "data/*.jsonl"',
+        description='text, JSONL, CSV or Parquet files, seen from the batch file, such as "data/*.jsonl"',
     )
     dataset: Folder | None = Field(default=None, description="a Hugging Face datasets name or folder, such as wikitext")
     factory: Factory | None = Field(

@@ -10,6 +10,7 @@ import pytest
 from flows import cli
 from flows.commands.planning import plan
 from tasks.batch import parse_batch
+from tasks.batch.reference import reference
 from tasks.planning.families import families
 
 ROOT = Path(__file__).parents[2]
@@ -89,3 +90,8 @@ def test_the_help_of_plan_names_every_family_that_it_draws():
     assert plan.__doc__ is not None
     said = re.search(r"Families .*: (.*)\.", re.sub(r"\s+", " ", plan.__doc__))
     assert said is not None and sorted(said[1].split(", ")) == families()
+
+
+def test_the_page_of_batch_files_is_what_the_schema_says():
+    page = ROOT / "docs" / "batch-files.md"
+    assert page.read_text() == reference(), f"make it anew: python -m tasks.batch.reference > {page.relative_to(ROOT)}"

@@ -1,0 +1,103 @@
+"""Every key of a batch file on one page, made from the schema itself: `python -m tasks.batch.reference`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from tasks.batch.data_schema import Section
+from tasks.batch.schema import BatchEntry
+
+INTRODUCTION = """# Batch files
+
+Every key that a batch file may have. A file with a fault is refused before anything starts, with all its faults, their
+lines and what to do. [mixed_batch.yaml](../examples/mixed_batch.yaml) is one to begin with; `ringmaster run FILE
+--dry-run` says what a file would come to. Editors that know JSON schemas complete and check the keys as they are typed:
+
+    .venv/bin/python -m tasks.batch.reference --schema > batch.schema.json
+
+and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
+
+This page is made from what reads the files: `.venv/bin/python -m tasks.batch.reference > docs/batch-files.md`.
+"""
+TITLES = {
+    "BatchEntry": "The batch",
+    "JobEntry": "A job, in `jobs`",
+    "GridEntry": "A grid, in `grid`",
+    "DatasetVersion": "Dataset version",
+}
+
+
+def reference() -> str:
+    """The page, as Markdown: a table for each kind of section, in the order in which they are met."""
+    return "\n".join([INTRODUCTION, *(_described(section) for section in _sections(BatchEntry))])
+
+
+def _sections(section: type[Section]) -> dict[type[Section], None]:
+    """A section and all that may stand in it, each once, the outer ones first."""
+    found, waiting = dict.fromkeys([section]), [section]
+    while waiting:
+        for field in waiting.pop(0).model_fields.values():
+            inner = [each for each in _sections_of(field.annotation) if each not in found]
+            found |= dict.fromkeys(inner)
+            waiting += inner
+    return found
+
+
+def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+    """The sections that a field may hold, in lists and mappings too."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated, list, dict):
+        for inner in get_args(annotation):
+            yield from _sections_of(inner)
+
+
+def _described(section: type[Section]) -> str:
+    rows = [f"| `{name}` | {_default(field)} | {_meaning(field)} |" for name, field in section.model_fields.items()]
+    said = " ".join((section.__doc__ or "").split())
+    return "\n".join([f"## {_title(section)}\n", f"{said}\n", "| key | default | give |", "|---|---|---|", *rows, ""])
+
+
+def _title(section: type[Section]) -> str:
+    return TITLES.get(section.__name__, section.__name__)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "*needed*"
+    value = field.get_default(call_default_factory=True)
+    if value in (None, [], {}) or isinstance(value, Section):
+        return ""
+    return f"`{yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10)).strip()}`"
+
+
+def _meaning(field: FieldInfo) -> str:
+    where = [f"[{_title(inner)}](#{_anchor(_title(inner))})" for inner in _sections_of(field.annotation)]
+    said = (field.description or "").replace("|", "\\|")
+    return f"{said}; see {', '.join(where)}" if where else said
+
+
+def _anchor(title: str) -> str:
+    """What a page's heading is linked by, as GitHub makes it."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
+
+
+def _main(arguments: list[str]) -> None:
+    if arguments == ["--schema"]:
+        import json
+
+        from tasks.batch.schema import json_schema
+
+        print(json.dumps(json_schema(), indent=1))
+    else:
+        print(reference(), end="")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
