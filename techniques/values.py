@@ -19,6 +19,11 @@ SINCE_LATER = {"since_later": True}
 its default, so that those values keep their form and their digest."""
 
 
+def storable(text: str) -> str:
+    """A text as every database and every HTTP client takes it: names of files may hold bytes that are no UTF-8."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+
+
 def to_json(value: Any) -> Any:
     """The plain lists, dicts and scalars that say the same as `value`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -43,7 +43,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # for Prefect to take a state
 MOST_TAKEN_AT_ONCE = 64
 
 
-AWAY = (httpx.HTTPError, PrefectException, TimeoutError)
+# ValueError: whoever answers in Prefect's place, such as a proxy, and speaks no JSON.
+AWAY = (httpx.HTTPError, PrefectException, TimeoutError, ValueError)
 
 
 class Excused:
@@ -168,7 +169,7 @@ class SegmentRuns:
             except (Abort, ObjectNotFound) as refusal:
                 logger.info("%s does not become %s: %s", flow_run.name, state.name, refusal)
                 return
-            except (httpx.HTTPError, TimeoutError) as error:
+            except (httpx.HTTPError, TimeoutError, ValueError) as error:
                 if wait_s == FIRST_WAIT_S:
                     why = str(error) or NO_ANSWER
                     logger.warning("%s cannot be told yet to be %s: %s", flow_run.name, state.name, why)

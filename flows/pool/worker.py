@@ -17,14 +17,13 @@ from uuid import UUID
 import anyio
 import anyio.abc
 import anyio.to_thread
-import httpx
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import WorkerFlowRunResponse
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectException
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 from prefect.workers.process import ProcessWorker
 
-from flows.pool.segment_runs import ANSWER_S, Excused, SegmentRuns
+from flows.pool.segment_runs import ANSWER_S, AWAY, Excused, SegmentRuns
 from tasks.pool.host import DRAIN_S, GangHost
 from tasks.pool.mail import OrderRecord
 
@@ -200,14 +199,14 @@ class NodeWorker(ProcessWorker):
         with self._ending_with_us():
             try:
                 await self._segments.run(flow_run, is_claimed=is_claimed)
-            except (httpx.HTTPError, TimeoutError) as error:  # it was not claimed, or is overdue soon
+            except AWAY as error:  # it was not claimed, or is overdue soon
                 logger.warning("%s cannot be claimed yet: %s", flow_run.name, error)
 
     async def _submit_run(self, flow_run: FlowRun) -> None:
         """Prefect's, which would take the worker down with it where the server is away just now."""
         try:
             await super()._submit_run(flow_run)
-        except (httpx.HTTPError, PrefectException) as error:
+        except AWAY as error:
             logger.warning("%s cannot be begun yet: %s", flow_run.name, error)
             self._submitting_flow_run_ids.discard(flow_run.id)
 

@@ -7,9 +7,9 @@ import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from tasks.pool.whereabouts import identity
+
 KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, and more on a machine that is busy
 
 
@@ -26,13 +26,8 @@ class ProcessId:
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
         """The process that has this pid now; None where there is none, or one that has ended already."""
-        try:
-            # The name, in parentheses, may hold anything; what follows it is words.
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        state, ticks = words[0], words[19]
-        return None if state in "ZX" else cls(pid, f"{BOOT_ID.read_text().strip()}:{ticks}")
+        born = identity(pid)
+        return cls(pid, born) if born else None
 
     def lives(self) -> bool:
         """Whether it still runs."""

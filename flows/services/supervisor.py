@@ -123,16 +123,20 @@ class Supervisor:
         service = child.service
         named = {**os.environ, **service.environment}
         environment = {name: value for name, value in named.items() if value is not None}
-        with self._files.log(service.name).open("ab") as log:
-            process = subprocess.Popen(
-                service.command,
-                env=environment,
-                cwd=self._files.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        try:
+            with self._files.log(service.name).open("ab") as log:
+                process = subprocess.Popen(
+                    service.command,
+                    env=environment,
+                    cwd=self._files.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:  # a full disk, or no room for another process: that passes
+            self._try_later(child, f"could not be started: {error}")
+            return
         process.returncode = 0  # we reap our children ourselves; Popen must not do so when it is collected
         self._watch(child, ProcessId.of(process.pid) or ProcessId(process.pid, ""), os.pidfd_open(process.pid))
 
@@ -169,7 +173,11 @@ class Supervisor:
             return
         if child.status == UP and now_s - child.since_s >= LASTED_S:
             child.num_failures = 0
-        child.message = child.message or f"ended with {code}"
+        self._try_later(child, child.message or f"ended with {code}")
+
+    def _try_later(self, child: Child, message: str) -> None:
+        now_s = self._clock()
+        child.message = message
         child.status, child.since_s, child.due_s = WAITING, now_s, now_s + delay_s(child.num_failures)
         child.num_failures += 1
         child.num_restarts += 1
@@ -206,7 +214,11 @@ class Supervisor:
     def _tell(self) -> None:
         states = [child.state() for child in self._children.values()]
         if states != self._told:
-            self._files.write_states(states)
+            try:
+                self._files.write_states(states)
+            except OSError as error:  # the services matter more; they are told of at the next step
+                sys.stderr.write(f"how the services stand cannot be written: {error}\n")
+                return
             self._told = states
 
 

@@ -1,6 +1,6 @@
 """Which device serves whom: a ledger on disk, so that no device is given twice by processes that share a machine.
 
-A lease names the process that holds it by pid and start time; the leases of a process that has ended are void. What a
+A lease names the process that holds it by pid and birth; the leases of a process that has ended are void. What a
 holder started cannot outlive it (the fork server sees to that), so a void lease's devices are free.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import psutil
+from tasks.pool.whereabouts import identity
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS leases (
-    device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born_s REAL NOT NULL, since_s REAL NOT NULL
+CREATE TABLE IF NOT EXISTS device_leases (
+    device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, since_s REAL NOT NULL
 )
 """
 
@@ -40,21 +40,22 @@ class Leases:
     def take(self, devices: Sequence[str], *, holder: str) -> bool:
         """Leases all of `devices` to `holder`, or none of them where one is taken; returns which."""
         pid = os.getpid()
-        born_s = psutil.Process(pid).create_time()
+        born = identity(pid)
         with self._transaction() as db:
             taken = self._held(db)
             if any(device in taken for device in devices):
                 return False
             db.executemany(
-                "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?)",
-                [(device, holder, pid, born_s, time.time()) for device in devices],
+                "INSERT OR REPLACE INTO device_leases VALUES (?, ?, ?, ?, ?)",
+                [(device, holder, pid, born, time.time()) for device in devices],
             )
         return True
 
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends the leases of this process on `devices`."""
         with self._transaction() as db:
-            db.executemany("DELETE FROM leases WHERE device = ? AND pid = ?", [(d, os.getpid()) for d in devices])
+            mine = [(device, os.getpid()) for device in devices]
+            db.executemany("DELETE FROM device_leases WHERE device = ? AND pid = ?", mine)
 
     def held(self) -> dict[str, str]:
         """The holder of each device that is leased now."""
@@ -62,8 +63,8 @@ class Leases:
             return self._held(db)
 
     def _held(self, db: sqlite3.Connection) -> dict[str, str]:
-        rows = db.execute("SELECT device, holder, pid, born_s FROM leases").fetchall()
-        return {device: holder for device, holder, pid, born_s in rows if _lives(pid, born_s)}
+        rows = db.execute("SELECT device, holder, pid, born FROM device_leases").fetchall()
+        return {device: holder for device, holder, pid, born in rows if identity(pid) == born}
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -71,13 +72,3 @@ class Leases:
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
-
-
-def _lives(pid: int, born_s: float) -> bool:
-    """Whether the very process that took a lease still runs; a pid alone may be another's by now."""
-    try:
-        process = psutil.Process(pid)
-        is_the_same = abs(float(process.create_time()) - born_s) < 1.0
-        return is_the_same and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

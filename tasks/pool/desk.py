@@ -231,7 +231,8 @@ class Desk:
             devices = [
                 f"{node}:{device.kind}:{i}" for i, device in enumerate(record.devices) if str(i) not in record.health
             ]
-            if self._leases.take(devices, holder=HOLDER.format(number)):
+            # A node without a healthy device has nothing to grant; whoever asked waits until it has.
+            if devices and self._leases.take(devices, holder=HOLDER.format(number)):
                 self._requests.answer(number, status=GRANTED, answer={"devices": devices})
                 taken.add(node)
 

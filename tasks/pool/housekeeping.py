@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Delete, delete, exists, select
+from sqlalchemy import exists, select
 
 from tasks.pool.database import Database
 from tasks.pool.mail import Mail
+from tasks.pool.portions import drop_in_portions
 from tasks.pool.requests import DONE, REFUSED, WITHDRAWN
 from tasks.pool.schema import BATCHES, FACTS, PLANS, REQUESTS, TOLD
 from tasks.pool.submissions import ENDED, SUBMITTED
@@ -29,16 +30,13 @@ def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
     is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == ENDED)
     is_recorded = (FACTS.c.batch == TOLD.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()
     newest = select(PLANS.c.id).where(PLANS.c.batch == POOLS_OWN).order_by(PLANS.c.id.desc()).limit(1).scalar_subquery()
-    drops = [
-        delete(REQUESTS).where(REQUESTS.c.made_s < until_s, REQUESTS.c.status.in_((DONE, REFUSED, WITHDRAWN))),
-        delete(TOLD).where(
-            TOLD.c.told_s < until_s,
-            exists().where(is_done).correlate(TOLD),
-            exists().where(is_recorded).correlate(TOLD),
-        ),
-        delete(PLANS).where(PLANS.c.made_s < until_s, PLANS.c.batch == POOLS_OWN, PLANS.c.id != newest),
-    ]
-    return database.write(lambda connection: sum(_num_dropped(connection, drop) for drop in drops))
+    of_done_batches = exists().where(is_done).correlate(TOLD) & exists().where(is_recorded).correlate(TOLD)
+    drops = {
+        REQUESTS: (REQUESTS.c.made_s < until_s) & REQUESTS.c.status.in_((DONE, REFUSED, WITHDRAWN)),
+        TOLD: (TOLD.c.told_s < until_s) & of_done_batches,
+        PLANS: (PLANS.c.made_s < until_s) & (PLANS.c.batch == POOLS_OWN) & (PLANS.c.id != newest),
+    }
+    return sum(drop_in_portions(database, table, where) for table, where in drops.items())
 
 
 def clear_mail(database: Database) -> None:
@@ -48,7 +46,3 @@ def clear_mail(database: Database) -> None:
     ended = database.read(lambda connection: connection.execute(query).scalars().all())
     for batch in mail.batches() & set(ended[MOST_MAILS:]):
         mail.clear(batch)
-
-
-def _num_dropped(connection: Connection, drop: Delete) -> int:
-    return int(connection.execute(drop).rowcount)

@@ -32,6 +32,8 @@ class PoolLeases:
             found = connection.execute(query).all()
             if found:
                 return all((row.holder, row.since_s) == (holder, since_s) for row in found)
+            if not devices:
+                return True
             rows = [{"device": device, "holder": holder, "since_s": since_s} for device in devices]
             connection.execute(insert(LEASES), rows)
             return True

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from tasks.pool.database import Database
+from tasks.pool.portions import drop_in_portions
 from tasks.pool.schema import COMMANDS, ORDERS, SAID
 from techniques.engine.order import GangOrder
 from techniques.values import from_json, to_json
@@ -140,14 +141,11 @@ class Mail:
         would miss what comes next.
         """
 
-        def act(connection: Connection) -> None:
-            segments = select(ORDERS.c.segment).where(ORDERS.c.batch == batch)
-            for table in (SAID, COMMANDS):
-                newest = select(func.max(table.c.id)).scalar_subquery()
-                connection.execute(delete(table).where(table.c.segment.in_(segments), table.c.id < newest))
-            connection.execute(delete(ORDERS).where(ORDERS.c.batch == batch))
-
-        self._database.write(act)
+        segments = select(ORDERS.c.segment).where(ORDERS.c.batch == batch)
+        for table in (SAID, COMMANDS):
+            newest = select(func.max(table.c.id)).scalar_subquery()
+            drop_in_portions(self._database, table, table.c.segment.in_(segments) & (table.c.id < newest))
+        self._database.write(lambda connection: connection.execute(delete(ORDERS).where(ORDERS.c.batch == batch)))
 
     # -- a node's side -----------------------------------------------------------------------------------------------
 

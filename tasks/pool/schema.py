@@ -5,6 +5,9 @@ from __future__ import annotations
 from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, UniqueConstraint
 
 METADATA = MetaData()
+# Of rows that are written again and again: gangs say several things a second. SQLite counts in 64 bits by itself, and
+# counts up only what is called an integer.
+NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 # Which release of ours leads the pool, and the form of these tables (`releases`).
 ABOUT = Table("about", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
@@ -76,7 +79,7 @@ JOBS = Table(
 SEGMENTS = Table(
     "segments",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),  # so that a start that is tried again is not written twice
     Column("batch", Text, nullable=False, index=True),
     Column("job", Text, nullable=False),
@@ -89,7 +92,7 @@ SEGMENTS = Table(
 PLANS = Table(
     "plans",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("batch", Text, nullable=False, index=True),
     Column("made_s", Float, nullable=False),
     Column("why", Text, nullable=False),
@@ -113,7 +116,7 @@ ORDERS = Table(
 SAID = Table(
     "said",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("segment", Integer, nullable=False),
     Column("node", Text, nullable=False),
     Column("number", Integer, nullable=False),
@@ -125,7 +128,7 @@ SAID = Table(
 COMMANDS = Table(
     "commands",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("segment", Integer, nullable=False),
     Column("command", Text, nullable=False),
 )
@@ -134,7 +137,7 @@ COMMANDS = Table(
 TOLD = Table(
     "told",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("batch", Text, nullable=False, index=True),
     Column("kind", Text, nullable=False),
     Column("content", JSON, nullable=False),
@@ -145,7 +148,7 @@ TOLD = Table(
 REQUESTS = Table(
     "requests",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),
     Column("kind", Text, nullable=False),
     Column("content", JSON, nullable=False),

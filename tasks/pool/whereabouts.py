@@ -32,6 +32,16 @@ def has_ended(whereabouts: str) -> bool:
     return True  # what is left of it until somebody buries it
 
 
+def identity(pid: int) -> str:
+    """What tells a process from all others that have its id: the machine's boot, and when it began; empty where there
+    is no such process, or one that has ended.
+
+    No clock is in it, so that a clock that is set does not make a stranger of a process.
+    """
+    born = _born(pid)
+    return UNKNOWN if born == UNKNOWN else f"{(PROC / 'sys/kernel/random/boot_id').read_text().strip()}:{born}"
+
+
 def _machine() -> str:
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()

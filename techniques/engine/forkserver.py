@@ -96,7 +96,12 @@ class _Server:
         if self.fence.is_closed():
             connection.close()
             return
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no room for another process: the gangs that run must not end with this one
+            print(f"no process can be started: {error}", file=sys.stderr, flush=True)
+            connection.close()
+            return
         if pid == 0:
             _child(connection, inherited=[self.listener, *self.children.values()])
         self.children[pid] = connection

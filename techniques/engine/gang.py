@@ -13,7 +13,7 @@ from typing import Any
 from techniques.engine.channel import Channel, ChannelClosed
 from techniques.engine.order import GangOrder, rendezvous
 from techniques.engine.processes import ForkServer
-from techniques.values import to_json
+from techniques.values import storable, to_json
 
 WORKER = "techniques.engine.worker:main"
 DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
@@ -42,6 +42,10 @@ class Outcome:
     status: str
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # It may quote a user's exception, or the name of a file.
+        object.__setattr__(self, "message", storable(self.message))
 
 
 class Gang:

@@ -54,6 +54,16 @@ def test_a_worker_gets_its_argument_and_commands(server, tmp_path):
             channel.receive()
 
 
+def test_where_no_process_can_be_started_the_server_goes_on(tmp_path):
+    log = tmp_path / "server.log"
+    with ForkServer(log=log, preload=("tests.integration.no_room:fork",)) as server:
+        with closing(spawn(server, tmp_path, "echo")) as channel, pytest.raises(ChannelClosed):
+            channel.receive()
+        with closing(spawn(server, tmp_path, "fail")) as channel:
+            assert wait_for(channel, "exit")["status"] == 1
+    assert "no process can be started: " in log.read_text()
+
+
 def test_a_failure_leaves_its_trace_in_the_log(server, tmp_path):
     with closing(spawn(server, tmp_path, "fail")) as channel:
         assert wait_for(channel, "exit")["status"] == 1

@@ -2,10 +2,12 @@
 
 import os
 import sqlite3
+import time
 
 import psutil
 
 from tasks.execution.leases import Leases
+from tasks.pool.whereabouts import identity
 
 
 def in_a_child(action):
@@ -50,11 +52,22 @@ def test_nobody_gives_back_what_another_holds(tmp_path):
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_not_its_heir(tmp_path):
     leases = Leases(tmp_path / "leases.db")
-    born_s = psutil.Process().create_time() - 100
+    other = identity(os.getppid())
     with sqlite3.connect(tmp_path / "leases.db") as db:
-        db.execute("INSERT INTO leases VALUES ('n:cpu:0', 'old', ?, ?, 0)", (os.getpid(), born_s))
+        db.execute("INSERT INTO device_leases VALUES ('n:cpu:0', 'old', ?, ?, 0)", (os.getpid(), other))
     assert leases.held() == {}
     assert leases.take(["n:cpu:0"], holder="new")
+
+
+def test_a_clock_that_is_set_frees_nobodys_devices(tmp_path, monkeypatch):
+    leases = Leases(tmp_path / "leases.db")
+    assert leases.take(["n:cpu:0"], holder="us")
+    began_s = psutil.Process().create_time()
+    # What the kernel says of a process's beginning is counted from the boot, whose moment moves with the clock.
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: began_s + 3600)
+    monkeypatch.setattr(time, "time", lambda: began_s - 3600)
+    assert leases.held() == {"n:cpu:0": "us"}
+    assert not leases.take(["n:cpu:0"], holder="them")
 
 
 def test_a_holder_that_is_dead_but_not_yet_buried_holds_nothing(tmp_path):

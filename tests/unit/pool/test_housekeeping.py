@@ -8,6 +8,7 @@ from tasks.execution.journal import DONE, Journal
 from tasks.pool import housekeeping
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
+from tasks.pool.portions import drop_in_portions
 from tasks.pool.requests import Requests
 from tasks.pool.schema import PLANS, REQUESTS, TOLD
 from tasks.pool.submissions import Submissions
@@ -77,3 +78,13 @@ def test_what_is_young_stays(database):
     end(database, "b1", is_recorded=True)
     age(database)
     assert housekeeping.tidy(database, now_s=OLD_S + 1.0) == 0
+
+
+def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(database, monkeypatch):
+    for number in range(7):
+        Told(database).tell("b1", JobEnded(job=f"j{number}", status=DONE, message="", details={}))
+    sizes, write = [], database.write
+    monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
+    assert drop_in_portions(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7
+    assert sizes == [3, 3, 1, 0]
+    assert Told(database).after("b1", 0) == []

@@ -297,6 +297,18 @@ def test_a_node_is_held_once_its_gangs_have_stopped_and_serves_again(database, p
     assert pool.held() == {}
 
 
+def test_a_node_without_a_healthy_device_is_held_once_it_has_one(database, pool):
+    worker, requests = Worker(database, num_devices=1), Requests(database)
+    pool.pass_seconds(1, worker)
+    worker.beat(health={"0": "in use by a stranger"})
+    pool.step(seconds=2)
+    hold = pool.ask(wishes.HOLD, node="n", beats=0)
+    pool.step(seconds=1)
+    assert requests.read(hold.id).status == wishes.OPEN
+    pool.pass_seconds(2, worker)  # whose device is healthy again
+    assert requests.read(hold.id).answer == {"devices": ["n:cpu:0"]}
+
+
 def test_a_node_is_not_held_for_the_dead(database, pool):
     worker, requests = Worker(database), Requests(database)
     pool.pass_seconds(1, worker)

@@ -1,5 +1,6 @@
 """Services start in order, start again when they end, and end in the opposite order; here they are small programs."""
 
+import errno
 import json
 import os
 import signal
@@ -210,3 +211,23 @@ def test_files_with_secrets_are_their_owners_alone(files):
         assert (files.folder / name).stat().st_mode & 0o777 == 0o600
     assert json.loads((files.folder / "services.json").read_text())["address"]["database"] == "sqlite:///x"
     assert files.address() == ADDRESS
+
+
+def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    clock = Clock()
+    supervisor = Supervisor([service("a"), service("b")], files, clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_states", full)
+        patch.setattr(files, "log", lambda name: full() if name == "a" else files.folder / f"{name}.log")
+        supervisor.step()
+    assert "how the services stand cannot be written" in capsys.readouterr().err
+    supervisor.step()
+    told = {state.name: state for state in files.states()}
+    assert (told["a"].status, told["b"].status) == (WAITING, UP)
+    assert "could not be started: [Errno 28] No space left on device" in told["a"].message
+    clock.now_s += delay_s(0)
+    supervisor.step(), supervisor.step()
+    assert {state.name: state.status for state in files.states()} == {"a": UP, "b": UP}
