@@ -194,7 +194,7 @@ class Starter:
 
         def order_of(job: str, last_step: int) -> GangOrder:
             entries, parents = self._roster.entries, self._roster.after.get(job, ())
-            return gang_order(
+            order = gang_order(
                 entries[job].local_job,
                 replace(segment, job=job, last_step=last_step),
                 profile,
@@ -203,6 +203,7 @@ class Starter:
                 number=number,
                 listed={entries[parent].local_job.name for parent in parents},
             )
+            return replace(order, known_step=self._roster.records[job].step)
 
         order = order_of(segment.job, segment.last_step)
         return replace(order, fellows=tuple(order_of(name, end) for name, end in fellows.items()))

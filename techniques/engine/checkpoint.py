@@ -38,6 +38,10 @@ class CheckpointError(OSError):
     """A checkpoint cannot be written (disk) or none can be read (corrupt)."""
 
 
+class MissingCheckpoint(OSError):
+    """Checkpoints that were kept are nowhere to be seen: their folder is perhaps not mounted on this machine."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A part of a tensor: where it starts in the whole, its shape, and the file that holds it under `key`."""
@@ -128,8 +132,12 @@ class CheckpointStore:
         self._attempt = attempt
         self.passed_over: list[str] = []
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, checked byte by byte; its files are shared out among the ranks."""
+    def newest(self, *, known_step: int = 0) -> Checkpoint | None:
+        """The newest checkpoint that is whole, checked byte by byte; its files are shared out among the ranks.
+
+        known_step: of which a checkpoint was kept. Raises MissingCheckpoint where there is none at all, not even a
+        damaged one, of any step; beginning again from nothing is for a person to decide.
+        """
         self.passed_over = []
         for name in reversed(self._place.names()):
             manifest = read_manifest(self._place, name)
@@ -139,6 +147,11 @@ class CheckpointStore:
                 assert manifest is not None
                 return Checkpoint(place=self._place, name=name, manifest=manifest)
             self.passed_over.append(self._place.location(name))
+        if known_step > 0 and not self.passed_over:
+            raise MissingCheckpoint(
+                f"a checkpoint of step {known_step} was kept in {self.root}, and this machine sees none there. To fix: "
+                "mount that folder here as on the other machines; where it was removed, train the job in a new run"
+            )
         return None
 
     def whole(self, name: str) -> Checkpoint | None:

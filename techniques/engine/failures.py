@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from techniques.engine.checkpoint import CheckpointError
-
 # How allocators say it: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
 
@@ -17,7 +15,6 @@ def failure_kind(error: Exception) -> str:
         return "out_of_memory"
     if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
         return "out_of_memory"
-    # A full disk stays full for the next try: a person has to make room.
-    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError, CheckpointError)):
+    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError)):
         return "invalid"
     return "crashed"

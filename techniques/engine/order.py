@@ -37,6 +37,8 @@ class GangOrder:
     model_dir: where the finished model is exported.
     weights_from: a folder with the safetensors of the base model, or None. parents: folders of all models that the job
         comes from, as far as they are there, by the names under which it knows them.
+    known_step: of which a checkpoint is known to have been kept; where none at all is found then, the gang fails rather
+        than begin again from nothing.
     checkpoint_every_s: seconds between checkpoints; None for none but the last.
     import_paths: folders appended to the workers' import path, where users' factories are.
     fellows: orders of the jobs that the same gang trains beside `job` on one base (`techniques.shared_base`); of each
@@ -60,6 +62,7 @@ class GangOrder:
     weights_from: str | None = None
     parents: Mapping[str, str] = field(default_factory=dict)
     last_step: int = 0
+    known_step: int = 0
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
     import_paths: tuple[str, ...] = ()

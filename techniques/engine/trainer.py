@@ -200,13 +200,14 @@ class Trainer:
         """What a checkpoint says of its job."""
         return checkpoint_meta(self.job, self._plain, self.prepared)
 
-    def restore(self, root: Root) -> int:
+    def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Goes on from the newest whole checkpoint under `root`, if any; returns the steps done.
 
-        Raises ValueError where the checkpoint is of a job that would train other weights.
+        Raises ValueError where the checkpoint is of a job that would train other weights, MissingCheckpoint where
+        there is none though one of `known_step` was kept.
         """
         store = self.store(root)
-        checkpoint, self.passed_over = store.newest(), tuple(store.passed_over)
+        checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)
         if checkpoint is None:
             return 0
         if checkpoint.manifest.meta["weights_digest"] != self._weights_digest():

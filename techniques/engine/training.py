@@ -27,7 +27,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     assert order.checkpoint_dir is not None and order.model_dir is not None
     root = order.checkpoint_dir
     reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
-    first_step = trainer.restore(root)
+    first_step = trainer.restore(root, known_step=order.known_step)
     startup_s = time.monotonic() - order.ordered_at_s
     reporter.send("ready", step=first_step, startup_s=startup_s)
     tell_passed_over(trainer.passed_over, reporter, step=first_step)

@@ -45,7 +45,7 @@ class Account:
         self._patience_s = 0.0
 
     def _newest(self, store: CheckpointStore) -> Path | None:
-        newest = store.newest()
+        newest = store.newest(known_step=self._order.known_step)
         self._step = newest.manifest.step if newest else 0
         for folder in store.passed_over:
             message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self._step}"

@@ -176,10 +176,11 @@ class Member:
     def restore(self) -> int:
         """Goes on from the newest checkpoint, whichever technique wrote it; returns the steps done.
 
-        Raises ValueError where it is of a job that would train other weights.
+        Raises ValueError where it is of a job that would train other weights, MissingCheckpoint where there is none
+        though one was kept.
         """
         store = self.store()
-        checkpoint, self.passed_over = store.newest(), tuple(store.passed_over)
+        checkpoint, self.passed_over = store.newest(known_step=self.order.known_step), tuple(store.passed_over)
         if checkpoint is None:
             return 0
         if checkpoint.manifest.meta["weights_digest"] != weights_digest(self.job, data_digest=self.prepared.digest):

@@ -11,7 +11,14 @@ import threading
 
 import pytest
 
-from techniques.engine.checkpoint import CheckpointError, CheckpointStore, Piece, Pieces, StoredTensor
+from techniques.engine.checkpoint import (
+    CheckpointError,
+    CheckpointStore,
+    MissingCheckpoint,
+    Piece,
+    Pieces,
+    StoredTensor,
+)
 from techniques.engine.places import MANIFEST
 
 CONTENT = "weights of step {step}, rank {rank}"
@@ -261,3 +268,13 @@ def test_pickles_that_lie_there_are_never_opened(tmp_path):
         os._exit(0 if step == 10 and len(opened) > 5 and not pickles else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert newest(tmp_path) == 20
+
+
+def test_checkpoints_that_are_nowhere_to_be_seen_are_no_reason_to_begin_again(tmp_path):
+    assert CheckpointStore(tmp_path).newest() is None
+    with pytest.raises(MissingCheckpoint, match=r"step 5 was kept in .* mount that folder"):
+        CheckpointStore(tmp_path).newest(known_step=5)
+    save(tmp_path, 3)  # of a step before: what came after it was damaged, or never quite kept
+    assert CheckpointStore(tmp_path).newest(known_step=5).manifest.step == 3
+    next(tmp_path.glob("step-*/*.json")).write_text("{}")
+    assert CheckpointStore(tmp_path).newest(known_step=5) is None  # it is there, and damaged: told, and begun again
