@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.sweeping.space import Choice, Parameter, Range, Values, combinations
+from tasks.sweeping.space import Choice, Parameter, Values, combinations
 from techniques.values import digest
 
 RANDOM, GRID, TPE = "random", "grid", "tpe"
@@ -30,7 +30,7 @@ class Tried:
 
 def num_startup(num_trials: int) -> int:
     """How many trials of a TPE sweep are drawn at random, and so known at its beginning."""
-    return min(NUM_STARTUP, max(2, num_trials // 3))
+    return min(num_trials, NUM_STARTUP, max(2, num_trials // 3))
 
 
 def propose(
@@ -87,17 +87,16 @@ def _distribution(parameter: Parameter) -> Any:
 def _value(parameter: Parameter, drawn: Any) -> Any:
     if isinstance(parameter, Choice):
         return parameter.values[drawn]
-    # Six digits are all that a person can read, and more than matters.
-    value = drawn if parameter.is_integer else float(f"{drawn:.6g}")
+    # Six digits are all that a person can read, and more than matters; a step may need all that a grid lists.
+    digits = 6 if parameter.step is None else 12
+    value = drawn if parameter.is_integer else float(f"{drawn:.{digits}g}")
     return parameter.value(min(max(value, parameter.low), parameter.high))
 
 
 def _as_trial(space: Sequence[Parameter], tried: Tried, distributions: Any) -> Any:
     from optuna.trial import TrialState, create_trial
 
-    params = {
-        p.key: tried.values[p.key] if isinstance(p, Range) else p.values.index(tried.values[p.key]) for p in space
-    }
+    params = {p.key: _told_to_optuna(p, tried.values[p.key], distributions[p.key]) for p in space}
     if tried.score is None:
         return create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
     is_finite = math.isfinite(tried.score)
@@ -107,3 +106,13 @@ def _as_trial(space: Sequence[Parameter], tried: Tried, distributions: Any) -> A
         params=params,
         distributions=distributions,
     )
+
+
+def _told_to_optuna(parameter: Parameter, value: Any, distribution: Any) -> Any:
+    """A value as Optuna draws it, which refuses what was rounded off its steps, if only by the last digit."""
+    if isinstance(parameter, Choice):
+        return parameter.values.index(value)
+    if parameter.step is None or parameter.is_integer:
+        return value
+    num_steps = round((value - parameter.low) / parameter.step)
+    return min(parameter.low + num_steps * parameter.step, distribution.high)

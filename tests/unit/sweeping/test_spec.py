@@ -50,6 +50,29 @@ def test_proposals_follow_from_what_they_know():
     assert sum(3e-4 < rate < 3e-3 for rate in rates) >= 6, "the best was at 1e-3"
 
 
+@pytest.mark.parametrize("step", [0.1, 0.142857142857, 1 / 3, 1 / 30_000])
+def test_tpe_goes_on_from_what_it_drew_in_steps_of_any_number_of_digits(step):
+    parameter = Range(key="clip_grad_norm", low=0.0, high=1.0, step=step)
+    earlier = []
+    for number in range(3):
+        values = propose([parameter], sampler="tpe", number=number, earlier=earlier, seed=0, num_trials=6)
+        earlier.append(Tried(values=values, score=float(number)))
+    drawn = [each.values["clip_grad_norm"] for each in earlier]
+    assert set(drawn) <= set(parameter.listed()), "what a grid would list"
+
+
+def test_a_step_is_kept_however_small_beside_the_value():
+    parameter = Range(key="clip_grad_norm", low=1000.0, high=1000.004, step=0.001)
+    found = spec(sampler="random", space=(parameter,), num_trials=5).known()
+    assert {values["clip_grad_norm"] for values in found} == set(parameter.listed())
+
+
+@pytest.mark.parametrize("num_trials", [1, 2, 3])
+def test_tpe_has_no_more_trials_than_were_asked_for(num_trials):
+    found = spec(sampler="tpe", num_trials=num_trials)
+    assert len(found.batch().jobs) == len(found.provisional()) == num_trials
+
+
 def test_what_changes_the_shape():
     keys = ("optimizer.lr", "seed", "schedule.name", "clip_grad_norm", "global_batch_size", "optimizer.name", "model.x")
     assert [changes_shape(Choice(key=key, values=(1,))) for key in keys] == [False] * 4 + [True] * 3
