@@ -84,7 +84,8 @@ def _begin(shop: Workshop, profiled: Profiled, *, conductor: Conductor | None) -
     )
     begin(shop.journal, shop.bench.batch.jobs, faults=profiled.faults)
     if conductor is not None:
-        conductor.begin(shop.journal, profiled.jobs, num_slots=len(shop.bench.cluster.devices))
+        jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
+        conductor.begin(shop.journal, jobs, num_slots=len(shop.bench.cluster.devices))
         for name, details in conductor.details().items():
             shop.journal.write_job(name, details=details)
 

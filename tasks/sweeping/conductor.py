@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tasks.evaluation.compare import HIGHER_IS_BETTER
 from tasks.execution.directions import GOAL, LIKE, SETTLED, Directions
 from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
-from tasks.execution.journal import DONE, ENDED, Journal
+from tasks.execution.journal import DONE, ENDED, FAILED, Journal
 from tasks.sweeping.sampling import Tried
 from tasks.sweeping.space import Values
 from tasks.sweeping.spec import SweepSpec
@@ -54,11 +54,13 @@ class Conductor:
     def begin(self, journal: Journal, jobs: Sequence[Job], *, num_slots: int) -> None:
         """Takes up the sweep where it stands.
 
-        jobs: of the batch, with their steps resolved. num_slots: trials that can run side by side.
+        jobs: of the batch, with their steps resolved, those that can be trained. num_slots: trials that can run side by
+        side.
         """
         self._journal, self._num_slots = journal, num_slots
         self._jobs = {job.name: job for job in jobs}
-        self._provisional = dict(zip(self.spec.trials, self.spec.provisional(), strict=True))
+        provisional = dict(zip(self.spec.trials, self.spec.provisional(), strict=True))
+        self._shapes = {name: self.spec.shape(provisional[name]) for name in self._jobs}
         fact = journal.get(FACT, {})
         known = dict(zip(self.spec.trials, self.spec.known(), strict=False))
         self.values = {**known, **fact.get("values", {})}
@@ -69,25 +71,25 @@ class Conductor:
         first = {name: self._first_rung(self._jobs[name]) for name in known if name in self._jobs}
         self._goals = {**first, **fact.get("goals", {})}
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
-        for name in set(self.spec.trials) - set(self._jobs):  # it could not even be looked at
-            self._statuses[name] = "failed"
-        self._late = [name for name in self.values if name not in known and name in self._jobs]
+        for name in set(self.spec.trials) - set(self._jobs):
+            self._statuses[name] = FAILED
+        self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
         self._keep()
 
     def details(self) -> dict[str, dict[str, Any]]:
         """What the records of the jobs must say of the sweep before an executor reads them, by job."""
         details: dict[str, dict[str, Any]] = {name: {GOAL: self._goals.get(name, 0)} for name in self._jobs}
-        for name in self._late:
-            details[name] |= {SETTLED: to_json(self._job(name)), LIKE: self._like(name)}
+        for name, like in self._late.items():
+            details[name] |= {SETTLED: to_json(self._job(name, like=like)), LIKE: like}
         return details
 
     def asked(self) -> Directions:
         """All that was asked for, to be asked again where nobody knows whether it was heard."""
         left = self._left()
-        late = [name for name in self._late if name in left]
+        late = {name: like for name, like in self._late.items() if name in left}
         return Directions(
-            jobs={name: self._job(name) for name in late},
-            likes={name: self._like(name) for name in late},
+            jobs={name: self._job(name, like=like) for name, like in late.items()},
+            likes=late,
             goals={name: goal for name, goal in self._goals.items() if name in left},
         )
 
@@ -141,15 +143,19 @@ class Conductor:
     def _directions(self) -> Directions:
         if self._is_late():
             return Directions(stops=dict.fromkeys(self._left(), TOO_LATE))
-        jobs = self._proposals()
+        self._propose()
+        unsettled = [name for name in self._left() if name in self.values and not self._goals.get(name)]
+        likes = self._likes(unsettled)
+        jobs = {name: self._job(name, like=like) for name, like in likes.items()}
         goals = {name: self._first_rung(job) for name, job in jobs.items()}
         self._goals |= goals
         verdicts = self.spec.stopping.judge(self.trials(), num_slots=self._num_slots)
+        stops = {**verdicts.stops, **{name: self._why_untrainable(name) for name in unsettled if name not in likes}}
         return Directions(
             jobs=jobs,
-            likes={name: self._like(name) for name in jobs},
+            likes=likes,
             goals={**goals, **verdicts.goals},
-            stops={name: why for name, why in verdicts.stops.items() if self._statuses.get(name) not in ENDED},
+            stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
         )
 
     def _is_late(self) -> bool:
@@ -159,13 +165,12 @@ class Conductor:
     def _left(self) -> list[str]:
         return [name for name in self._jobs if self._statuses.get(name) not in ENDED]
 
-    def _proposals(self) -> dict[str, Job]:
-        """The trials whose turn it is, settled.
+    def _propose(self) -> None:
+        """Gives values to the trials whose turn it is.
 
         Trial k is proposed once the first k - `num_parallel` + 1 have shown what they are worth, and by these alone:
         which trial happened to be quicker changes no proposal.
         """
-        found = {}
         names = self.spec.trials
         while len(self.values) < len(names):
             number = len(self.values)
@@ -176,9 +181,6 @@ class Conductor:
             scores = [*worth, *[None] * (number - num_known)]
             earlier = [Tried(values=self.values[name], score=s) for name, s in zip(names[:number], scores, strict=True)]
             self.values[names[number]] = self.spec.propose(number, earlier)
-            if names[number] in self._left():
-                found[names[number]] = self._job(names[number])
-        return found
 
     def _worth(self, name: str) -> float | None:
         """What a trial counts for proposals: its score at the first rung, where all trials can be compared, or at its
@@ -208,18 +210,30 @@ class Conductor:
             return -math.inf
         return value if HIGHER_IS_BETTER[self.spec.objective] else -value
 
-    def _job(self, name: str) -> Job:
+    def _job(self, name: str, *, like: str) -> Job:
         job = self.spec.job(name, self.values[name])
-        like = self._jobs[self._like(name)]
-        return job if job.num_steps is not None else replace(job, num_steps=like.total_steps, num_epochs=None)
+        steps = self._jobs[like].total_steps
+        return job if job.num_steps is not None else replace(job, num_steps=steps, num_epochs=None)
 
     def _first_rung(self, job: Job) -> int:
         return self.spec.stopping.rungs(job.total_steps)[0]
 
-    def _like(self, name: str) -> str:
-        """A trial that was there from the beginning, of the shape of this one."""
-        shape = self.spec.shape(self.values[name])
-        return next(other for other, values in self._provisional.items() if self.spec.shape(values) == shape)
+    def _likes(self, names: Iterable[str]) -> dict[str, str]:
+        """For each of some trials one of the same shape that was there from the beginning and can be trained.
+
+        Trials of a shape that cannot be trained here are left out.
+        """
+        found = {}
+        for name in names:
+            shape = self.spec.shape(self.values[name])
+            like = next((other for other, theirs in self._shapes.items() if theirs == shape), None)
+            if like is not None:
+                found[name] = like
+        return found
+
+    def _why_untrainable(self, name: str) -> str:
+        shape = ", ".join(f"{key}: {value}" for key, value in self.spec.shape(self.values[name]).items())
+        return f"stopped early: no trial with {shape} can be trained here; the trials that failed say why"
 
     # -- keeping -------------------------------------------------------------------------------------------------------
 

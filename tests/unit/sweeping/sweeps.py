@@ -81,8 +81,11 @@ class Gangs(FakeRunner):
 class Swept:
     """A process that conducts a sweep in a folder; the next one on the same folder goes on with it."""
 
-    def __init__(self, folder, asked, *, runner=None, dies_after=None, clock=lambda: 0.0):
+    def __init__(
+        self, folder, asked, *, runner=None, dies_after=None, clock=lambda: 0.0, cannot_train=lambda job: False
+    ):
         self.jobs = asked.batch().jobs
+        self.faults = {job.name: "no technique can train it here" for job in self.jobs if cannot_train(job)}
         self.bench = Bench(folder, self.jobs, runner=runner or Gangs())
         self.conductor, executor = Conductor(asked, clock=clock), self.bench.executor
         if dies_after is not None:
@@ -93,8 +96,8 @@ class Swept:
 
     def run(self):
         journal, executor = self.bench.journal, self.bench.executor
-        begin(journal, self.jobs, faults={})
-        self.conductor.begin(journal, self.jobs, num_slots=2)
+        begin(journal, self.jobs, faults=self.faults)
+        self.conductor.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
         for name, details in self.conductor.details().items():
             journal.write_job(name, details=details)
         self.conductor.attach(executor.direct, later=executor.call, started_s=0.0)

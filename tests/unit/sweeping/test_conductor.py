@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from tasks.execution.journal import DONE, STOPPED
+from tasks.execution.journal import DONE, FAILED, STOPPED
 from tasks.sweeping.space import Choice
 from tests.unit.sweeping.sweeps import RATES, Gangs, Killed, Swept, loss, spec
 
@@ -65,6 +65,24 @@ def test_a_trial_of_another_shape_has_the_profiles_of_that_shape(tmp_path):
         like = swept.bench.journal.jobs()[name].details.get("like", name)
         given = {job.name: job for job in swept.jobs}[like]
         assert given.global_batch_size == values["global_batch_size"]
+
+
+@pytest.mark.parametrize("policy", ["none", "asha", "halving"])
+def test_a_proposed_shape_that_cannot_be_trained_here_ends_that_trial_alone(tmp_path, policy):
+    asked = spec(sampler="tpe", policy=policy, space=(RATES, SHAPES))
+    cannot_train = {"cannot_train": lambda job: job.global_batch_size == 16}
+    for num_messages in (3, None):  # killed, and gone on with
+        with suppress(Killed):
+            swept = Swept(tmp_path, asked, dies_after=num_messages, **cannot_train).run()
+    proposed = {n: v["global_batch_size"] for n, v in swept.conductor.values.items() if n not in swept.faults}
+    ended = [name for name, size in proposed.items() if size == 16]
+    assert ended, "tpe proposes it to trials whose place was kept by another shape"
+    records = swept.bench.journal.jobs()
+    for name in ended:
+        assert records[name].status == STOPPED
+        assert "no trial with global_batch_size: 16 can be trained here" in records[name].message
+    assert set(swept.names(FAILED)) == set(swept.faults)
+    assert len(swept.conductor.values) == 16 and swept.names(DONE)
 
 
 @pytest.mark.parametrize(("sampler", "policy"), [("random", "asha"), ("random", "halving"), ("tpe", "asha")])
