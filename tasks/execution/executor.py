@@ -28,7 +28,7 @@ from tasks.execution.orders import Submit
 from tasks.execution.progress import RunningSegment
 from tasks.execution.replanner import Replanner, Thought
 from tasks.execution.roster import Enlisted, Roster
-from tasks.execution.starting import Leases, Starter, segment_of
+from tasks.execution.starting import Leases, Starter, is_known, segment_of
 from tasks.execution.verdicts import Verdicts
 from techniques.engine.gang import CRASHED, Event, Outcome
 from techniques.engine.reporter import STOP, leave
@@ -228,6 +228,8 @@ class Executor:
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
         """Goes on with a segment that another executor started; its gang's words come by `said`."""
+        if not is_known(record, profiles=self.roster.profiles[record.job]):
+            self.roster.groups.restore(record.job)
         profiles = self.roster.profiles[record.job]
         fellows = record.what.get("fellows", {})
         beside = {self.roster.listed(name, beside=record.job): step for name, step in fellows.items()}

@@ -33,11 +33,12 @@ class Groups:
         """Forms the groups of those that are new on the list, as far as they have not parted."""
         for leader, entry in self._roster.entries.items():
             if entry.together and leader not in self._fellows and not self._has_parted(leader):
-                fellows = [fellow.job for fellow in entry.together[0].fellows]
-                assert all(name in self._roster.entries for name in fellows), f"{leader} leads jobs that are not listed"
-                self._fellows[leader] = tuple(name for name in fellows if self._is_there(name))
-                self._leaders |= dict.fromkeys(self._fellows[leader], leader)
-                self._roster.profiles[leader] = self._profiles(leader)
+                self._form(leader)
+
+    def restore(self, leader: str) -> None:
+        """Forms a group though its leader trains no further: its gang runs still, and it parts when that has ended."""
+        if self._roster.entries[leader].together and leader not in self._fellows:
+            self._form(leader)
 
     def fellows(self, leader: str) -> tuple[str, ...]:
         """The jobs that the gang of `leader` trains too."""
@@ -95,6 +96,13 @@ class Groups:
     def steps(self) -> Mapping[str, int]:
         """The steps that each fellow has checkpointed."""
         return {fellow: self._roster.records[fellow].step for fellow in self._leaders}
+
+    def _form(self, leader: str) -> None:
+        fellows = [fellow.job for fellow in self._roster.entries[leader].together[0].fellows]
+        assert all(name in self._roster.entries for name in fellows), f"{leader} leads jobs that are not listed"
+        self._fellows[leader] = tuple(name for name in fellows if self._is_there(name))
+        self._leaders |= dict.fromkeys(self._fellows[leader], leader)
+        self._roster.profiles[leader] = self._profiles(leader)
 
     def _has_parted(self, leader: str) -> bool:
         record = self._roster.records[leader]

@@ -224,14 +224,15 @@ def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], 
     }
 
 
+def is_known(record: SegmentRecord, *, profiles: Sequence[Profile]) -> bool:
+    """Whether a segment ran under one of these options."""
+    return bool(_options(record, profiles))
+
+
 def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile]) -> PlannedSegment:
     """The segment that the journal tells of, by the options that are known now; its devices may be gone."""
-    what = record.what
-    kind = (what.get("device_type", ""), what.get("num_nodes", 1))
-    wanted = (what["technique"], dict(what["config"]), what["num_devices"], *kind)
-    known = [(p.technique, dict(p.config), p.num_devices, p.device_type, p.num_nodes) for p in profiles]
-    options = [k for k, option in enumerate(known) if option == wanted]
-    assert options, f"segment {record.id} of {record.job} ran under an option that is not known: {wanted}"
+    what, options = record.what, _options(record, profiles)
+    assert options, f"segment {record.id} of {record.job} ran under an option that is not known: {what}"
     return PlannedSegment(
         job=record.job,
         option=options[0],
@@ -240,3 +241,12 @@ def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile]) -> Planned
         start_s=what["planned_s"][0],
         end_s=what["planned_s"][1],
     )
+
+
+def _options(record: SegmentRecord, profiles: Sequence[Profile]) -> list[int]:
+    """The numbers of the options that are what a segment ran under."""
+    what = record.what
+    kind = (what.get("device_type", ""), what.get("num_nodes", 1))
+    wanted = (what["technique"], dict(what["config"]), what["num_devices"], *kind)
+    known = [(p.technique, dict(p.config), p.num_devices, p.device_type, p.num_nodes) for p in profiles]
+    return [k for k, option in enumerate(known) if option == wanted]

@@ -209,16 +209,16 @@ class Verdicts:
         self._course.drop(job)
         is_last = not self._roster.strike_out(job, profile)
         self._forget_speed(job)  # its options are numbered anew
-        if is_last and self._roster.groups.leads(job):
+        parts = is_last and self._roster.groups.leads(job)
+        may_go_on = parts or not is_last
+        if may_go_on and not self._is_dismissed(job):
+            self._roster.write(job, status=WAITING)  # first: whoever takes over finds no group where it has parted
+        if parts:
             self.part(job, why=f"the gang of {job} ran out of memory")
-            is_last = False
-        if self._is_cancelled(job):
+        if self._is_cancelled(job) or (may_go_on and self._is_dismissed(job)):
             return self._dismissed(job, self._roster.records[job].step)
-        if is_last:
+        if not may_go_on:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
-        if self._is_dismissed(job):
-            return self._dismissed(job, self._roster.records[job].step)
-        self._roster.write(job, status=WAITING)
         self._want(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
         return "planned anew without that option"
 

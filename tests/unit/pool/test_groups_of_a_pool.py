@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tasks.execution.events import SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, Journal
+from tasks.execution.journal import CANCELLED, DONE, PAUSED, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.submissions import Submissions
 from techniques import Profile
-from techniques.engine.reporter import leave
+from techniques.engine.reporter import STOP, leave
 from techniques.profiles import Fellow
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.test_succession import Killed, Mortal, assert_devices_serve_one, assert_nothing_was_doubled
@@ -34,6 +34,10 @@ class GroupGangs(Gangs):
             super()._move(worker, segment, order)
             return
         moves = self.said[segment] = self.said.get(segment, 0) + 1
+        if STOP in worker.told(segment):
+            said = {each.job.name: {"status": "preempted", "step": self._step(each)} for each in order.fellows}
+            worker.end(segment, "preempted", step=self._step(order), fellows=said)
+            return
         every = [order, *order.fellows]
         left = {command.removeprefix("leave ") for command in worker.told(segment) if command.startswith("leave ")}
         for each in every if moves < 3 else ():
@@ -177,3 +181,64 @@ def test_a_job_of_a_group_is_cancelled_and_the_others_go_on(database):
         pool.step(seconds=1.0)
     assert pool.statuses() == {"a": DONE, "b": CANCELLED, "c": DONE}
     assert len(Journal(database, batch="b1").segments()) == 1
+
+
+def half_trained(database):
+    """A group that is halfway, its gangs, and the executor that has heard so."""
+    gangs = GroupGangs(Worker(database, num_devices=1))
+    pool = PoolBench(database, Clock())
+    pool.submit(group_of_three())
+    gangs.move(), gangs.move()
+    pool.step(seconds=1.0)
+    return gangs, pool
+
+
+def go_on(pool, gangs):
+    for _ in range(12):
+        for worker in gangs.workers:
+            worker.beat()
+        gangs.move()
+        pool.step(seconds=1.0)
+
+
+@pytest.mark.parametrize(("kind", "status"), [(wishes.PAUSE, PAUSED), (wishes.CANCEL, CANCELLED)])
+@pytest.mark.parametrize(("jobs", "of_others"), [(["a"], DONE), (["a", "b", "c"], None)], ids=["leader", "all"])
+def test_a_gang_whose_leader_was_dismissed_is_taken_over(database, kind, status, jobs, of_others):
+    gangs, pool = half_trained(database)
+    pool.ask(kind, batch="b1", jobs=jobs)
+    after = PoolBench(database, pool.clock)  # before the gang has stopped
+    go_on(after, gangs)
+    assert after.statuses() == {"a": status, "b": of_others or status, "c": of_others or status}
+    assert after.held() == {}
+    assert sorted(steps for (_, job), *steps in gangs.trained if job == "a") == [[0, 5]]
+
+
+def test_a_leader_that_was_paused_goes_on_after_the_next_executor_has_come(database):
+    gangs, pool = half_trained(database)
+    pool.ask(wishes.PAUSE, batch="b1", jobs=["a"])
+    after = PoolBench(database, pool.clock)
+    after.ask(wishes.RESUME, batch="b1", jobs=["a"])  # its gang has not stopped yet
+    go_on(after, gangs)
+    assert_nothing_was_doubled(database, after, gangs, "abc")
+
+
+def test_a_group_that_ran_out_of_memory_parts_whatever_write_its_executor_dies_in(tmp_path):
+    num_killed = 0
+    for last in range(1, 20):
+        database = Database(file_url(tmp_path / f"{last}.db"), synced=False)
+        gangs, pool = half_trained(database)
+        gangs.workers[0].end(1, "out_of_memory", "no room")
+        led = Mortal(database, 10_000)
+        pool = PoolBench(database, pool.clock, led=led)
+        led.left = last
+        try:
+            pool.step(seconds=1.0)
+        except Killed:
+            num_killed += 1
+            pool = PoolBench(database, pool.clock)
+        else:
+            led.left = 10_000
+        go_on(pool, gangs)
+        assert_nothing_was_doubled(database, pool, gangs, "abc")
+        database.close()
+    assert 5 < num_killed < 19
