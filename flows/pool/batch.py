@@ -27,7 +27,7 @@ from flows.fusing import choose_together
 from flows.page_links import flow_run_page, show_records
 from flows.pool.own_node import healthy
 from flows.pool.profiling import profile_on_pool
-from flows.pool.run import PoolRun, place_of_run, reopen
+from flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
 from flows.result import BatchResult, collect
 from flows.run_folder import alone_in, base_weights, checkpoint_root_of
 from flows.settings import PoolAddress
@@ -115,7 +115,7 @@ def train_on_pool(
             )
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
-            if resume or run.journal.get("status") is not None:  # its end was seen: to be run again is to go on
+            if resume or run.journal.get(IS_OVER):
                 shown_until = reopen(run, submission)
             view.notice(f"{key} is followed again")
         return _follow(run, submission, shown, after=shown_until, conductor=conductor)
@@ -258,6 +258,7 @@ def _follow(
     journal.put("is_recorded", recorder.is_complete)
     result = summary(faults=faults)  # the models have their addresses now
     show_records(recorder, result)
+    journal.put(IS_OVER, True)
     return result
 
 

@@ -13,13 +13,17 @@ from flows.flow_runs import root_run, runs_fact
 from flows.run_folder import fresh_folder
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from tasks.execution.journal import DONE, PAUSED, STOPPED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import ENDED, Submission, Submissions
 from tasks.pool.told import Told
 from techniques.values import digest
+
+IS_OVER = "is_over"
+"""A run's fact: whoever followed it has recorded its end, and told it. Only then does running it again mean to go on;
+else its process had died on the way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +66,13 @@ def reopen(run: PoolRun, submission: Submission) -> int:
             run.ask(wishes.RESUME)
         return 0
     # The executor has forgotten a batch that has ended: it takes what it finds here.
-    again = [j.name for j in submission.jobs if records[j.name].status in (FAILED, CANCELLED, PAUSED)]
+    # Some may wait already: whoever reopened it before us may have died on the way.
+    again = [job.name for job in submission.jobs if records[job.name].status not in (DONE, STOPPED)]
     for name in again:
         run.journal.write_job(name, status=WAITING, message="")
     last = Told(run.database).newest(run.id)
     if again:
-        run.journal.put_all({"since_s": time.time(), "is_recorded": False})
+        run.journal.put_all({"since_s": time.time(), "is_recorded": False, IS_OVER: False})
         run.submissions.reopen(run.id)
     return last
 

@@ -123,9 +123,6 @@ def test_a_batch_of_which_nothing_can_be_trained_ends_at_once(bench):
 def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monkeypatch):
     monkeypatch.setenv(STARTED_RUN, "run-1")
 
-    class Killed(BaseException):
-        pass
-
     class Mortal(View):
         def listen(self, event):
             raise Killed
@@ -143,6 +140,40 @@ def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monke
     with played(bench.database):
         assert bench.train().status == "done"
     assert len(bench.ids()) == 2
+
+
+class Killed(BaseException):
+    """The process is gone, at once."""
+
+
+def die(*_):
+    raise Killed
+
+
+def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(pool_batch, "show_records", die)
+            bench.train()
+        executor.failing = {}
+        assert bench.train().status == "failed"
+        assert executor.num_trained == {"a": 1, "b": 1}
+        assert bench.train().status == "done"  # once its end was seen, to be run again is to go on
+        assert executor.num_trained == {"a": 1, "b": 2}
+
+
+def test_what_a_resume_that_died_had_left_waiting_is_trained_by_the_next(bench, monkeypatch):
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        bench.train()
+        executor.failing = {}
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Submissions, "reopen", die)
+            bench.train(resume=True)
+        assert bench.statuses() == {"a": DONE, "b": WAITING}
+        assert bench.train(resume=True).status == "done"
 
 
 def test_resume_goes_on_with_the_newest_run_and_only_with_what_is_left(bench):
