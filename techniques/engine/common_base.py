@@ -22,7 +22,7 @@ from techniques.adapters.leaves import own_leaves
 from techniques.adapters.peft_format import is_adapter, read_adapter
 from techniques.engine.fused.batches import Part
 from techniques.engine.fused.insets import Insets, insets_of
-from techniques.engine.fused.stem import Stem, packs
+from techniques.engine.fused.stem import Stem
 from techniques.engine.losses import Loss, classification_loss, next_token_loss
 from techniques.engine.models.facts import has_experts
 from techniques.engine.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
@@ -68,8 +68,8 @@ class CommonBase:
             raise NotTogether(f"{type(model).__name__} routes rows to experts, whose products depend on all rows")
         self._device = next(model.parameters()).device
         self._num_logits = (getattr(config, "vocab_size", None) or 1) if loss.shifted else 0
-        self._causal, self._packs = loss.shifted, packs(model)
         self._stem = Stem(model.eval())
+        self._causal, self._packs = loss.shifted, self._stem.packs
         self._insets: dict[str, Insets] = {}
 
     def add(self, name: str, folder: Path) -> None:

@@ -12,7 +12,7 @@ from techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
 from techniques.engine.data import prepare
 from techniques.engine.fused.group import Group
 from techniques.engine.fused.member import Member
-from techniques.engine.fused.stem import Stem, packs
+from techniques.engine.fused.stem import Stem
 from techniques.engine.models import build_model, model_facts
 from techniques.shared_base import why_not_together
 from tests.integration.workbench import (
@@ -198,7 +198,7 @@ def test_prefixes_of_stacked_samples_too(bench, tmp_path):
     job = bench.job(model, adapter=LORA, optimizer=replace(ADAMW, lr=0.01), num_steps=3)
     jobs = [replace(job, name="plain"), *prefixed(job)]
     group, members = group_of(bench, jobs, tmp_path / "group", weights_from=base)
-    assert not packs(group.stem.model)
+    assert not group.stem.packs
     losses = run(group, members)
     for one, member in zip(jobs, members, strict=True):
         alone = bench.train(one, SINGLE, tmp_path / one.name, weights_from=base)

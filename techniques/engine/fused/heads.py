@@ -46,7 +46,9 @@ def head_of(model: nn.Module) -> Head | None:
     with torch.no_grad():
         whole = model(use_cache=False, **inputs).logits
         try:
-            divided = head(head.hidden_states(**inputs), tokens).logits
+            hidden = head.hidden_states(**inputs)
+            divided, others = head(hidden, tokens).logits, head(hidden + 1, tokens).logits
         except (AttributeError, TypeError):  # it asks its decoder for more than hidden states
             return None
-    return head if torch.equal(whole, divided) else None
+    is_handed_them = not torch.equal(divided, others)  # rather than asks a part of its decoder
+    return head if is_handed_them and torch.equal(whole, divided) else None

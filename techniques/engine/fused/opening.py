@@ -13,6 +13,7 @@ from techniques.adapters.leaves import own_leaves
 from techniques.adapters.peft_format import resolved
 from techniques.engine.data import PreparedData, prepare
 from techniques.engine.fused.group import Group
+from techniques.engine.fused.probing import packed_attention
 from techniques.engine.fused.sharding import shard
 from techniques.engine.fused.stem import Stem
 from techniques.engine.models import build_model, model_facts
@@ -65,11 +66,14 @@ def open_group(order: GangOrder, ranks: Ranks) -> Group:
     weights = Path(order.weights_from) if order.weights_from else None
     base = build_model(job.model, data=data, seed=job.seed, weights_from=weights)
     own = _own(base, jobs)
+    attention = None
     if ranks.mesh is not None and order.config.get("base", "whole") == "sharded":
+        attention = packed_attention(base)
         shard(base, ranks.mesh, precision=job.precision, unrounded=own)
     else:
         base = base.to(ranks.device)
-    return Group(Stem(base, recompute=order.config.get("recompute", "none"), unrounded=own), ranks=ranks)
+    recompute = order.config.get("recompute", "none")
+    return Group(Stem(base, recompute=recompute, unrounded=own, attention=attention), ranks=ranks)
 
 
 def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:

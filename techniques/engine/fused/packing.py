@@ -104,7 +104,8 @@ class PackedAttention:
         """[1, heads, tokens, dim] to [1, tokens, heads, dim]."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        assert mask is None, "samples are kept apart by attending to them one by one"
+        if mask is not None:
+            raise ValueError("samples in one row are kept apart by attending to them one by one, not by a mask")
         out = []
         for block in self.blocks:
             q, k, v = (_rows(x, block) for x in (query, key, value))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutput
 
-from techniques.adapters.attaching import CAUSAL, Site
+from techniques.adapters.attaching import Site
 from techniques.engine.fused.allocation import keep_freed_memory
 from techniques.engine.fused.batches import Batch, Batches, Part, in_chunks, in_order, shape_of
 from techniques.engine.fused.heads import NUM_PROBED_TOKENS, head_of
@@ -22,6 +22,7 @@ from techniques.engine.fused.linear import SHARED
 from techniques.engine.fused.owned import Owned, Owners, owned_class
 from techniques.engine.fused.packing import Block, PackedAttention, packed_tokens
 from techniques.engine.fused.prefixes import Layers, cache_of
+from techniques.engine.fused.probing import packed_attention
 from techniques.engine.fused.runs import Runs
 from techniques.engine.half import HALF, compute_in_half, round_weights
 from techniques.engine.losses import SumAndCount
@@ -47,11 +48,13 @@ class Stem:
     """A base whose forward serves several adapters at once.
 
     model: the base, which stays as it is; it may be sharded over ranks (`fused.sharding`). recompute: of its layers'
-    activations, "none" or "full". Where the base is a causal language model that attends by SDPA, samples of all
-    lengths are packed; else those of one shape are stacked, and a step takes as many forwards as there are shapes.
+    activations, "none" or "full". Where the base is a causal language model that keeps samples in one row apart
+    (`fused.probing`), those of all lengths are packed; else those of one shape are stacked, and a step takes as many
+    forwards as there are shapes.
     tokens_at_once: of a packed forward and backward at most, where one adapter has not more; by default what keeps a
     CPU's threads busy, and all on other devices. unrounded: modules whose weights stay in fp32 whatever is computed,
-    for adapters that come later and begin with them.
+    for adapters that come later and begin with them. attention: of a sharded base, what `packed_attention` gave for it
+    while it was whole.
     """
 
     def __init__(
@@ -61,10 +64,11 @@ class Stem:
         recompute: str = "none",
         tokens_at_once: int | None = None,
         unrounded: Collection[str] = (),
+        attention: PackedAttention | None = None,
     ) -> None:
         self._unrounded = unrounded
         self.model = model.requires_grad_(False)
-        self._packed = PackedAttention() if packs(model) else None
+        self._packed = attention if isinstance(model, FSDPModule) else packed_attention(model)
         device = next(model.parameters()).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         is_cpu = device.type == "cpu"
@@ -73,7 +77,6 @@ class Stem:
         self._tokens_at_once = tokens_at_once or (_tokens_for(model) * torch.get_num_threads() if is_cpu else None)
         self._head = None
         if self._packed is not None:
-            self._packed.attend(model)
             self._packed.blocks = [Block(start=0, stop=NUM_PROBED_TOKENS, length=NUM_PROBED_TOKENS)]
             # Of a sharded base, weights are there while all of it computes, and not for its decoder or head alone.
             self._head = None if isinstance(model, FSDPModule) else head_of(model)
@@ -81,6 +84,11 @@ class Stem:
         self._precision: str | None = None
         self._batches = Batches(is_packed=self._packed is not None)
         self._batch: Batch | None = None
+
+    @property
+    def packs(self) -> bool:
+        """Whether samples of several lengths lie in one row; else those of one shape are stacked."""
+        return self._packed is not None
 
     def open(self, sites: Sequence[Site], own: Sequence[str] = ()) -> None:
         """Lets the modules at these places take adapters, and those called `own` compute with adapters' own weights."""
@@ -252,11 +260,3 @@ def _behind(layers: Layers, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     if (mask := inputs.get("attention_mask")) is not None:
         added["attention_mask"] = torch.cat([mask.new_ones(len(mask), layers[0][0].shape[-2]), mask], dim=1)
     return added
-
-
-def packs(model: nn.Module) -> bool:
-    """Whether samples of several lengths may lie in one row of this model."""
-    config: Any = getattr(model, "config", None)
-    is_causal = type(model).__name__.endswith(CAUSAL) and not getattr(config, "is_encoder_decoder", False)
-    attention = getattr(config, "_attn_implementation", None)
-    return is_causal and attention == "sdpa" and getattr(config, "sliding_window", None) is None
