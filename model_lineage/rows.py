@@ -2,7 +2,7 @@
 
 Importing MLflow takes longer than most questions, so the rows of a sqlite ledger are read from its tables directly,
 three selects for any number of models; should a later MLflow arrange them differently, through its client. Rows of a
-server are kept in a file, and only what is new is asked for, by its REST API.
+server are kept in a file, and only what is new or has changed is asked for, by its REST API.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from model_lineage.ledger import Ledger
-from model_lineage.registry import CHILD, KIND
+from model_lineage.registry import CHILD, KIND, MODEL_ID
 from model_lineage.rest import Server
 from model_lineage.tensors.objects import write_once
 
 READY = 2  # of MLflow's LoggedModelStatus
 NEW_FOR_MS = 600_000  # rows younger than this are asked for again: their tags may not have been complete
 WHOLE_FOR_MS = 86_400_000  # a file older than this is made anew: deleted rows only vanish so
-_VERSION = 1  # of the file
+_VERSION = 2  # of the file
 _PAGE = 1000
+_SOME = 100  # of what is seldom read to its end
+_NEWEST_FIRST = "last_updated_timestamp DESC"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,37 +131,109 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Ro
     rows = {entry["model_id"]: Row(**entry) for entry in kept.get("rows", ())}
     if now_ms - whole_ms > WHOLE_FOR_MS:
         rows, whole_ms = {}, now_ms
-    since_ms = max((row.creation_timestamp for row in rows.values()), default=0) - NEW_FOR_MS
-    new, aliases = _news(ledger, since_ms)
-    rows |= {row.model_id: row for row in new}
+    since = _Since(
+        created_ms=max((row.creation_timestamp for row in rows.values()), default=0) - NEW_FOR_MS,
+        changed_ms=kept.get("changed_ms", 0) - NEW_FOR_MS,
+        known=frozenset(rows),
+    )
+    news = _news(ledger, since)
+    rows |= {row.model_id: row for row in news.rows}
     ordered = sorted(rows.values(), key=lambda row: (row.creation_timestamp, row.model_id))
     said = {
         "version": _VERSION,
         "ledger": [ledger.tracking_uri, ledger.experiment],
         "whole_ms": whole_ms,
+        "changed_ms": news.changed_ms,
         "rows": [asdict(row) for row in ordered],
     }
     write_once(file, json.dumps(said).encode())
-    return ordered, aliases
+    return ordered, news.aliases
 
 
-def _news(ledger: Ledger, since_ms: int) -> tuple[list[Row], Aliases]:
-    """The rows that were made since then, and all aliases: by a server's REST API, else by MLflow's client."""
+@dataclass(frozen=True, kw_only=True)
+class _Since:
+    """Rows that were made at `created_ms` or later are asked for, and of the known ones those that have changed since.
+
+    MLflow does not note when a LoggedModel's tags change. All that changes them makes a version of the model, or writes
+    to the description of one; and when that was, versions tell.
+    """
+
+    created_ms: int
+    changed_ms: int
+    known: Collection[str]
+
+    @property
+    def new(self) -> str:
+        """The condition for what is new."""
+        return f"creation_timestamp >= {max(self.created_ms, 0)}"
+
+    def changed(self, versions: Iterator[_Changed]) -> tuple[list[str], int]:
+        """Conditions for what has changed, and when the newest of `versions` did, which come newest first."""
+        newest = next(versions, ("", 0))
+        ids: dict[str, None] = {}
+        for id, changed_ms in chain([newest], versions if self.known else ()):
+            if changed_ms < self.changed_ms:
+                break
+            if id in self.known:
+                ids[id] = None
+        listed = [f"'{id}'" for id in ids]
+        conditions = [f"model_id IN ({', '.join(listed[i : i + _SOME])})" for i in range(0, len(listed), _SOME)]
+        return conditions, newest[1]
+
+
+_Changed = tuple[str, int]
+"""The id of a version's model, and when the version changed last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _News:
+    """What is new, all aliases, and when the version that was changed last was changed."""
+
+    rows: list[Row]
+    aliases: Aliases
+    changed_ms: int
+
+
+def _news(ledger: Ledger, since: _Since) -> _News:
+    """What is new: by a server's REST API, else by MLflow's client."""
     try:
-        return _ask_server(Server(ledger.tracking_uri), ledger.experiment, since_ms)
+        return _ask_server(Server(ledger.tracking_uri), ledger.experiment, since)
     except (OSError, ValueError, KeyError):  # whatever it is, MLflow's client tries again, and knows how to tell it
-        return list(_rows_since(ledger, since_ms)), _aliases(ledger)
+        changed, changed_ms = since.changed(_versions(ledger))
+        rows = [row for condition in (since.new, *changed) for row in _rows_where(ledger, condition)]
+        return _News(rows=rows, aliases=_aliases(ledger), changed_ms=changed_ms)
 
 
-def _ask_server(server: Server, experiment: str, since_ms: int) -> tuple[list[Row], Aliases]:
+def _ask_server(server: Server, experiment: str, since: _Since) -> _News:
     experiment_id = server.get("experiments/get-by-name", experiment_name=experiment)["experiment"]["experiment_id"]
+    changed, changed_ms = since.changed(_versions_of_server(server))
     body = {
         "experiment_ids": [experiment_id],
-        "filter": f"creation_timestamp >= {max(since_ms, 0)}",
         "order_by": [{"field_name": "creation_timestamp", "ascending": True}],
         "max_results": _PAGE,
     }
-    rows = [_row_of_json(entry) for entry in server.pages("logged-models/search", body, key="models")]
+    rows = [
+        _row_of_json(entry)
+        for condition in (since.new, *changed)
+        for entry in server.pages("logged-models/search", {**body, "filter": condition}, key="models")
+    ]
+    ours = [row for row in rows if KIND in row.tags]
+    return _News(rows=ours, aliases=_aliases_of_server(server), changed_ms=changed_ms)
+
+
+def _versions_of_server(server: Server) -> Iterator[_Changed]:
+    token = ""
+    while True:
+        page = server.get("model-versions/search", max_results=_SOME, order_by=_NEWEST_FIRST, page_token=token)
+        for version in page.get("model_versions", ()):
+            tags = {tag["key"]: tag.get("value", "") for tag in version.get("tags", ())}
+            yield tags.get(MODEL_ID, ""), int(version["last_updated_timestamp"])
+        token = page.get("next_page_token", "")
+        if not token:
+            return
+
+
+def _aliases_of_server(server: Server) -> Aliases:
     aliases: dict[str, dict[str, int]] = {}
     token = ""
     while True:
@@ -168,7 +243,7 @@ def _ask_server(server: Server, experiment: str, since_ms: int) -> tuple[list[Ro
                 aliases[model["name"]] = {entry["alias"]: int(entry["version"]) for entry in named}
         token = page.get("next_page_token", "")
         if not token:
-            return [row for row in rows if KIND in row.tags], aliases
+            return aliases
 
 
 def _row_of_json(entry: Mapping[str, Any]) -> Row:
@@ -203,18 +278,31 @@ def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
     return said if is_ours else {}
 
 
-def _rows_since(ledger: Ledger, since_ms: int) -> Iterator[Row]:
+def _rows_where(ledger: Ledger, condition: str) -> Iterator[Row]:
     experiment_id = ledger.experiment_id(ledger.experiment, create=False)
     if experiment_id is None:
         return
     order = [{"field_name": "creation_timestamp", "ascending": True}]
-    condition = f"tags.`{KIND}` != '' AND creation_timestamp >= {max(since_ms, 0)}"
     token = None
     while True:
         page = ledger.client.search_logged_models(
-            [experiment_id], condition, max_results=_PAGE, order_by=order, page_token=token
+            [experiment_id],
+            f"tags.`{KIND}` != '' AND {condition}",
+            max_results=_PAGE,
+            order_by=order,
+            page_token=token,
         )
         yield from map(_row, page)
+        token = page.token
+        if not token:
+            return
+
+
+def _versions(ledger: Ledger) -> Iterator[_Changed]:
+    token = None
+    while True:
+        page = ledger.client.search_model_versions(max_results=_SOME, order_by=[_NEWEST_FIRST], page_token=token)
+        yield from ((version.tags.get(MODEL_ID, ""), version.last_updated_timestamp) for version in page)
         token = page.token
         if not token:
             return

@@ -126,18 +126,19 @@ def test_rows_read_from_the_file_are_those_that_mlflow_tells(family, ledger, tmp
 def test_what_is_kept_of_a_server_is_brought_up_to_date(family, ledger, tmp_path):
     kept, asked = tmp_path / "rows.json", []
     whole = rows._read_client(ledger, kept, is_fresh=False)
-    original = rows._rows_since
+    original = rows._rows_where
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_rows_since", lambda ledger, since: asked.append(since) or original(ledger, since))
+        patch.setattr(rows, "_rows_where", lambda ledger, where: asked.append(where) or original(ledger, where))
+        patch.setattr(rows, "NEW_FOR_MS", -1)  # of this family all is younger than what is asked for again anyway
         assert rows._read_client(ledger, kept, is_fresh=False) == whole
         said = json.loads(kept.read_text())
         newest = max(row["creation_timestamp"] for row in said["rows"])
-        assert asked == [newest - rows.NEW_FOR_MS]
+        assert asked == [f"creation_timestamp >= {newest + 1}"]
         kept.write_text(json.dumps({**said, "whole_ms": 0}))  # long ago: what was deleted since is still in it
         assert rows._read_client(ledger, kept, is_fresh=False) == whole
         kept.write_text("{cut off")
         assert rows._read_client(ledger, kept, is_fresh=False) == whole
-    assert asked[1:] == [-rows.NEW_FOR_MS] * 2
+    assert asked[1:] == ["creation_timestamp >= 1"] * 2
 
 
 def test_a_ledger_that_is_not_there_has_no_models(tmp_path):

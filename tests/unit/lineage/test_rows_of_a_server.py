@@ -3,6 +3,7 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -32,13 +33,30 @@ PAGES = {
 }
 
 
+def version(id, changed_ms):
+    tags = [{"key": "ringmaster.model_id", "value": id}]
+    return {"name": "writer", "version": "1", "last_updated_timestamp": changed_ms, "tags": tags}
+
+
 @pytest.fixture
-def server():
+def versions():
+    """Those that the server has, the one that was changed last first, one a page."""
+    return []
+
+
+@pytest.fixture
+def server(versions):
     """(its URI, what it was asked); asked with the wrong password it refuses."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            if "model-versions" in self.path:
+                asked.append(self.path)
+                number = int(parse_qs(self.path).get("page_token", ["0"])[0])
+                more = {"next_page_token": str(number + 1)} if number + 1 < len(versions) else {}
+                self.answer({"model_versions": versions[number : number + 1], **more})
+                return
             self.answer(
                 {"experiment": {"experiment_id": "7"}}
                 if "get-by-name" in self.path
@@ -53,7 +71,8 @@ def server():
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(body)
-            self.answer(PAGES[body.get("page_token")])
+            changed = [model(0, **OURS, some_tag="new")] if "model_id" in body["filter"] else None
+            self.answer(PAGES[body.get("page_token")] if changed is None else {"models": changed})
 
         def answer(self, value):
             self.send_response(200 if self.headers.get("Authorization") in (None, "Basic bWU6cHc=") else 401)
@@ -85,8 +104,21 @@ def test_all_pages_are_read_and_what_is_not_ours_is_left_out(server, tmp_path):
     assert found[1].tags == {"ringmaster.kind": "pretrained"}
     assert (found[1].params, found[1].metrics) == ({"lr": "0.1"}, {"loss": 1.0})
     assert aliases == {"writer": {"champion": 3}}
-    assert asked[0]["filter"] == "creation_timestamp >= 0" and asked[1]["page_token"] == "second"
+    assert asked[1]["filter"] == "creation_timestamp >= 0" and asked[2]["page_token"] == "second"
     assert rows.read_rows(Ledger(uri), cache=tmp_path) == (found, aliases)  # what was kept comes back the same
+
+
+def test_of_what_is_known_only_what_has_changed_is_asked_for_again(server, versions, tmp_path):
+    uri, asked = server
+    day_ms = 86_400_000
+    versions[:] = [version("m-2", day_ms)]
+    rows.read_rows(Ledger(uri), cache=tmp_path)
+    versions[:] = [version("m-0", 2 * day_ms), version("m-other", 2 * day_ms - 1), version("m-2", 1), version("m-0", 0)]
+    asked.clear()
+    found, _ = rows.read_rows(Ledger(uri), cache=tmp_path)
+    assert [row.tags.get("some.tag") for row in found] == ["new", None]
+    assert sum("model-versions" in said for said in asked) == 3, "no page beyond the first old one"
+    assert asked[-1]["filter"] == "model_id IN ('m-0')"
 
 
 def test_user_and_password_are_those_of_the_environment(server, monkeypatch):
@@ -106,6 +138,7 @@ def test_other_stores_are_left_to_mlflows_client():
 
 def test_where_the_server_answers_otherwise_mlflows_client_is_asked(server, tmp_path, monkeypatch):
     monkeypatch.setattr(Server, "_ask", lambda *_, **__: {"something": "else"})
-    monkeypatch.setattr(rows, "_rows_since", lambda ledger, since: iter(()))
+    monkeypatch.setattr(rows, "_versions", lambda ledger: iter(()))
+    monkeypatch.setattr(rows, "_rows_where", lambda ledger, condition: iter(()))
     monkeypatch.setattr(rows, "_aliases", lambda ledger: {"asked": {"client": 1}})
     assert rows.read_rows(Ledger(server[0]), cache=tmp_path) == ([], {"asked": {"client": 1}})
