@@ -13,7 +13,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Pending
 
 from flows.pool.worker import queue_of
-from tasks.execution.orders import CANCELLED
+from tasks.execution.orders import CANCELLED, LOST
 from tasks.pool.launching import RunIsOver
 from tasks.pool.mail import OrderRecord
 from tasks.pool.submissions import Submissions
@@ -36,14 +36,14 @@ class ChildRuns:
         """The child run of an order, made once however often it is asked for.
 
         Raises ConnectionError while Prefect is away or has not been told of segments yet, and RunIsOver where the run
-        has ended without any node's having taken it: a person cancelled it.
+        has ended without any node's having taken it: a person cancelled it, or it crashed with a worker that left.
         """
         try:
             run = self._create(order)
         except (httpx.HTTPError, PrefectException, ValueError) as error:  # or what answers is not Prefect
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         if run.state is not None and run.state.is_final():
-            status = CANCELLED if run.state.type == StateType.CANCELLED else CRASHED
+            status = {StateType.CANCELLED: CANCELLED, StateType.CRASHED: LOST}.get(run.state.type, CRASHED)
             raise RunIsOver(Outcome(status=status, message=f"its run became {run.state.name} before it began"))
         return str(run.id)
 

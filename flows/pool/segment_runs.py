@@ -144,8 +144,7 @@ class SegmentRuns:
         segment = _segment(flow_run)
         future = self._unseen.pop(segment, None) or await self._take(segment)
         if future is None:
-            message = f"segment {segment} was withdrawn, or was not for this worker"
-            await self._insist(flow_run, Cancelled(message=message))
+            await self._insist(flow_run, self._not_begun(segment))
             return
         logger.info("segment %d begins", segment)
         _beat(flow_run)
@@ -154,6 +153,12 @@ class SegmentRuns:
         logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
         await self._insist(flow_run, final_state(outcome))
         self._cancelled.discard(flow_run.id)
+
+    def _not_begun(self, segment: int) -> State:
+        """What becomes of a run that was claimed and whose order was not taken."""
+        if self._host.is_leaving:  # the order may stand: a run that is cancelled would say that its job shall end
+            return Crashed(message=f"node {self._host.name} left before segment {segment} began")
+        return Cancelled(message=f"segment {segment} was withdrawn, or was not for this worker")
 
     async def _take(self, segment: int) -> Future[Outcome] | None:
         return await anyio.to_thread.run_sync(self._host.take, segment, abandon_on_cancel=True, limiter=self._threads)

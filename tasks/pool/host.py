@@ -129,6 +129,11 @@ class GangHost:
         return self._incarnation
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no more orders, since `drain` or `close` was called."""
+        return self._is_leaving
+
+    @property
     def waiting(self) -> Sequence[OrderRecord]:
         """The orders that were given to this node and not taken yet, as they were seen last."""
         return self._waiting

@@ -8,7 +8,7 @@ pytest.importorskip("prefect")
 
 from prefect import flow
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Completed, Crashed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.pool.child_runs import ChildRuns
 from tasks.pool.launching import RunIsOver
@@ -57,9 +57,12 @@ def test_a_run_stands_under_the_run_of_its_batch(client, runs, submissions):
     assert client.read_flow_run(runs.launch(order(102))).parent_task_run_id == task.id
 
 
-@pytest.mark.parametrize(("state", "status"), [(Cancelled(), "cancelled"), (Crashed(), "crashed")])
-def test_a_run_that_ended_before_it_began_says_what_that_means(client, runs, state, status):
-    one = order(103 if status == "cancelled" else 104)
+@pytest.mark.parametrize(
+    ("segment", "state", "status"),
+    [(103, Cancelled(), "cancelled"), (104, Crashed(), "lost"), (108, Failed(), "crashed")],
+)
+def test_a_run_that_ended_before_it_began_says_what_that_means(client, runs, segment, state, status):
+    one = order(segment)
     client.set_flow_run_state(runs.launch(one), state, force=True)
     with pytest.raises(RunIsOver) as over:
         runs.launch(one)
