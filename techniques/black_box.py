@@ -6,7 +6,7 @@ The kind of technique that Saturn's `search` and `execute` are (Nagrecha and Kum
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from techniques.job import Job
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from techniques.engine.models import ModelFacts
     from techniques.engine.order import GangOrder
     from techniques.engine.reporter import Reporter
+
+ENDS = ("done", "preempted", "invalid")
 
 
 class BlackBox(Technique):
@@ -35,7 +37,9 @@ class BlackBox(Technique):
 
     @abstractmethod
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """A segment, with the events and the result of `techniques.engine.training.train`."""
+        """A segment, with the events and the result of `techniques.engine.training.train`; `checked_result` says which
+        parts of that are needed.
+        """
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """One, without knobs."""
@@ -52,3 +56,19 @@ class BlackBox(Technique):
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Never called: the model is inside the box."""
         raise NotImplementedError(f"{self.name} lays out no model")
+
+
+def checked_result(result: Any, job: Job) -> dict[str, Any]:
+    """What `run` returned, as those who decide what follows rely on it: `status`; the `step` up to which the job is
+    trained and saved, unless it is invalid; `metrics` where it is done with its last step.
+
+    Raises ValueError where something of that is not there.
+    """
+    if not isinstance(result, dict) or result.get("status") not in ENDS:
+        raise ValueError(f"its run returned {result!r}. To fix: a dict whose status is one of {', '.join(ENDS)}")
+    step, status = result.get("step"), result["status"]
+    if status != "invalid" and not (type(step) is int and 0 <= step <= job.total_steps):
+        raise ValueError(f"its run was {status} at step {step!r}. To fix: a step from 0 to {job.total_steps}")
+    if (status, step) == ("done", job.total_steps) and not isinstance(result.get("metrics"), Mapping):
+        raise ValueError("its run was done with the last step and returned no metrics. To fix: metrics: {name: number}")
+    return result

@@ -10,7 +10,7 @@ import traceback
 from typing import Any, NoReturn
 
 from techniques import registry
-from techniques.black_box import BlackBox
+from techniques.black_box import BlackBox, checked_result
 from techniques.engine import training, trials
 from techniques.engine.channel import Channel, ChannelClosed
 from techniques.engine.failures import failure_kind
@@ -46,8 +46,11 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     technique = registry.load(order.technique)
     if isinstance(technique, BlackBox):
         technique.rank = rank
-        act = {TRAIN: technique.run, TRIAL: technique.profile}[order.purpose]
-        reporter.send("result", result=act(order, reporter))
+        if order.purpose == TRIAL:
+            result = technique.profile(order, reporter)
+        else:
+            result = checked_result(technique.run(order, reporter), order.job)
+        reporter.send("result", result=result)
         _leave(0)
     slot = order.slots[0]
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)

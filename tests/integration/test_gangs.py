@@ -71,6 +71,29 @@ def test_what_only_the_user_can_mend_is_invalid(bench, tmp_path, layout):
     assert "model_that_is_wrong" in (tmp_path / "gang" / "rank-0.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("result", "fault"),
+    [
+        ({"status": "fine", "step": 3}, "ValueError: its run returned {'status': 'fine', 'step': 3}. To fix: a dict"),
+        ({"status": "done", "metrics": {}}, "ValueError: its run was done at step None. To fix: a step from 0 to 3"),
+        ({"status": "preempted", "step": 4}, "ValueError: its run was preempted at step 4"),
+        ({"status": "done", "step": 3}, "ValueError: its run was done with the last step and returned no metrics"),
+    ],
+)
+def test_a_box_whose_result_says_too_little_is_invalid(bench, tmp_path, result, fault):
+    layout = Layout("tests.integration.stubs:Boxed")
+    trained = bench.train(bench.job(factory("nothing", result=result), num_steps=3), layout, tmp_path)
+    assert trained.outcome.status == "invalid"
+    assert fault in trained.outcome.message
+
+
+def test_a_box_whose_result_says_enough_is_believed(bench, tmp_path):
+    result = {"status": "done", "step": 3, "metrics": {"loss": 1.0}}
+    layout = Layout("tests.integration.stubs:Boxed")
+    trained = bench.train(bench.job(factory("nothing", result=result), num_steps=3), layout, tmp_path)
+    assert (trained.outcome.status, trained.outcome.result) == ("done", result)
+
+
 def test_what_another_try_may_mend_is_a_crash(bench, tmp_path):
     trained = bench.train(bench.job(factory("model_that_fails_at_random")), SINGLE, tmp_path)
     assert (trained.outcome.status, trained.outcome.message) == ("crashed", "rank 0: OSError: the file server is away")
