@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
+from prefect.states import Cancelled
 
 from flows import settings
 from flows.faults import InputError
@@ -32,6 +34,7 @@ from techniques import Profile
 from techniques.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
+GONE = "it left the pool before it had begun"
 MOST_ATTEMPTS = 3  # of measuring on a node that is lost, or fails, meanwhile
 
 
@@ -72,7 +75,8 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
         if any(is_here(node) for node in missing.values()):
             with open_bench(batch, home=settings.home()) as bench:
                 journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
-        faults = {missing[kind].name: fault for kind, run in elsewhere.items() if (fault := _wait(run))}
+        names = {missing[kind].name: run for kind, run in elsewhere.items()}
+        faults = {name: fault for name, run in names.items() if (fault := _wait(run, node=name, database=database))}
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
             return merged(found)
@@ -197,15 +201,20 @@ def _start(node: str, key: str) -> FlowRun:
     return flow_run
 
 
-def _wait(run: FlowRun) -> str:
-    """Waits until a flow run has ended; returns what went wrong, nothing where all is well."""
+def _wait(run: FlowRun, *, node: str, database: Database) -> str:
+    """Waits until a node's flow run has ended; returns what went wrong, nothing where all is well.
+
+    A run that had not begun when its node left the pool is cancelled: nobody else takes it from that node's queue.
+    """
     clock = threading.Event()
     with get_client(sync_client=True) as client:
         while True:
-            try:
+            with suppress(httpx.HTTPError, PrefectException):  # the server is away: it will say later
                 state = client.read_flow_run(run.id).state
-            except (httpx.HTTPError, PrefectException):  # the server is away: it will say later
-                state = None
-            if state is not None and state.is_final():
-                return "" if state.is_completed() else f"{state.name}: {state.message}"
+                if state is not None and state.is_final():
+                    return "" if state.is_completed() else f"{state.name}: {state.message}"
+                is_begun = state is not None and state.is_running()
+                if not is_begun and node not in {each.name for each in Nodes(database).all()}:
+                    client.set_flow_run_state(run.id, Cancelled(message=GONE))
+                    return GONE
             clock.wait(LOOK_EVERY_S)

@@ -3,8 +3,11 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from prefect.client.schemas.objects import StateType
+from prefect.states import Completed, Crashed, Running, Scheduled
 
 from flows.faults import InputError
 from flows.pool import profiling
@@ -106,12 +109,55 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
         return name
 
     monkeypatch.setattr(profiling, "_start", start)
-    monkeypatch.setattr(profiling, "_wait", lambda name: "Crashed: it is gone" if len(started) == 1 else "")
+    monkeypatch.setattr(profiling, "_wait", lambda name, **_: "Crashed: it is gone" if len(started) == 1 else "")
     profiled = profile_on_pool(BATCH, key="nightly-1", database=database)
     assert sorted(started) == ["n1", "n2"]
     assert profiled.profiles["a"] == (profile(),)
     profile_on_pool(BATCH, key="nightly-1", database=database)  # what was measured for it is taken as it is
     assert len(started) == 2
+
+
+class Prefect:
+    """A server that says of a run what a test wants, in order, and the last of it again and again."""
+
+    def __init__(self, *states):
+        self.states, self.told = list(states), []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def read_flow_run(self, id):
+        return SimpleNamespace(state=self.states.pop(0) if len(self.states) > 1 else self.states[0])
+
+    def set_flow_run_state(self, id, state):
+        self.told.append(state.type)
+
+
+@pytest.mark.parametrize(
+    ("states", "fault", "told"),
+    [
+        ([Scheduled()], profiling.GONE, [StateType.CANCELLED]),
+        ([Running(), Running(), Crashed(message="no sign of life")], "Crashed: no sign of life", []),
+        ([Completed()], "", []),
+    ],
+    ids=["not-begun", "begun", "done"],
+)
+def test_a_run_that_no_worker_will_take_any_more_is_not_waited_for(database, monkeypatch, states, fault, told):
+    server = Prefect(*states)
+    monkeypatch.setattr(profiling, "get_client", lambda **_: server)
+    monkeypatch.setattr(profiling, "LOOK_EVERY_S", 0.01)
+    assert profiling._wait(SimpleNamespace(id="run-1"), node="n1", database=database) == fault
+    assert server.told == told
+
+
+def test_a_run_is_waited_for_as_long_as_its_node_is_there(database, monkeypatch):
+    Nodes(database).register(node("n1"))
+    monkeypatch.setattr(profiling, "get_client", lambda **_: Prefect(Scheduled(), Scheduled(), Running(), Completed()))
+    monkeypatch.setattr(profiling, "LOOK_EVERY_S", 0.01)
+    assert profiling._wait(SimpleNamespace(id="run-1"), node="n1", database=database) == ""
 
 
 def test_a_batch_for_devices_that_the_pool_lacks_is_refused(database):
