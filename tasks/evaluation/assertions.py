@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.evaluation.groups import Groups
-from tasks.evaluation.logs import Row
+from tasks.evaluation.logs import Row, is_number, largest_probability
 from tasks.evaluation.scores import Scores
 from tasks.evaluation.suite import ASSERTED, AssertionEntry
 from techniques.dotted import resolve
@@ -176,7 +176,7 @@ def _range(assertion: AssertionEntry) -> Look:
     def wrong(row: Row) -> str | None:
         value = _value(row, bounds.field)
         values = value if isinstance(value, (list, tuple)) and value else [value]
-        if all(_is_number(v) and low <= v <= high for v in values):  # NaN is in no range
+        if all(is_number(v) and low <= v <= high for v in values):  # NaN is in no range
             return None
         return f"has no {bounds.field}" if value is None else f"{bounds.field} is {value}"
 
@@ -191,7 +191,9 @@ def _predicate(assertion: AssertionEntry) -> Look:
     def wrong(row: Row) -> str | None:
         try:
             return None if holds(row) else f"{name} says no"
-        except (KeyError, TypeError, ValueError, IndexError, ArithmeticError, AttributeError) as error:
+        # It is the user's code, and may raise anything, AssertionError too: that is this row's fault, and ends neither
+        # the other assertions nor the night.
+        except Exception as error:  # noqa: BLE001 - a user's code, whose every error is told as this row's fault
             return f"{name} raised {type(error).__name__}: {error}"
 
     return _ByRow(wrong)
@@ -249,7 +251,7 @@ class _Steady:
         for rows in self._groups.each():
             if most is not None:
                 for (_, before), (number, value) in itertools.pairwise(rows):
-                    if not (_is_number(value) and _is_number(before) and abs(value - before) <= most):
+                    if not (is_number(value) and is_number(before) and abs(value - before) <= most):
                         yield number, f"{field} went from {before} to {value}"
                 continue
             for ((_, before), (number, value)), (_, (_, after)) in itertools.pairwise(itertools.pairwise(rows)):
@@ -263,17 +265,12 @@ def _group(row: Row, by: str | None) -> Any:
 
 def _value(row: Row, field: str) -> Any:
     if field == "confidence" and field not in row:
-        values = row.get("probabilities")
-        return max(values) if isinstance(values, (list, tuple)) and values and all(map(_is_number, values)) else None
+        return largest_probability(row)
     return row.get(field)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _is_finite(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 _KINDS: Mapping[str, Callable[[AssertionEntry], Look]] = {

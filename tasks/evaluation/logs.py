@@ -27,6 +27,20 @@ class Log:
             yield row
 
 
+def largest_probability(row: Row) -> float | None:
+    """The largest of a row's probabilities; None where it has none, or one of them is no number."""
+    values = row.get("probabilities")
+    if not isinstance(values, (list, tuple)) or not values or not all(map(is_number, values)):
+        return None
+    most: float = max(values)
+    return most
+
+
+def is_number(value: Any) -> bool:
+    """Whether a logged value is a number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]

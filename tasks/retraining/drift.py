@@ -71,10 +71,13 @@ class Drift:
     p: float | None = None
 
 
-def reference_of(values: Sequence[Any] | Array) -> Reference:
-    """The reference of a feature's values: floats are numbers, all else are categories. ValueError for no value."""
+def reference_of(values: Sequence[Any] | Array) -> Reference | None:
+    """The reference of a feature's values: floats are numbers, all else are categories. None where there is no value,
+    or no finite number."""
     if _are_numbers(values):
         numbers = _finite(values)
+        if not len(numbers):
+            return None
         edges = np.unique(np.quantile(numbers, np.linspace(0, 1, NUM_BINS + 1)[1:-1]))
         kept = np.quantile(numbers, np.linspace(0, 1, min(len(numbers), MOST_KEPT)))
         return Reference(
@@ -85,7 +88,7 @@ def reference_of(values: Sequence[Any] | Array) -> Reference:
         )
     texts = Counter(_texts(values))
     if not texts:
-        raise ValueError("a reference needs a value at least")
+        return None
     common = [text for text, _ in sorted(texts.items(), key=lambda item: (-item[1], item[0]))[:MOST_CATEGORIES]]
     return Reference(
         num_rows=texts.total(),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tasks.evaluation.logs import largest_probability
 from tasks.evaluation.scores import Scores
 from tasks.retraining.drift import Reference, reference_of
 from techniques.engine.data.arrays import open_columns
@@ -92,8 +93,8 @@ def scored_features(scores: Scores) -> dict[str, Array]:
 
 
 def references_of(features: Features) -> dict[str, Reference]:
-    """A reference for each feature that has values."""
-    return {name: reference_of(values) for name, values in features.items() if len(values)}
+    """A reference for each feature that has values; one of nothing but NaN, as of a model that is broken, has none."""
+    return {name: found for name, values in features.items() if (found := reference_of(values)) is not None}
 
 
 def _spread(column: Array) -> Array:
@@ -108,7 +109,6 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if name != "confidence":
         return value
-    probabilities = row.get("probabilities")
-    if value is None and isinstance(probabilities, (list, tuple)) and probabilities:
-        value = max(probabilities)
+    if value is None:
+        value = largest_probability(row)
     return float(value) if isinstance(value, (int, float)) else None

@@ -17,6 +17,7 @@ from tasks.batch.references import wrong
 from tasks.retraining.webhook import address_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
+MOST_DAYS = 36_500  # of a window: a calendar has no days without end
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -97,7 +98,7 @@ class ModelEntry(Section):
         default=0.0, description="by how much a challenger must be better, in its first metric, such as 0.01"
     )
     due: DueEntry = Field(default=DueEntry(), description="what makes it due, such as {max_age_days: 30}")
-    window_days: Whole | None = Field(
+    window_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = Field(
         default=None, description="of files with a date in their name, only those of the last so many days, such as 14"
     )
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(

@@ -88,6 +88,16 @@ def test_a_predicate_of_ones_own_is_found_beside_its_file(tmp_path):
     assert "KeyError" in found.examples[1]
 
 
+@pytest.mark.parametrize("raised", ["AssertionError", "RuntimeError", "StopIteration"])
+def test_whatever_a_predicate_raises_is_that_rows_fault(raised, tmp_path):
+    (tmp_path / f"raising_{raised}.py").write_text(f"def right(row): raise {raised}('a price of its own')\n")
+    with importable(tmp_path):
+        places, found = failures([{"prediction": 1}], predicate=f"raising_{raised}:right")
+    assert places == [1]
+    assert not found.passed
+    assert f"raised {raised}: a price of its own" in found.examples[0]
+
+
 def test_scores_are_rows_as_a_log_has_them():
     scores = Scores(
         kind=CLASSIFIER, num_rows=2, predictions=np.array([1, 0]), probabilities=np.array([[0.2, 0.8], [0.7, 0.3]]),

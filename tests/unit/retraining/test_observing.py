@@ -53,6 +53,11 @@ def test_logs_have_predictions_and_confidences():
     assert logged_features([{"other": 1}]) == {}
 
 
+def test_probabilities_that_are_no_numbers_have_no_confidence():
+    rows = [{"probabilities": [None, 0.3]}, {"probabilities": ["a", 0.3]}, {"probabilities": []}, {"confidence": 0.5}]
+    assert logged_features(rows) == {"confidence": [0.5]}
+
+
 def test_the_newest_rows_of_a_log_count():
     rows = [{"prediction": number} for number in range(MOST_ROWS + 10)]
     assert logged_features(rows)["prediction"][0] == 10
@@ -66,6 +71,11 @@ def test_scores_have_the_same_features_as_a_log():
     assert found["confidence"].is_number
     logged = references_of(logged_features([{"prediction": 1, "confidence": 0.75}, {"prediction": 0, "confidence": 1}]))
     assert logged["prediction"].categories == found["prediction"].categories
+
+
+def test_a_feature_without_a_finite_number_has_no_reference():
+    features = {"confidence": np.array([np.nan, np.inf]), "prediction": np.array([0, 0]), "label": [None]}
+    assert list(references_of(features)) == ["prediction"]
 
 
 def test_what_is_kept_travels_as_json():
