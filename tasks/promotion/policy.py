@@ -64,7 +64,7 @@ def decide_by(
         reasons.append(f"its {metric} is {whole.value}")
     elif not is_first:
         reasons += _against_champion(policy, whole, min_gain=max(min_gain, policy.min_gain))
-        reasons += [_on_slice(line) for line in _unique(lines) if _loses(policy, line)]
+        reasons += [_on_slice(line) for line in lines if _loses(policy, line)]
     reasons = list(dict.fromkeys(reasons))
     if reasons:
         return Decision(promote=False, why="; ".join(reasons), reasons=tuple(reasons))
@@ -97,10 +97,6 @@ def _loses(policy: Policy, line: Measured) -> bool:
 def _on_slice(line: Measured) -> str:
     gain = "nobody knows how much" if line.gain is None or not math.isfinite(line.gain) else f"{-line.gain:.4g}"
     return f"loses {gain} of {line.metric} on {line.slice} ({line.num_rows} rows)"
-
-
-def _unique(lines: Sequence[Measured]) -> list[Measured]:
-    return list({line.slice: line for line in lines}.values())
 
 
 def _said(name: str, num_failures: int, num_cases: int, fault: str) -> str:

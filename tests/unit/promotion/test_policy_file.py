@@ -59,6 +59,13 @@ def test_slices_that_are_too_small_are_not_judged():
     assert not decide(GOOD, sliced(-0.5, rows=20)).promote
 
 
+def test_slices_of_the_same_name_in_two_suites_are_both_judged():
+    examined = [Examined(measured=[GOOD, sliced(-0.3)]), Examined(measured=[GOOD, sliced(0.1, rows=60)])]
+    for found in (examined, examined[::-1]):
+        decision = decide_by(POLICY, found, metric="accuracy", is_first=False)
+        assert decision.reasons == ("loses 0.3 of accuracy on class=3 (50 rows)",)
+
+
 def test_all_reasons_are_told():
     found = decide(
         replace(GOOD, gain=-0.1, p_better=0.99),
