@@ -72,7 +72,8 @@ class Comparison:
     """By how much one model is better than another on the same rows.
 
     gain: positive where it is better. low, high: its interval. p_better: the probability of a gain like this one, or a
-    larger one, if there were none (one-sided, at least 1 / (draws + 1)). p_worse: likewise for a loss.
+    larger one, if there were none (one-sided, at least 1 / (draws + 1), and at least 0.5^n of n rows that differ).
+    p_worse: likewise for a loss.
     """
 
     gain: float
@@ -113,12 +114,13 @@ def compare(
     if model.is_share and np.array_equal(model.sums, other.sums) and (num_rows := int(np.count_nonzero(model.counts))):
         high = unseen(num_rows, level=level)  # on no row do they differ, which says as much as no errors do
         low = -high
+    least = _least_p(model, other)
     return Comparison(
         gain=gain,
         low=low,
         high=high,
-        p_better=_share(drawn <= 0) if math.isfinite(gain) else 1.0,
-        p_worse=_share(drawn >= 0) if math.isfinite(gain) else 1.0,
+        p_better=max(_share(drawn <= 0), least) if math.isfinite(gain) else 1.0,
+        p_worse=max(_share(drawn >= 0), least) if math.isfinite(gain) else 1.0,
         num_rows=len(model),
     )
 
@@ -127,6 +129,15 @@ def unseen(num_rows: int, *, level: float) -> float:
     """The largest share of something that was seen in none of `num_rows` rows, at `level`: Wilson's upper bound."""
     z = NormalDist().inv_cdf((1 + level) / 2)
     return z * z / (num_rows + z * z)
+
+
+def _least_p(model: Rows, other: Rows) -> float:
+    """What n rows that differ can say at the most: that all of them gained has probability 0.5^n where nothing did.
+
+    A bootstrap knows no rows but these, and is sure of a gain that all of them share, were it one row alone.
+    """
+    num_different = np.count_nonzero((model.sums != other.sums) | (model.counts != other.counts))
+    return float(0.5**num_different)
 
 
 def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:

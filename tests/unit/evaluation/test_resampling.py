@@ -51,6 +51,17 @@ def test_where_there_is_no_difference_a_gain_is_claimed_as_rarely_as_p_says():
     assert claims / 200 <= 0.1
 
 
+@pytest.mark.parametrize(("num_rows", "least"), [(1, 0.5), (4, 0.0625), (5, 0.03125)])
+def test_few_rows_that_all_gained_may_be_chance(num_rows, least):
+    """As the sign test has it; rows on which both are alike say nothing."""
+    alike, ones = [1.0] * 10, [1.0] * num_rows
+    better, worse = rows([*alike, *ones]), rows([*alike, *[2.0] * num_rows])
+    found = compare(better, worse, higher_is_better=False)
+    assert found.p_better >= least
+    assert compare(worse, better, higher_is_better=False).p_worse >= least
+    assert compare(rows(ones), rows([2.0] * num_rows), higher_is_better=False).p_better == least
+
+
 def test_a_slice_is_the_same_metric_of_fewer_rows():
     every = rows([1.0, 2.0, 30.0], counts=[1, 1, 10])
     assert every.where(np.array([True, False, True])).value == pytest.approx(31 / 11)
