@@ -76,8 +76,8 @@ class Production:
 
     policy: that decides of promotions; None for the plain rule: what is better by `min_gain` is promoted. hours,
     budget, price_per_device_hour: of a night; the budget is in the unit of the price. webhook: that reports are posted
-    to. with_registry: whether tagged models of the registry belong to it; broken: what is wrong with their tags, by
-    name.
+    to. with_registry: whether tagged models of the registry belong to it; datasets: as the file says them, for these;
+    broken: what is wrong with their tags, by name.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Production:
     price_per_device_hour: float = 1.0
     webhook: str | None = None
     with_registry: bool = False
+    datasets: Any = None
     broken: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -140,6 +141,7 @@ def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
         found = list(read.findings)
         if read.data is not None:
             raw = {"name": production.name, "devices": production.devices, "models": [{**read.data, "name": name}]}
+            raw |= {} if production.datasets is None else {"datasets": production.datasets}
             made, wrong = _production(raw, folder=production.folder)
             found += wrong
             models += made.models if made is not None and not found else ()
@@ -203,6 +205,7 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
         price_per_device_hour=night.price_per_device_hour,
         webhook=night.webhook,
         with_registry=entry.registry,
+        datasets=entry.datasets,
     ), []
 
 

@@ -244,6 +244,14 @@ def test_a_sweep_is_small(folder):
         load_production(written(folder, text))
 
 
+def test_a_window_is_of_days_that_a_calendar_has(folder):
+    text = GOOD.replace("warm_start: false", "window_days: 1000000")
+    with pytest.raises(BatchFileError) as raised:
+        load_production(written(folder, text))
+    (fault,) = raised.value.faults
+    assert (fault.place, fault.message) == ("models[1].window_days", "must be at most 36500, got 1000000")
+
+
 TAG = 'job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}\ndata: {path: "words.jsonl", seq_len: 8}\n'
 
 
@@ -260,3 +268,12 @@ def test_models_of_the_registry_are_told_by_their_tags(folder):
 def test_what_the_file_says_of_a_model_goes_before_its_tag(folder):
     production = load_production(written(folder, GOOD))
     assert with_tagged(production, {"shop.words": TAG}).models == production.models
+
+
+def test_a_tagged_model_may_name_a_data_set_of_the_file(folder):
+    text = 'name: shop\nregistry: true\ndatasets: {reviews: {path: "words.jsonl"}}\n'
+    (folder / "words.jsonl").write_text("".join(f'{{"text": "number {number}"}}\n' for number in range(50)))
+    named = TAG.replace('path: "words.jsonl"', "name: reviews")
+    found = with_tagged(load_production(written(folder, text)), {"shop.a": named})
+    assert found.broken == {}
+    assert found.models[0].job.data.path == str(folder / "words.jsonl")
