@@ -97,7 +97,7 @@ def trained_names(model: nn.Module) -> frozenset[str]:
 
 
 def sites(model: nn.Module, adapter: Adapter) -> list[Site]:
-    """The linear modules that the adapter's targets name, in the model's order.
+    """The linear modules that the adapter's targets name, in the model's order, but for what it trains as it is.
 
     Raises ValueError, with what to do, where there are none, or a target names none.
     """
@@ -125,6 +125,13 @@ def sites(model: nn.Module, adapter: Adapter) -> list[Site]:
             raise ValueError(
                 f"adapter: {type(model).__name__} has no linear modules in repeated layers. To fix: name targets"
             )
+    saved = tuple(saved_modules(model, adapter))
+    chosen = [name for name in chosen if name not in saved and not name.startswith(tuple(f"{each}." for each in saved))]
+    if not chosen:
+        raise ValueError(
+            f"adapter: all that its targets name is in its modules_to_save, {', '.join(adapter.modules_to_save)}. "
+            "To fix: name other targets, or leave them out of modules_to_save"
+        )
     return [
         Site(name=name, num_in=num_in, num_out=num_out, scales_input=_is_named(name, feedforward))
         for name in chosen
@@ -197,7 +204,7 @@ def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Ten
             f"adapter: the one in {folder} does not fit: {', '.join(wrong[:3])}{more}. To fix: give the model that it "
             "was trained on"
         )
-    return found
+    return {name: found[name] for name in first}  # whose order norms are summed up in
 
 
 def _targets(model: nn.Module, adapter: Adapter) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -231,6 +238,13 @@ def _known(linear: Mapping[str, nn.Module], target: str) -> str:
     close = get_close_matches(target, ends, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"To fix: {hint}it has {', '.join(ends)}"
+
+
+def unambiguous_targets(model: nn.Module, at: Sequence[Site]) -> tuple[list[str], list[str]]:
+    """Names that fit those modules and no others, and among them those of modules whose inputs are scaled."""
+    names, scaled = [site.name for site in at], [site.name for site in at if site.scales_input]
+    targets, feedforward = unambiguous(model, names), unambiguous(model, scaled)
+    return (targets, feedforward) if set(feedforward) <= set(targets) else (sorted(names), sorted(scaled))
 
 
 def unambiguous(model: nn.Module, names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from techniques.adapters.attaching import sites, unambiguous
+from techniques.adapters.attaching import saved_modules, sites, unambiguous_targets
 from techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
 from techniques.engine.data import PreparedData
 from techniques.engine.models.build import skeleton
@@ -34,12 +34,14 @@ def export_adapter(
 
     model, adapter = skeleton(spec, prepared), resolved(adapter)
     at = sites(model, adapter)
+    targets, feedforward = unambiguous_targets(model, at)
     said = config_of(
         adapter,
         model=model,
         base=base,
-        targets=unambiguous(model, [site.name for site in at]),
-        feedforward=unambiguous(model, [site.name for site in at if site.scales_input]),
+        targets=targets,
+        feedforward=feedforward,
+        saved=saved_modules(model, adapter),
     )
     tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
     with publish(folder) as aside:

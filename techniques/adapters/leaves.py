@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from techniques.adapters.attaching import saved_modules, sites
+from techniques.adapters.attaching import saved_modules
 from techniques.job import Adapter
 
 # Of one tensor they make one tensor, each sample's out of that sample alone.
@@ -18,17 +18,13 @@ BY_SAMPLE = (nn.Linear, Conv1D, nn.LayerNorm, nn.Conv2d)
 def own_leaves(model: nn.Module, adapter: Adapter) -> list[str]:
     """Names of the modules without children that hold all weights of an adapter's `modules_to_save`.
 
-    Raises ValueError where one computes with more than a sample's own rows, so that it cannot be a sample's own, or is
-    adapted too.
+    Raises ValueError where one computes with more than a sample's own rows, so that it cannot be a sample's own.
     """
     found = list(dict.fromkeys(name for saved in saved_modules(model, adapter) for name in _with_weights(model, saved)))
-    adapted = {site.name for site in sites(model, adapter)} if found else set()
     for name in found:
         module = model.get_submodule(name)
         if not _is_by_sample(module) and module is not _input_embeddings(model):
             raise ValueError(f"adapter: {name}, which it trains as it is, is of class {type(module).__name__}")
-        if name in adapted:
-            raise ValueError(f"adapter: {name}, which it trains as it is, is one of its targets too")
     return found
 
 

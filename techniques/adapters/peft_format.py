@@ -21,6 +21,7 @@ PARAMETER_PREFIX = "base_model.model."
 PREFIX = "prompt_embeddings"  # the one tensor that stands without
 KINDS = {"LORA": "lora", "PREFIX_TUNING": "prefix", "IA3": "ia3"}
 TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
+HEADS = ("classifier", "score")  # that peft saves with every SEQ_CLS
 # What changes the adapted weights in ways that are not ours, by the value that leaves them alone.
 FOREIGN: Mapping[str, Sequence[Any]] = {
     "use_dora": (False, None),
@@ -131,22 +132,32 @@ def base_of(folder: Path) -> Path | None:
 
 
 def config_of(
-    adapter: Adapter, *, model: Any, base: str | None, targets: Sequence[str], feedforward: Sequence[str]
+    adapter: Adapter,
+    *,
+    model: Any,
+    base: str | None,
+    targets: Sequence[str],
+    feedforward: Sequence[str],
+    saved: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What adapter_config.json says of an adapter of `model`.
 
     base: the folder or hub name with the model's own weights, None where these follow from a seed.
-    targets, feedforward: the modules that it adapts, by names whose ends fit no others.
+    targets, feedforward: the modules that it adapts, by names whose ends fit no others. saved: the whole names of those
+    that it trains as they are.
     """
     config: Any = getattr(model, "config", None)
     name = type(model).__name__
+    modules = [path for path, _ in model.named_modules()]
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
+    if task == "SEQ_CLS" and not {path for path in modules if path.endswith(HEADS)} <= set(saved):
+        task = None  # which peft would take for heads that are saved
     said: dict[str, Any] = {
         "peft_type": {kind: theirs for theirs, kind in KINDS.items()}[adapter.kind],
         "task_type": task,
         "base_model_name_or_path": base,
         "inference_mode": True,
-        "modules_to_save": list(adapter.modules_to_save) or None,
+        "modules_to_save": _ends(adapter.modules_to_save, saved, modules) or None,
     }
     if config is None:
         said["auto_mapping"] = {"base_model_class": name, "parent_library": type(model).__module__}
@@ -175,6 +186,12 @@ def config_of(
         "bias": "none",
         "init_lora_weights": True,
     }
+
+
+def _ends(given: Sequence[str], saved: Sequence[str], modules: Sequence[str]) -> list[str]:
+    """Names of the saved modules for peft, which takes all whose names end so, also within a word."""
+    fitted = {path for path in modules if path.endswith(tuple(given))}
+    return list(given) if fitted == set(saved) else sorted(saved)
 
 
 def kv_shape(config: Any) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from techniques import Adapter, ModelSpec
-from techniques.adapters.attaching import attach, trained_names
+from techniques.adapters.attaching import attach, sites, trained_names
 from techniques.adapters.leaves import own_leaves
 
 
@@ -39,9 +39,9 @@ def test_modules_are_their_leaves(llama):
     assert own_leaves(llama, Adapter(rank=2)) == []
 
 
-def test_what_mixes_samples_or_is_adapted_too_is_refused(llama):
-    with pytest.raises(ValueError, match=r"q_proj.* is one of its targets too"):
-        own_leaves(llama, saving("self_attn"))
+def test_what_mixes_samples_or_leaves_no_target_is_refused(llama):
+    with pytest.raises(ValueError, match=r"all that its targets name is in its modules_to_save, self_attn"):
+        sites(llama, saving("self_attn"))
     with pytest.raises(ValueError, match=r"wpe.* is of class Embedding"):
         own_leaves(gpt2(), Adapter(modules_to_save=("wpe",)))
 
