@@ -74,6 +74,8 @@ def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int =
     for job in jobs:
         if reason := batch_is_divisible(job, num_ranks):
             return f"{job.name}: {reason}"
+        if facts.computes_loss and job.loss is None:
+            return f"{job.name} has a loss that its model computes by itself, for all rows of a batch at once"
         if reason := _why_not(job):
             return f"{job.name} {reason}"
     first = jobs[0]

@@ -38,11 +38,13 @@ class Loss:
     compute: f(model_output, batch) -> (sum, count): the sum over what is averaged, and how many that are.
     inputs: the names in a batch that `forward` is given; None for all.
     shifted: whether the output at a position predicts the label at the next one (language models).
+    is_models: whether the model computes it, and `compute` only takes it from the output.
     """
 
     compute: Callable[[Any, Batch], SumAndCount]
     inputs: frozenset[str] | None
     shifted: bool = False
+    is_models: bool = False
 
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """(sum, count) of a batch; the sum is a differentiable fp32 scalar."""
@@ -83,7 +85,7 @@ def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
         return Loss(compute=next_token_loss, inputs=without_labels, shifted=True)
     if is_classifier:
         return Loss(compute=classification_loss, inputs=without_labels)
-    return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments)
+    return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments, is_models=True)
 
 
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:

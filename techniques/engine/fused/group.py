@@ -25,10 +25,13 @@ from techniques.engine.ranks import Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class MemberReport:
-    """One step of one job: the mean loss over its batch, and its share of the seconds of the group's."""
+    """One step of one job: the mean loss over its batch, over how many labels (or rows) it is, NaN over none, and its
+    share of the seconds of the group's.
+    """
 
     step: int
     loss: float
+    count: float
     seconds: float
 
 
@@ -57,7 +60,7 @@ class Group:
         self._is_changed = True
 
     def step(self) -> dict[str, MemberReport]:
-        """The next step of every member, by name; one whose loss is not finite is not updated."""
+        """The next step of every member, by name; one whose loss is not finite, or is over nothing, is not updated."""
         started_s = time.perf_counter()
         batches = [member.batch() for member in self.members]
         self._lay_out(batches)
@@ -74,13 +77,15 @@ class Group:
             sums, counts = summed[: len(sums)], summed[len(sums) :]
         steps = [member.next_step for member in self.members]
         for member, loss_sum, count, each in zip(self.members, sums, counts, learnt, strict=True):
-            if math.isfinite(loss_sum):
+            if count and math.isfinite(loss_sum):
                 member.update(count=count, idle=each.idle)  # equal on all ranks, which run the same layers
             else:
                 member.drop_gradients()
         seconds = (time.perf_counter() - started_s) / max(len(self.members), 1)
         return {
-            member.name: MemberReport(step=step, loss=loss_sum / count, seconds=seconds)
+            member.name: MemberReport(
+                step=step, loss=loss_sum / count if count else math.nan, count=count, seconds=seconds
+            )
             for member, step, loss_sum, count in zip(self.members, steps, sums, counts, strict=True)
         }
 

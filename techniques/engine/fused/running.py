@@ -33,6 +33,8 @@ from techniques.turns import AT_ONCE
 
 T = TypeVar("T")
 
+NOTHING = "the batch of step {step} has no label to learn from. To fix: leave such samples out"
+
 DONE, PREEMPTED, LEFT, INVALID = "done", "preempted", "left", "invalid"
 
 
@@ -98,7 +100,8 @@ class _Segment:
             if math.isfinite(report.loss):
                 self._seats[name].stepped(step=report.step, loss=report.loss, seconds=seconds)
             else:
-                self._end(self._seats[name], INVALID, message=lost_loss(report.loss, step=report.step))
+                lost = lost_loss(report.loss, step=report.step) if report.count else NOTHING.format(step=report.step)
+                self._end(self._seats[name], INVALID, message=lost)
         self._reporter.beat()
         return seconds
 

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from techniques.engine.data.prepared import PreparedData
+from techniques.engine.losses import loss_of
 from techniques.engine.models.build import skeleton
 from techniques.engine.models.decoder import Decoder, decoder_of
 from techniques.job import Adapter, ModelSpec
@@ -31,6 +32,7 @@ class ModelFacts:
     has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training draws random
         numbers. has_experts: tokens are routed to some of several.
     decoder: how a causal language model is built, None for any other model.
+    computes_loss: the model itself does, where the job names no loss, and out of more than logits.
     undivided: what several adapters cannot have of their own at once, in words: of `modules_to_save`, or of samples.
     """
 
@@ -44,6 +46,7 @@ class ModelFacts:
     num_trained: int | None = field(default=None, metadata=SINCE_LATER)
     has_experts: bool = field(default=False, metadata=SINCE_LATER)
     undivided: str = field(default="", metadata=SINCE_LATER)
+    computes_loss: bool = field(default=False, metadata=SINCE_LATER)
 
     @property
     def num_updated(self) -> int:
@@ -90,7 +93,8 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def _facts(key: str) -> ModelFacts:
     spec, data, adapter = json.loads(key)
-    model = skeleton(from_json(ModelSpec, spec), from_json(PreparedData, data))
+    spec = from_json(ModelSpec, spec)
+    model = skeleton(spec, from_json(PreparedData, data))
     layers = [model.get_submodule(name) for name in layer_names(model)]
     decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
     undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
@@ -108,6 +112,7 @@ def _facts(key: str) -> ModelFacts:
         num_trained=num_trained,
         has_experts=has_experts(model),
         undivided=undivided,
+        computes_loss=loss_of(None, model, spec).is_models,
     )
 
 

@@ -3,7 +3,10 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from techniques.adapters.attaching import pretrained_state
 from techniques.adapters.peft_format import CONFIG, WEIGHTS, read_adapter
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": True}
@@ -39,3 +42,10 @@ def test_what_is_not_plain_is_refused(saved, key, value):
 @pytest.mark.parametrize("said", [{}, {"init_lora_weights": "gaussian"}, {"init_lora_weights": False}])
 def test_what_only_began_otherwise_is_read(saved, said):
     assert read_adapter(saved(**said)).rank == 4
+
+
+def test_what_is_read_is_in_the_order_of_what_begins(tmp_path):
+    """Norms are summed up in it; a file has the alphabet's, in which a bias comes before its weight."""
+    first = {name: torch.ones(2) for name in ("head.weight", "head.bias", "a.weight")}
+    save_file({f"base_model.model.{name}": tensor for name, tensor in first.items()}, tmp_path / WEIGHTS)
+    assert list(pretrained_state(tmp_path, first)) == list(first)

@@ -7,10 +7,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from techniques import Adapter, registry
+from techniques.engine.data import prepare
 from techniques.engine.fused.batches import Part
 from techniques.engine.fused.insets import Insets
 from techniques.engine.fused.stem import Stem
-from techniques.engine.models.facts import ModelFacts
+from techniques.engine.models.facts import ModelFacts, model_facts
 from techniques.engine.order import GangOrder, Slot
 from techniques.engine.survey import survey_job
 from techniques.job import DataSpec, Job, ModelSpec
@@ -21,6 +22,7 @@ from techniques.technique import GangShape
 from techniques.values import from_json, to_json
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 JOB = Job(
     name="a",
     model=ModelSpec(architecture="LlamaForCausalLM", config=LLAMA),
@@ -96,6 +98,20 @@ def test_a_base_that_packs_samples_refuses_what_it_would_not_read():
     part = Part(insets=Insets(), inputs={"input_ids": tokens, "attention_mask": tokens})
     with pytest.raises(ValueError, match="samples have attention_mask beside their tokens"):
         Stem(base).forward([part])
+
+
+@pytest.mark.parametrize("loss", [None, "package.module:function"])
+def test_a_loss_that_the_model_computes_is_nothing_for_groups(tmp_path, loss):
+    """Of a group's rows it would be one number for all jobs."""
+    (tmp_path / "text.txt").write_text("two words\n" * 200)
+    data = prepare(DataSpec(path=str(tmp_path / "text.txt"), seq_len=8, vocab_size=300), cache_dir=tmp_path)
+    config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    asking = ModelSpec(architecture="BertForQuestionAnswering", config={**config, **NO_DROPOUT})
+    jobs = [replace(JOB, name=name, model=asking, adapter=Adapter(rank=2), loss=loss) for name in "ab"]
+    facts = model_facts(asking, data=data)
+    reason = why_not_together(jobs, facts)
+    assert (reason is not None and "a loss that its model computes by itself" in reason) is (loss is None)
+    assert not model_facts(JOB.model, data=data).computes_loss
 
 
 def test_an_order_with_fellows_goes_through_json():
