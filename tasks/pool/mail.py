@@ -21,6 +21,7 @@ from techniques.values import from_json, to_json
 GIVEN, TAKEN, ENDED = "given", "taken", "ended"
 WITHDRAWN = "withdrawn"  # before it was taken
 KILL = "kill"  # a command: end the gang at once
+WORDS_A_PAGE = 2000  # read by one transaction, which a server ends where we take long over what it has read
 OUTCOME = "outcome"  # the last event of a share: {"event": "outcome", "status", "message", "result"}
 
 
@@ -102,7 +103,15 @@ class Mail:
 
     def words(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[Word]:
         """What gangs have said after the word with that id, in order: all of them, or those of some segments."""
-        query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id)
+        words: list[Word] = []
+        while True:
+            page = self._page(after=words[-1].id if words else after, segments=segments)
+            words += page
+            if len(page) < WORDS_A_PAGE:
+                return words
+
+    def _page(self, *, after: int, segments: Collection[int] | None) -> list[Word]:
+        query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id).limit(WORDS_A_PAGE)
         if segments is not None:
             query = query.where(SAID.c.segment.in_(segments))
         rows = self._database.read(lambda connection: connection.execute(query).all())

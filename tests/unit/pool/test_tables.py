@@ -6,6 +6,7 @@ from tasks.cluster import Device
 from tasks.execution.events import GangSaid, JobEnded
 from tasks.execution.journal import DONE, Journal
 from tasks.planning.terms import Terms
+from tasks.pool import mail as pool_mail
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.mail import OUTCOME, Mail, Share
@@ -88,6 +89,27 @@ def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database
     assert [word.content["event"] for word in words] == ["ready", OUTCOME]
     assert mail.words(after=words[0].id) == words[1:]
     assert mail.orders() == []
+
+
+@pytest.mark.parametrize("num_words", [0, 3, 4, 7])
+def test_many_words_are_read_by_one_short_transaction_after_another(database, monkeypatch, num_words):
+    mail, read, sizes = Mail(database), database.read, []
+    for number in range(num_words):
+        for segment in (7, 8):
+            mail.say(segment, "n", words=[(number, {"event": "steps", "first_step": number})])
+
+    def noted(act):
+        sizes.append(len(rows := read(act)))
+        return rows
+
+    monkeypatch.setattr(pool_mail, "WORDS_A_PAGE", 2)
+    monkeypatch.setattr(database, "read", noted)
+    assert [(word.segment, word.number) for word in mail.words(after=0, segments=[8])] == [
+        (8, number) for number in range(num_words)
+    ]
+    assert max(sizes) <= 2
+    newest = [(word.segment, word.number) for word in mail.words(after=2)]
+    assert newest == [(segment, number) for number in range(1, num_words) for segment in (7, 8)]
 
 
 def test_commands_are_read_on_from_where_one_was(database):
