@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 
@@ -16,10 +18,11 @@ INPUTS = tuple(SCALED_INPUT.values())
 def merge(model: nn.Module) -> nn.Module:
     """Puts what linear modules were adapted with into their weights, in place: W <- W + s B A, or l W, or W l.
 
-    Raises ValueError of a prefix, which is in no weight.
+    Raises ValueError of a prefix, which is in no weight, and where a weight is another module's too.
     """
     if PREFIX in model._parameters:
         raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
+    _check_untied(model)
     for module in model.modules():
         kind = type(module)
         if isinstance(module, (LoraLinear, LoraConv1D)):
@@ -34,6 +37,19 @@ def merge(model: nn.Module) -> nn.Module:
             del module.ia3_l
             module.__class__ = PLAIN[kind]
     return model.requires_grad_(True)
+
+
+def _check_untied(model: nn.Module) -> None:
+    """Raises ValueError where an adapted weight is another module's too, which the merge would change with it."""
+    holders = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    for name, module in model.named_modules():
+        is_adapted = type(module) in PLAIN or type(module) in LORA_PLAIN
+        if is_adapted and any(holders[id(p)] > 1 for p in module.parameters(recurse=False)):
+            raise ValueError(
+                f"adapter: {name}, which it adapts, shares its weight with another module, and merged into one it "
+                "would change both. To fix: take what it is on as base, or adapt other targets, or a model whose "
+                "embeddings are not tied"
+            )
 
 
 def _scale(module: nn.Module, *, by_input: bool, is_transposed: bool) -> None:

@@ -49,7 +49,7 @@ class Batch:
         self.insets, self.shares = [part.insets for part in parts], tuple(shares)
         self.blocks, self.sizes = blocks_of(shares), [share.size for share in shares]
         self._device = next(iter(parts[0].inputs.values())).device
-        self._runs: dict[tuple[str, int], Runs] = {}
+        self._runs: dict[tuple[str, int, int], Runs] = {}
         self._owners: dict[str, Owners | None] = {}
 
     @cached_property
@@ -57,10 +57,20 @@ class Batch:
         """Of each token in its sample, [1, tokens]."""
         return positions_of(self.shares, self._device)
 
-    def route(self, site: str, num_rows: int) -> Runs:
-        """The adapters at a layer whose input has so many rows: those of one kind, rank and size side by side."""
-        key = (site, num_rows)
+    def route(self, site: str, num_rows: int, length: int) -> Runs:
+        """The adapters at a layer whose input has so many rows: those of one kind, rank and size side by side.
+
+        length: of the input's first dimension, in which stacked samples lie. Raises ValueError where it is not theirs.
+        """
+        key = (site, num_rows, length)
         if key not in self._runs:
+            num_parts = sum(self.sizes)
+            if len(self.insets) > 1 and (num_rows if self._is_packed else length) % num_parts:
+                raise ValueError(
+                    f"{site} is given {num_rows} rows, {length} in its first dimension, for a batch of {num_parts}, so "
+                    "that it cannot be told whose they are. To fix: leave it out of the adapter's targets, or train "
+                    "the jobs one by one"
+                )
             self._runs[key] = self._runs_at(site, num_rows)
         return self._runs[key]
 
@@ -91,15 +101,12 @@ class Batch:
     @property
     def sites_with_gradients(self) -> set[str]:
         """The layers that a backward has come through."""
-        return {site for (site, _), runs in self._runs.items() if any(run.has_gradients for run in runs)}
+        return {site for (site, *_), runs in self._runs.items() if any(run.has_gradients for run in runs)}
 
     def _runs_at(self, site: str, num_rows: int) -> Runs:
-        times, left_over = divmod(num_rows, sum(self.sizes))  # rows of a product for each of the batch
-        if left_over:
-            raise ValueError(
-                f"{site} is given {num_rows} rows for a batch of {sum(self.sizes)}, so that it cannot be told whose "
-                "they are. To fix: leave it out of the adapter's targets, or train the jobs one by one"
-            )
+        if len(self.insets) == 1:  # all rows are theirs, however they lie
+            return self._runs_of_one(site, num_rows)
+        times = num_rows // sum(self.sizes)  # rows of a product for each of the batch
         runs, beside = Runs(), list[Inset]()
         start = stop = size = 0
         for insets, share, first in zip(self.insets, self.shares, starts_of(self.shares), strict=True):
@@ -116,6 +123,12 @@ class Batch:
             stop = first * times + size
         if beside:
             runs.add(beside, start=start, num_rows=size)
+        return runs
+
+    def _runs_of_one(self, site: str, num_rows: int) -> Runs:
+        runs, inset = Runs(), self.insets[0].at.get(site)
+        if inset is not None:
+            runs.add([inset], start=0, num_rows=num_rows)
         return runs
 
 

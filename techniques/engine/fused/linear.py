@@ -36,8 +36,8 @@ ADDED_RANK = 128
 # Source: `bmm_out_or_baddbmm_` in torch's aten/src/ATen/native/LinearAlgebra.cpp.
 FEWEST_MULTIPLICATIONS = 400
 
-Route = Callable[[int], Runs]
-"""The runs of a layer in a batch of so many rows."""
+Route = Callable[[int, int], Runs]
+"""The runs of a layer whose input has so many rows, and is so long."""
 
 
 class _Shared(nn.Module):
@@ -50,7 +50,7 @@ class _Shared(nn.Module):
     anchor: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        runs = self.route(x.numel() // x.shape[-1])
+        runs = self.route(x.numel() // x.shape[-1], len(x))
         scaled = x
         if runs.of_inputs:
             scaled = _Scale.apply(x, self.anchor, runs.of_inputs, False)  # type: ignore[no-untyped-call]

@@ -244,8 +244,8 @@ class Stem:
     def _owners(self, module: str) -> Owners | None:
         return self._batch.owners(module) if self._batch is not None else None
 
-    def _route(self, site: str, num_rows: int) -> Runs:
-        return self._batch.route(site, num_rows) if self._batch is not None else Runs()
+    def _route(self, site: str, num_rows: int, length: int) -> Runs:
+        return self._batch.route(site, num_rows, length) if self._batch is not None else Runs()
 
 
 def _tokens_for(model: nn.Module) -> int:

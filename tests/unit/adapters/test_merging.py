@@ -51,3 +51,14 @@ def test_a_merged_adapter_gives_the_same_logits_without_modules_of_its_own(make,
 def test_a_prefix_cannot_be_merged():
     with pytest.raises(ValueError, match="a prefix cannot be merged"):
         merge(stirred(llama(), Adapter(kind="prefix", num_virtual_tokens=3)))
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3"])
+def test_a_weight_that_two_modules_share_cannot_be_merged_into(kind):
+    """The embeddings would change with the head."""
+    feedforward = () if kind == "lora" else ("lm_head",)
+    model = stirred(gpt2(), Adapter(kind=kind, targets=("c_attn", "lm_head"), feedforward=feedforward))
+    before = model(TOKENS).logits
+    with pytest.raises(ValueError, match=r"lm_head, which it adapts, shares its weight .*To fix"):
+        merge(model)
+    assert torch.equal(model(TOKENS).logits, before)

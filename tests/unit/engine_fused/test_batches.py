@@ -34,20 +34,31 @@ def test_adapters_of_one_rank_and_size_lie_side_by_side():
     ordered = [parts[i] for i in in_order(parts)]
     batch = Batch(ordered, [each.share(is_packed=True) for each in ordered])
     total = sum(batch.sizes)
-    runs = batch.route("q", total)
+    runs = batch.route("q", total, 1)
     assert sorted((run.num_adapters, run.num_rows) for run in runs) == [(1, 16), (1, 24), (2, 16)]
     covered = sorted(row for run in runs for row in range(run.start, run.stop))
     assert len(covered) == len(set(covered)) == total - 16
-    assert list(batch.route("v", total)) == []
+    assert list(batch.route("v", total, 1)) == []
     with pytest.raises(ValueError, match="whose they are"):
-        batch.route("q", total + 1)
+        batch.route("q", total + 1, 1)
 
 
 def test_each_kind_lies_beside_its_like():
     parts = [part(scales=scales) for scales in (None, "inputs", "outputs", None, "outputs", "inputs")]
     ordered = [parts[i] for i in in_order(parts)]
-    runs = Batch(ordered, [each.share(is_packed=True) for each in ordered]).route("q", 6 * 16)
+    runs = Batch(ordered, [each.share(is_packed=True) for each in ordered]).route("q", 6 * 16, 1)
     for found in (runs.products, runs.of_inputs, runs.of_outputs):
         assert [(run.num_adapters, run.num_rows) for run in found] == [(2, 16)]
     covered = sorted(row for run in runs for row in range(run.start, run.stop))
     assert covered == list(range(6 * 16))
+
+
+def test_stacked_samples_are_told_apart_by_the_first_dimension():
+    """Rows that are common to all samples, as of relative positions, are nobody's, however many they are."""
+    parts = [part(num_rows=4, length=1) for _ in range(2)]
+    batch = Batch(parts, [each.share(is_packed=False) for each in parts], is_packed=False)
+    assert [run.num_rows for run in batch.route("q", 8 * 12, 8)] == [4 * 12]
+    with pytest.raises(ValueError, match="whose they are"):
+        batch.route("q", 8 * 12, 1)
+    alone = Batch(parts[:1], [parts[0].share(is_packed=False)], is_packed=False)
+    assert [(run.start, run.num_rows) for run in alone.route("q", 510, 1)] == [(0, 510)]
