@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model_lineage import beside, cards, links
+from model_lineage.faults import redacted
 from model_lineage.models import Models
 from model_lineage.records import COMPONENT, ModelRecord
 from model_lineage.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
@@ -16,6 +19,7 @@ if TYPE_CHECKING:  # numpy and zstandard are imported where something is kept
     from model_lineage.components import SharedPart
     from model_lineage.tensors import StoredModel, TensorStore
 
+LEDGER = "ringmaster.ledger"  # a tag of the experiment
 DIGEST = "ringmaster.digest"  # of a component's tensors
 MEMBER = "ringmaster.member."  # and a model's id: a tag of a component
 STORE_LINES = "ringmaster.store"  # what a model's page says of it in the store
@@ -43,7 +47,7 @@ class Keeping(Models):
 
         parents = [self._stored(parent, store) for parent in record.parents]
         base = parents[0] if parents else None
-        stored = store.add(folder, parent=base.id if base else None)
+        stored = store.add(folder, parent=base.id if base else None, owner=self.owner(record.model_id))
         self.client.set_logged_model_tags(record.model_id, {TENSORS: stored.id})
         for other_id, other in self._relatives(record, store):
             for part in shared_parts(stored, other):
@@ -57,6 +61,31 @@ class Keeping(Models):
         for name, prefix in named.items():
             self._join(named_part(stored, name, prefix=prefix), record.model_id)
         return stored
+
+    def owner(self, model_id: str) -> str:
+        """As whom a tensor store knows a model of this ledger. Raises LedgerError."""
+        return f"{model_id}@{self._own_name()}"
+
+    def gone(self, owners: Collection[str], *, but: Container[str]) -> list[str]:
+        """Those among a tensor store's owners that are models of this ledger which are no more.
+
+        but: ids of models that are known to be there. Every other one is asked for. Raises LedgerError.
+        """
+        name = self._own_name()
+        ours = [owner.removesuffix(f"@{name}") for owner in owners if owner.endswith(f"@{name}")]
+        return [f"{id}@{name}" for id in ours if id not in but and self._logged_model(id) is None]
+
+    def _own_name(self) -> str:
+        """What only this ledger is called: a tag of its experiment, made where it has none, and its address.
+
+        Neither would do: two machines may have ledgers at one address, and a copy of a ledger has its tags.
+        """
+        experiment_id = self.experiment_id(self.experiment)
+        tag = self.client.get_experiment(experiment_id).tags.get(LEDGER)
+        if tag is None:
+            tag = uuid.uuid4().hex
+            self.client.set_experiment_tag(experiment_id, LEDGER, tag)
+        return hashlib.sha256(f"{tag} {redacted(self.tracking_uri)}".encode()).hexdigest()[:16]
 
     def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
         """A model of the ledger as the store has it; None where it has not."""

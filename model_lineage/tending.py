@@ -45,17 +45,16 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
     """Drops some nodes: their versions, their LoggedModels, then what only they needed in the store.
 
     A node is gone from the registry before its files are: whatever moment this ends at, no version lacks its files; run
-    again, it goes on. Raises LedgerError.
+    again, it goes on: what the store has of models that are no more, whoever deleted them, goes too. What another
+    lineage keeps in the same store stays. Raises LedgerError, or StoreFault where the store is damaged.
     """
     for node in nodes:
         for each in node.versions:
             if each.record.version is not None:
                 _unless_gone(ledger.client.delete_model_version, each.record.registered_name, str(each.record.version))
         _unless_gone(ledger.client.delete_logged_model, node.id)
-    dropped = {node.id for node in nodes}
-    kept = {node.record.tensors_id for node in snapshot.nodes.values() if node.id not in dropped}
-    ids = {node.record.tensors_id for node in nodes} - kept
-    freed = store.gc(drop=[id for id in ids if id is not None])
+    left = snapshot.nodes.keys() - {node.id for node in nodes}
+    freed = store.gc(drop=ledger.gone(store.owners(), but=left))
     return Collected(nodes=tuple(nodes), freed_bytes=freed)
 
 

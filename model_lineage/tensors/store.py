@@ -1,7 +1,8 @@
 """Models in a folder, each a list of files whose tensors are objects: equal tensors are kept once.
 
 A model's id is the digest of its list, so that equal models are one. Nothing is ever changed: writers need no lock
-against each other. Only `gc` takes things away, and waits for the writers.
+against each other. Only `gc` takes things away, and waits for the writers. Who wants a model is marked beside it, so
+that several lineages can share a folder: a model goes with the last of its owners.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write
 
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy let others run meanwhile
 WEIGHTS = ".safetensors"
+SOMEBODY = "somebody"  # owns what was there before owners were marked, and never gives it up
 
 
 class StoreFault(ValueError):
@@ -83,10 +85,11 @@ class TensorStore:
         self.folder = folder
         self.objects = Objects(folder / "objects")
 
-    def add(self, model_dir: Path, *, parent: str | None = None) -> StoredModel:
+    def add(self, model_dir: Path, *, parent: str | None = None, owner: str | None = None) -> StoredModel:
         """Keeps the model in a folder; tensors that a parent has too are kept as differences where that is smaller.
 
-        parent: id of a model in the store. Raises StoreFault where a file is damaged or the parent is not there.
+        parent: id of a model in the store. owner: who wants it, for `gc`; what nobody ever wanted stays. Raises
+        StoreFault where a file is damaged or the parent is not there.
         """
         related = {} if parent is None else self.model(parent).tensors
         paths = sorted(path for path in model_dir.rglob("*") if path.is_file())
@@ -96,6 +99,11 @@ class TensorStore:
             files = tuple(self._add_file(path, path.relative_to(model_dir), related, pool) for path in paths)
             content = json.dumps([asdict(file) for file in files], sort_keys=True).encode()
             model = StoredModel(id=digest_of(content)[:32], files=files)
+            self._begin_owners()
+            if owner is not None:
+                mark = self._owners(model.id) / owner
+                mark.parent.mkdir(exist_ok=True)
+                mark.touch()
             if not self._path(model.id).exists():
                 write_once(self._path(model.id), content)
         return model
@@ -133,6 +141,10 @@ class TensorStore:
         """The models that are there."""
         return sorted(path.stem for path in (self.folder / "models").glob("*.json"))
 
+    def owners(self) -> set[str]:
+        """Everybody who wants a model."""
+        return {mark.name for mark in (self.folder / "owners").glob("*/*")}
+
     def tensor(self, stored: StoredTensor) -> memoryview:
         """The bytes of a tensor. Raises StoreFault where they are missing or damaged."""
         return self._content(stored.digest)
@@ -146,13 +158,25 @@ class TensorStore:
         )
 
     def gc(self, *, drop: Collection[str]) -> int:
-        """Drops those models, and every object that no other needs; returns the bytes that are free now."""
+        """Drops those owners, the models that nobody else owns, and every object that no other model needs.
+
+        Returns the bytes that are free now. Raises StoreFault, having dropped nothing, where it cannot be told what is
+        needed, as something is damaged.
+        """
+        gone = set(drop)
         with self._locked(fcntl.LOCK_EX):
-            freed = 0
-            for id in set(self.ids()) & set(drop):
-                freed += self._path(id).stat().st_size
+            self._begin_owners()
+            marks = {id: {mark.name for mark in self._owners(id).glob("*")} for id in self.ids()}
+            dropped = [id for id, owners in marks.items() if owners and owners <= gone]
+            left = set(marks) - set(dropped)
+            needed = self._with_parents({digest for id in left for digest in self.model(id).digests})
+            freed = sum(self._path(id).stat().st_size for id in dropped)
+            for id in dropped:  # before its marks: without any it would stay for ever
                 self._path(id).unlink()
-            needed = self._with_parents({digest for id in self.ids() for digest in self.model(id).digests})
+            for mark in [mark for mark in self.folder.glob("owners/*/*") if mark.name in gone]:
+                mark.unlink()
+                with suppress(OSError):  # others own it
+                    mark.parent.rmdir()
             for digest in [digest for digest in self.objects if digest not in needed]:
                 freed += self.objects.size(digest)
                 self.objects.remove(digest)
@@ -211,9 +235,7 @@ class TensorStore:
         try:
             return self.objects.get(digest)
         except ObjectFault as error:
-            raise StoreFault(
-                f"{error}. To fix: restore {self.folder} from a back-up, or add the model again"
-            ) from error
+            raise StoreFault(f"{error}. {self._remedy}") from error
 
     def _fault(self, digest: str) -> tuple[str, str]:
         try:
@@ -227,12 +249,33 @@ class TensorStore:
         todo: Sequence[str] = list(digests)
         while todo:
             needed.update(todo)
-            parents = {self.objects.parent(digest) for digest in todo if digest in self.objects}
+            try:
+                parents = {self.objects.parent(digest) for digest in todo if digest in self.objects}
+            except ObjectFault as error:
+                raise StoreFault(f"{error}. {self._remedy}") from error
             todo = [parent for parent in parents if parent is not None and parent not in needed]
         return needed
 
     def _path(self, id: str) -> Path:
         return self.folder / "models" / f"{id}.json"
+
+    @property
+    def _remedy(self) -> str:
+        return f"To fix: restore {self.folder} from a back-up, or add the model again"
+
+    def _owners(self, id: str) -> Path:
+        return self.folder / "owners" / id
+
+    def _begin_owners(self) -> None:
+        """Gives an owner to what is there from before owners were marked: another lineage may want it."""
+        if not (self.folder / "owners").exists():
+            with TemporaryDirectory(dir=self.folder, prefix=".owners-") as aside:
+                for id in self.ids():
+                    (Path(aside) / "owners" / id).mkdir(parents=True)
+                    (Path(aside) / "owners" / id / SOMEBODY).touch()
+                (Path(aside) / "owners").mkdir(exist_ok=True)
+                with suppress(OSError):  # another process was first
+                    (Path(aside) / "owners").rename(self.folder / "owners")
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:

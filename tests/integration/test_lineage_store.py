@@ -1,6 +1,8 @@
 """Recorded models in the tensor store, and the rows of a ledger, against a real sqlite store."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, Origin, rows
+from model_lineage.keeping import LEDGER
 from model_lineage.rows import read_rows
 from model_lineage.snapshot import Snapshot
+from model_lineage.tending import collect
 from model_lineage.tensors import TensorStore
 
 RANDOM = np.random.default_rng(0)
@@ -230,3 +234,46 @@ def test_a_page_compares_a_fine_tune_and_an_adapter_with_their_base(family, ledg
     ledger.keep_tensors(record, adapter, store=store)
     assert description(ledger, record) == text
     assert description(ledger, family.records["base"]).count("Beside its base") == 0
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_gc_frees_what_its_own_lineage_has_lost_and_never_what_another_one_has(tmp_path, monkeypatch, is_interrupted):
+    shared, path = TensorStore(tmp_path / "tensors"), folder(tmp_path / "model", weights())
+    ledgers = {name: Ledger(f"sqlite:///{tmp_path}/{name}.db") for name in ("here", "there")}
+    records = {}
+    for name, ledger in ledgers.items():
+        job = ledger.start_job(ledger.start_batch("night", params={}), "job", params={})
+        records[name] = ledger.record_model("writer", run_id=job, folder=path, kind="pretrained")
+        kept = ledger.keep_tensors(records[name], path, store=shared)
+
+    def drop(name, nodes=None):
+        snapshot = Snapshot.of(ledgers[name], cache=tmp_path)
+        return collect(ledgers[name], shared, snapshot, snapshot.models if nodes is None else nodes).freed_bytes
+
+    if is_interrupted:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(shared, "gc", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+            drop("here")
+    else:  # in MLflow's pages
+        ledgers["here"].client.delete_logged_model(records["here"].model_id)
+    assert drop("here") == 0
+    assert shared.ids() == [kept.id]
+    assert shared.owners() == {ledgers["there"].owner(records["there"].model_id)}
+    assert drop("there", []) == 0, "its model is there"
+    assert drop("there") > 0
+    assert shared.ids() == []
+
+
+def test_a_copy_of_a_ledger_at_another_address_owns_nothing_of_it(tmp_path):
+    store, path = TensorStore(tmp_path / "tensors"), folder(tmp_path / "model", weights())
+    ledger = Ledger(f"sqlite:///{tmp_path}/mlflow.db")
+    job = ledger.start_job(ledger.start_batch("night", params={}), "job", params={})
+    assert ledger.owner("m-1") == ledger.owner("m-1")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as one, closing(sqlite3.connect(tmp_path / "copy.db")) as two:
+        one.backup(two)
+    record = ledger.record_model("writer", run_id=job, folder=path, kind="pretrained")
+    kept = ledger.keep_tensors(record, path, store=store)
+    copy = Ledger(f"sqlite:///{tmp_path}/copy.db")
+    assert LEDGER in copy.client.get_experiment_by_name("ringmaster").tags
+    assert collect(copy, store, Snapshot.of(copy, cache=tmp_path), []).freed_bytes == 0
+    assert store.ids() == [kept.id]

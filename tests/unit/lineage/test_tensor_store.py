@@ -1,6 +1,7 @@
 """The tensor store: every bit comes back, equal tensors are kept once, damage is found, and nobody is in the way."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -142,11 +143,11 @@ def test_tensors_of_another_shape_or_kind_are_kept_alone(store, tmp_path):
 
 def test_gc_keeps_what_is_needed_and_what_that_differs_from(store, tmp_path):
     base = weights()
-    first = store.add(model(tmp_path / "base", base))
-    second = store.add(model(tmp_path / "tuned", adapted(base)), parent=first.id)
-    third = store.add(model(tmp_path / "other", weights()))
+    first = store.add(model(tmp_path / "base", base), owner="m-1")
+    second = store.add(model(tmp_path / "tuned", adapted(base)), parent=first.id, owner="m-2")
+    third = store.add(model(tmp_path / "other", weights()), owner="m-3")
     before = store.size_bytes()
-    freed = store.gc(drop=[first.id, third.id])
+    freed = store.gc(drop=["m-1", "m-3"])
     assert freed > 0
     assert store.ids() == [second.id]
     assert store.size_bytes() < before
@@ -154,6 +155,42 @@ def test_gc_keeps_what_is_needed_and_what_that_differs_from(store, tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "tuned")
     with pytest.raises(StoreFault, match="there is no model"):
         store.restore(third.id, tmp_path / "gone")
+    assert store.fsck() == []
+    assert store.owners() == {"m-2"}
+
+
+def test_an_equal_model_goes_with_the_last_of_its_owners(store, tmp_path):
+    folder = model(tmp_path / "m", weights())
+    for owner in ("m-1@here", "m-2@there"):
+        kept = store.add(folder, owner=owner)
+    assert store.gc(drop=["m-1@here"]) == 0
+    assert store.ids() == [kept.id] and store.fsck() == []
+    assert store.gc(drop=["m-2@there"]) > 0
+    assert store.ids() == [] and store.owners() == set()
+
+
+def test_what_was_kept_before_there_were_owners_stays(store, tmp_path):
+    folder = model(tmp_path / "m", weights())
+    kept = store.add(folder)
+    shutil.rmtree(store.folder / "owners")
+    store.add(folder, owner="m-1@here")
+    assert store.gc(drop=["m-1@here"]) == 0
+    assert store.ids() == [kept.id], "who else wanted it, nobody knows"
+
+
+def test_gc_drops_nothing_where_damage_hides_what_is_needed(store, tmp_path):
+    base = weights()
+    first = store.add(model(tmp_path / "base", base), owner="m-1")
+    second = store.add(model(tmp_path / "tuned", adapted(base)), parent=first.id, owner="m-2")
+    digest = second.tensors["layer.1.weight"].digest
+    path = store.folder / "objects" / digest[:2] / digest[2:]
+    content = path.read_bytes()
+    path.write_bytes(content[:3])
+    with pytest.raises(StoreFault, match=f"{digest} is damaged.* To fix: "):
+        store.gc(drop=["m-1"])
+    assert len(store.ids()) == len(store.owners()) == 2
+    path.write_bytes(content)
+    assert store.gc(drop=["m-1"]) > 0
     assert store.fsck() == []
 
 
@@ -217,8 +254,8 @@ def test_a_writer_that_dies_leaves_nothing_half_done(store, tmp_path):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert store.ids() == []
-    added = store.add(folder)
+    added = store.add(folder, owner="m-1")
     store.restore(added.id, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(folder)
-    assert store.gc(drop=[added.id]) > 0
+    assert store.gc(drop=["m-1"]) > 0
     assert list(store.objects) == []
