@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from model_lineage.snapshot import Node
 from model_lineage.tensors import TensorStore
-from model_lineage.tensors.layout import ITEM_BYTES, read_layout
+from model_lineage.tensors.layout import ITEM_BYTES, by_name, read_layout
 from model_lineage.tensors.store import NUM_THREADS, WEIGHTS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
@@ -65,14 +65,18 @@ class TensorChange:
 
 
 def tensors_of_folder(folder: Path) -> dict[str, WeightTensor]:
-    """The tensors of a model's safetensors files by name. Raises ValueError on a file that is cut off or is none."""
-    found: dict[str, WeightTensor] = {}
+    """The tensors of a model's safetensors files by name, after their files where names repeat.
+
+    Raises ValueError on a file that is cut off or is none.
+    """
+    found: list[tuple[str, str, WeightTensor]] = []
     for path in sorted(folder.rglob(f"*{WEIGHTS}")):
         layout = read_layout(path)
         for part in layout.tensors:
             load = partial(layout.bytes_of, part)
-            found[part.name] = WeightTensor(dtype=part.dtype, shape=part.shape, load=load)
-    return found
+            tensor = WeightTensor(dtype=part.dtype, shape=part.shape, load=load)
+            found.append((path.relative_to(folder).as_posix(), part.name, tensor))
+    return by_name(found)
 
 
 def tensors_of_store(store: TensorStore, id: str) -> dict[str, WeightTensor]:

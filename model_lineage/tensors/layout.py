@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -62,6 +65,17 @@ def read_layout(path: Path) -> Layout:
     if [tensor.start for tensor in tensors] != ends[:-1] or ends[-1] != len(content):
         raise ValueError(f"{path} is damaged: its tensors do not fill it ({ends[-1]} bytes of {len(content)})")
     return Layout(content=content, header=content[:body], tensors=tensors)
+
+
+def full_name(path: str, name: str) -> str:
+    """What a tensor is called in a model that has others of its name: after its file, without the file's ending."""
+    return f"{PurePosixPath(path).with_suffix('')}/{name}"
+
+
+def by_name(tensors: Sequence[tuple[str, str, T]]) -> dict[str, T]:
+    """(path of its file, name, tensor) by name, by the full name where several files have one: unet/ and vae/, say."""
+    num_files = Counter(name for _, name, _ in tensors)
+    return {name if num_files[name] == 1 else full_name(path, name): tensor for path, name, tensor in tensors}
 
 
 def map_file(path: Path) -> memoryview:

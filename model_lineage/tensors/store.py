@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from model_lineage.tensors.layout import ITEM_BYTES, Layout, TensorPart, map_file, read_layout
+from model_lineage.tensors.layout import ITEM_BYTES, Layout, TensorPart, by_name, full_name, map_file, read_layout
 from model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
 
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy let others run meanwhile
@@ -64,8 +64,8 @@ class StoredModel:
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
-        """Its tensors by name."""
-        return {tensor.name: tensor for file in self.files for tensor in file.tensors}
+        """Its tensors by name; after their files where names repeat."""
+        return by_name([(file.path, tensor.name, tensor) for file in self.files for tensor in file.tensors])
 
     @property
     def weight_bytes(self) -> int:
@@ -214,12 +214,16 @@ class TensorStore:
             layout = read_layout(path)
         except ValueError as error:
             raise StoreFault(str(error)) from error
-        tensors = tuple(pool.map(lambda tensor: self._add_tensor(layout, tensor, related), layout.tensors))
+
+        def add(tensor: TensorPart) -> StoredTensor:
+            like = related.get(full_name(name.as_posix(), tensor.name)) or related.get(tensor.name)
+            return self._add_tensor(layout, tensor, like=like)
+
+        tensors = tuple(pool.map(add, layout.tensors))
         head = self.objects.put(layout.header, item_bytes=1)
         return StoredFile(path=name.as_posix(), head=head, tensors=tensors)
 
-    def _add_tensor(self, layout: Layout, tensor: TensorPart, related: dict[str, StoredTensor]) -> StoredTensor:
-        like = related.get(tensor.name)
+    def _add_tensor(self, layout: Layout, tensor: TensorPart, *, like: StoredTensor | None) -> StoredTensor:
         is_like = like is not None and (like.dtype, like.shape) == (tensor.dtype, tensor.shape)
         try:
             digest = self.objects.put(

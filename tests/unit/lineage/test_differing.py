@@ -82,6 +82,26 @@ def test_the_store_knows_equal_tensors_without_reading_them(tmp_path):
     assert changes == {"same": "same", "moved": "changed"}
 
 
+def test_tensors_of_one_name_in_several_files_are_told_apart(tmp_path):
+    store, ids = TensorStore(tmp_path / "store"), []
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        for part, moved in (("unet", value), ("vae", 0.0)):
+            (tmp_path / name / part).mkdir(parents=True)
+            tensors = {"conv_in.weight": np.full(3, moved, np.float32), f"{part}.bias": np.ones(3, np.float32)}
+            save_file(tensors, tmp_path / name / part / "model.safetensors")
+        ids.append(store.add(tmp_path / name, parent=ids[0] if ids else None).id)
+    pairs = [tensors_of_folder(tmp_path / name) for name in "ab"], [tensors_of_store(store, id) for id in ids]
+    for one, two in pairs:
+        changes = {change.name: change.what for change in tensor_changes(one, two)}
+        assert changes == {
+            "unet/model/conv_in.weight": "changed",
+            "vae/model/conv_in.weight": "same",
+            "unet.bias": "same",
+            "vae.bias": "same",
+        }
+    assert store.model(ids[0]).weight_bytes == 4 * 3 * 4
+
+
 def test_records_differ_by_section():
     def node(digest, lr, loss):
         data = DatasetInput(name="web", digest=digest, source="/web")
