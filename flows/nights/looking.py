@@ -111,10 +111,10 @@ def _decided(night: Night, check: Checked, data: Mapping[str, Any], faults: Mapp
     own, missing = data[model.name], list[str]()
     newest, champion = standing.latest, standing.champion
     seen = Seen(
+        night=night.date,
         digest=own["digest"],
         num_samples=own["num_samples"],
-        now_s=night.record.began_s,
-        trained_s=None if newest is None or model.rules.max_age_days is None else _trained_s(night, newest),
+        trained=None if newest is None or model.rules.max_age_days is None else _night_of_training(night, newest),
         drifts=tuple(_drifts(night, model, champion, data, faults, missing)),
         failed_assertions=tuple(_failed(model.watched, missing)),
         missing=tuple(missing),
@@ -145,13 +145,14 @@ def _only_lost_files(night: Night, check: Checked) -> bool:
     return bool(check.files) and read.issuperset(check.files)
 
 
-def _trained_s(night: Night, model: ModelRecord) -> float | None:
-    """When a version was trained: as its night says, else when its run began."""
+def _night_of_training(night: Night, model: ModelRecord) -> str | None:
+    """The date of the night that trained a version; of one that was trained otherwise, that in which its run began."""
     if (kept := trained_of(night, model)) is not None:
-        return kept.at_s
+        return kept.night
     if model.run_id is None:
         return None
-    return float(night.ledger.client.get_run(model.run_id).info.start_time) / 1000.0
+    start_ms = night.ledger.client.get_run(model.run_id).info.start_time
+    return night.production.hours.night_of(start_ms / 1000)
 
 
 def _drifts(

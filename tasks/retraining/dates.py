@@ -10,8 +10,6 @@ from zoneinfo import ZoneInfo
 Clock = Callable[[], float]
 """Tells the moment in seconds since the epoch, as `time.time` does; tests and demonstrations give one of their own."""
 
-DAY_S = 86_400.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hours:
@@ -47,7 +45,12 @@ def num_missed(night: str, before: str | None) -> int:
     """How many nights there should have been between two, and were not; none where there is no night before."""
     if before is None:
         return 0
-    return max(0, (date.fromisoformat(night) - date.fromisoformat(before)).days - 1)
+    return max(0, num_days(before, night) - 1)
+
+
+def num_days(since: str, until: str) -> int:
+    """The days from one night to another, by their dates: it matters not at which moment each began."""
+    return (date.fromisoformat(until) - date.fromisoformat(since)).days
 
 
 def day_text(moment_s: float) -> str:

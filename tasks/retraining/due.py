@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tasks.promotion.stage import Standing, training_digest, version_of
-from tasks.retraining.dates import DAY_S
+from tasks.retraining.dates import num_days
 from tasks.retraining.drift import Drift, DriftRule
 
 SHORT = 8  # characters of a digest that a person needs to see that two differ
@@ -32,17 +32,17 @@ class DueRules:
 class Seen:
     """What a night sees of a model before it decides.
 
-    digest, num_samples: of its data as it is now. now_s: when the night began; trained_s: when its newest version was
-    trained; both in seconds since the epoch, None where it is not known. failed_assertions: in words. missing: what
-    could not be looked at, in words. only_older: its data differs from what was trained on by what it lacks alone: days
-    that have left its window. had_champion: whether an earlier night left it with one. is_forced: a person
-    wants it trained, whatever is the case.
+    night: its date. digest, num_samples: of its data as it is now. trained: the date of the night in which its newest
+    version was trained, None where it is not known. failed_assertions: in words. missing: what could not be looked at,
+    in words. only_older: its data differs from what was trained on by what it lacks alone: days that have left its
+    window. had_champion: whether an earlier night left it with one. is_forced: a person wants it trained, whatever is
+    the case.
     """
 
+    night: str
     digest: str
     num_samples: int | None = None
-    now_s: float = 0.0
-    trained_s: float | None = None
+    trained: str | None = None
     drifts: tuple[Drift, ...] = ()
     failed_assertions: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -114,11 +114,11 @@ def _by_data(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -
 
 
 def _by_age(standing: Standing, seen: Seen, rules: DueRules) -> Iterator[str]:
-    if rules.max_age_days is None or seen.trained_s is None:
+    if rules.max_age_days is None or seen.trained is None:
         return
-    days = (seen.now_s - seen.trained_s) / DAY_S
+    days = num_days(seen.trained, seen.night)
     if days >= rules.max_age_days:
-        yield f"its last training is {days:.0f} days ago, and {rules.max_age_days:g} are allowed"
+        yield f"its last training is {days} days ago, and {rules.max_age_days:g} are allowed"
 
 
 def _why_not(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
@@ -137,9 +137,8 @@ def _why_not(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -
         yield "no new data since the champion was trained"
     else:
         yield _lost(latest_version=version_of(latest))
-    if rules.max_age_days is not None and seen.trained_s is not None:
-        days = (seen.now_s - seen.trained_s) / DAY_S
-        yield f"trained {days:.0f} of {rules.max_age_days:g} days ago"
+    if rules.max_age_days is not None and seen.trained is not None:
+        yield f"trained {num_days(seen.trained, seen.night)} of {rules.max_age_days:g} days ago"
     if rules.drift is not None and seen.drifts and not any(drift.has_drifted for drift in seen.drifts):
         yield "no drift (" + ", ".join(_figure(drift) for drift in seen.drifts) + ")"
     if rules.asserts and not seen.failed_assertions and not seen.missing:

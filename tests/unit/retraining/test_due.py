@@ -6,7 +6,6 @@ import pytest
 
 from model_lineage import DatasetInput
 from tasks.promotion.stage import Standing
-from tasks.retraining.dates import DAY_S
 from tasks.retraining.drift import Drift, DriftRule
 from tasks.retraining.due import DueRules, Seen, due
 from tests.unit.promotion.fakes import version
@@ -17,11 +16,13 @@ STEADY = Drift(feature="label", has_drifted=False, why="label has not drifted (P
 
 
 def standing(champion=None, challenger=None, latest=None) -> Standing:
-    return Standing(name="shop.prices", champion=champion, challenger=challenger, latest=latest)
+    """Where what is neither champion nor challenger was not compared yet."""
+    candidate = None if latest in (champion, challenger) else latest
+    return Standing(name="shop.prices", champion=champion, challenger=challenger, latest=latest, candidate=candidate)
 
 
 def told(where, rules=DueRules(), **seen):
-    return due(where, Seen(**{"digest": "new", **seen}), rules)
+    return due(where, Seen(**{"digest": "new", "night": "2026-11-20", **seen}), rules)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +67,16 @@ def test_new_data_may_not_count_at_all():
     assert (found.is_due, found.why) == (False, "there is new data, which alone does not count (new_data: false)")
 
 
-@pytest.mark.parametrize(("days", "is_due"), [(30, True), (29.9, False)])
-def test_age_makes_a_model_due_without_new_data(days, is_due):
-    found = told(standing(NEW, NEW, NEW), DueRules(max_age_days=30), now_s=100 * DAY_S, trained_s=(100 - days) * DAY_S)
+@pytest.mark.parametrize(("trained", "is_due"), [("2026-10-21", True), ("2026-10-22", False)])
+def test_age_makes_a_model_due_without_new_data(trained, is_due):
+    """By the nights' dates: it matters neither how late each began nor how long a day was."""
+    found = told(standing(NEW, NEW, NEW), DueRules(max_age_days=30), night="2026-11-20", trained=trained)
     assert found.is_due == is_due
-    assert "30 days ago" in found.why
+    assert ("its last training is 30 days ago" if is_due else "trained 29 of 30 days ago") in found.why
 
 
 def test_an_age_that_nobody_knows_makes_nothing_due():
-    assert not told(standing(NEW, NEW, NEW), DueRules(max_age_days=1), now_s=1e9).is_due
+    assert not told(standing(NEW, NEW, NEW), DueRules(max_age_days=1)).is_due
 
 
 RULES = DueRules(new_data=False, drift=DriftRule(), asserts=True)
@@ -112,7 +114,7 @@ def test_what_is_not_asked_for_is_not_looked_at():
 
 @pytest.mark.parametrize("where", [standing(), standing(NEW, NEW, NEW), standing(OLD, OLD, NEW)])
 def test_who_is_asked_for_is_due(where):
-    assert told(where, is_forced=True) == due(where, Seen(digest="x", is_forced=True))
+    assert told(where, is_forced=True) == due(where, Seen(digest="x", night="2026-11-20", is_forced=True))
     assert told(where, is_forced=True).is_due
 
 
@@ -128,8 +130,11 @@ def test_a_champion_that_was_deleted_is_replaced():
     assert (found.is_due, found.why) == (True, "its champion was deleted from the registry")
 
 
+AGED = DueRules(max_age_days=1)
+
+
 def test_a_window_that_only_lost_days_brings_nothing_new():
     found = told(standing(OLD, OLD, OLD), RULES, only_older=True, drifts=(DRIFTED,))
     assert (found.is_due, found.why) == (False, "no new data: days have only left its window; every assertion holds")
     assert "no new data to learn from" in found.notes[0]
-    assert told(standing(OLD, OLD, OLD), DueRules(max_age_days=1), only_older=True, now_s=9e9, trained_s=0.0).is_due
+    assert told(standing(OLD, OLD, OLD), AGED, only_older=True, trained="2026-11-19").is_due
