@@ -78,7 +78,7 @@ def reference_of(values: Sequence[Any] | Array) -> Reference | None:
         numbers = _finite(values)
         if not len(numbers):
             return None
-        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, NUM_BINS + 1)[1:-1]))
+        edges = _edges(numbers)
         kept = np.quantile(numbers, np.linspace(0, 1, min(len(numbers), MOST_KEPT)))
         return Reference(
             num_rows=len(numbers),
@@ -172,6 +172,14 @@ def _finite(values: Sequence[Any] | Array) -> Array:
     """The numbers among the values; what a log left out, and what is infinite, says nothing of a distribution."""
     numbers = np.array([v for v in values if isinstance(v, (int, float, np.number))], dtype=np.float64)
     return numbers[np.isfinite(numbers)]
+
+
+def _edges(numbers: Array) -> Array:
+    """Between the bins: the inner quantiles. A number that is more than one of them, as a constant is, has a bin of its
+    own, so that rows that had it and have a larger one now are in another bin."""
+    quantiles = np.quantile(numbers, np.linspace(0, 1, NUM_BINS + 1))
+    repeated = quantiles[1:][np.diff(quantiles) == 0]
+    return np.unique([*quantiles[1:-1], *np.nextafter(repeated, np.inf)])
 
 
 def _binned(numbers: Array, edges: Array) -> list[int]:

@@ -44,6 +44,28 @@ def test_numbers_that_are_all_alike_have_a_reference():
     assert psi(then, np.ones(500) - 2.0)[0] > 1
 
 
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (np.ones(500), np.full(500, 5.0)),  # a constant that rises
+        (np.ones(500), np.full(500, 0.5)),
+        (np.repeat([0.0, 1.0], [50, 450]), np.repeat([0.0, 9.0], [50, 450])),  # most are the largest one
+        (np.repeat([0.0, 1.0], [450, 50]), np.repeat([-9.0, 1.0], [450, 50])),
+        (np.repeat([0.0, 5.0, 9.0], [75, 350, 75]), np.repeat([0.0, 6.0, 9.0], [75, 350, 75])),
+    ],
+)
+def test_a_value_that_many_rows_have_is_missed_where_they_have_another_one(then, now):
+    assert psi(reference_of(then), then)[0] == pytest.approx(0.0)
+    assert drift_of("x", reference_of(then), now, DriftRule(psi=1.0)).has_drifted
+
+
+def test_a_reference_of_a_former_release_is_compared_as_it_was():
+    """Its constant has one edge, and all that is not below it is alike."""
+    then = Reference(num_rows=500, counts=(0, 500), edges=(1.0,), kept=(1.0,))
+    assert not drift_of("x", then, np.full(500, 5.0), DriftRule()).has_drifted
+    assert drift_of("x", then, np.zeros(500), DriftRule()).has_drifted
+
+
 def test_few_rows_reach_a_large_index_by_chance_and_are_no_drift():
     then, rule = reference_of(NORMAL), DriftRule(psi=0.1, min_rows=20)
     found = [drift_of("x", then, np.random.default_rng(seed).normal(size=30), rule) for seed in range(200)]
