@@ -16,20 +16,14 @@ from tasks.promotion.policy import Decision
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a registered model stands. latest: its newest version, whatever became of that."""
+    """Where a registered model stands. latest: its newest version, whatever became of that; candidate: the same, where
+    it was not compared with a champion yet."""
 
     name: str
     champion: ModelRecord | None = None
     challenger: ModelRecord | None = None
     latest: ModelRecord | None = None
-
-    @property
-    def candidate(self) -> ModelRecord | None:
-        """The newest version, where it was not compared with a champion yet."""
-        if self.latest is None:
-            return None
-        judged = max((version_of(model) for model in (self.champion, self.challenger) if model is not None), default=0)
-        return self.latest if version_of(self.latest) > judged else None
+    candidate: ModelRecord | None = None
 
 
 def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
@@ -39,18 +33,31 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
     for model in ledger.models():
         if model.registered_name in versions and model.version is not None:
             versions[model.registered_name].add(model.version)
-    latest = {name: _newest(ledger, name, versions[name]) for name in wanted}
-    return {
-        name: Standing(name=name)
-        if latest[name] is None
-        else Standing(
-            name=name,
-            champion=ledger.get_alias(name, CHAMPION),
-            challenger=ledger.get_alias(name, CHALLENGER),
-            latest=latest[name],
-        )
-        for name in wanted
-    }
+    return {name: _standing(ledger, name, _newest(ledger, name, versions[name])) for name in wanted}
+
+
+def _standing(ledger: Ledger, name: str, latest: ModelRecord | None) -> Standing:
+    if latest is None:
+        return Standing(name=name)
+    champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
+    candidate = None if _was_compared(ledger, latest, champion, challenger) else latest
+    return Standing(name=name, champion=champion, challenger=challenger, latest=latest, candidate=candidate)
+
+
+def _was_compared(
+    ledger: Ledger, latest: ModelRecord, champion: ModelRecord | None, challenger: ModelRecord | None
+) -> bool:
+    """Whether the newest version is no newer than the champion, or than a challenger that was compared with one."""
+    version = version_of(latest)
+    if champion is not None and version <= version_of(champion):
+        return True
+    return challenger is not None and version <= version_of(challenger) and _has_decision(ledger, challenger)
+
+
+def _has_decision(ledger: Ledger, model: ModelRecord) -> bool:
+    """Whether a version's comparison has ended: one that waits for a person, or that a sweep proposes, has none yet."""
+    made = decisions.read(ledger, model)
+    return bool(made) and made[-1].outcome != WAITING
 
 
 def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord | None:
@@ -71,8 +78,8 @@ def apply(
 ) -> None:
     """Moves the aliases of the candidate's name by `decision`, and keeps the decision; again, it changes nothing.
 
-    In this order a crash between any two steps leaves a champion, and a repetition ends in the same aliases:
-    `challenger` comes last, because it says that the comparison is done. champion: the version that it was compared
+    In this order a crash between any two steps leaves a champion, and a repetition ends in the same aliases; the
+    decision comes last, because it says that the comparison is done. champion: the version that it was compared
     with. who: that decided. sound: tells people of an alarm, which a candidate is that does not become champion. Raises
     PromotionRefused where another promotion was quicker.
     """

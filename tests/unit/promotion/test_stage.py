@@ -188,6 +188,21 @@ def test_the_newest_version_is_a_candidate_until_it_was_compared(log):
     assert standing(ledger).candidate is None
 
 
+def test_a_challenger_that_nobody_compared_is_a_candidate(log):
+    """A sweep names its best so; what waits for a person, or a comparison, is not hidden by it."""
+    ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=1, challenger=3)
+    assert standing(ledger).candidate == version(3)
+    ledger.records.append(version(4))
+    stage.leave_waiting(ledger, version(4), "it waits for approval", who="policy careful")
+    assert standing(ledger).candidate == version(4)
+    apply(ledger, version(4), NO, log)
+    assert standing(ledger).candidate is None
+
+
+def test_a_champion_of_before_decisions_were_kept_is_no_candidate():
+    assert standing(FakeLedger([version(1), version(2)], champion=2)).candidate is None
+
+
 def test_after_a_crash_behind_the_promotion_there_is_nothing_to_compare():
     ledger = FakeLedger([version(i) for i in (1, 2)], champion=2, previous=1, challenger=1)
     assert standing(ledger).candidate is None
