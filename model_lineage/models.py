@@ -114,6 +114,10 @@ class Models(Families):
         client.set_logged_model_tags(model.model_id, {VERSIONS: tag})
         return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
 
+    def metrics_of(self, record: ModelRecord) -> dict[str, float]:
+        """What was measured of a recorded model at the end of its training, finite values only."""
+        return {metric.key: metric.value for metric in self.client.get_logged_model(record.model_id).metrics or []}
+
     def models(self) -> list[ModelRecord]:
         """Every model that was recorded in this ledger's experiment, oldest first."""
         experiment_id = self.experiment_id(self.experiment)

@@ -21,7 +21,7 @@ from tasks.profiling.stage import survey_jobs
 from tasks.promotion import decisions
 from tasks.promotion.moves import PromotionRefused
 from tasks.promotion.policy import Decision
-from tasks.promotion.stage import Standing, leave_waiting, training_digest
+from tasks.promotion.stage import Standing, leave_waiting
 from tasks.promotion.task import promote_task
 from tasks.retraining.observing import references_of, scored_features
 from tasks.retraining.production import with_tokenizer_of
@@ -125,7 +125,7 @@ def _not_compared(night: Night, check: Checked, now: Standing, chosen: Chosen, r
 def _decided_before(night: Night, check: Checked, now: Standing, verdict: Verdict) -> Verdict:
     """What an earlier process of this night decided, and did not live to save."""
     newest = now.latest
-    if newest is not None and check.data is not None and training_digest(newest) == check.data["digest"]:
+    if newest is not None and check.has_made(newest):
         made = decisions.read(night.ledger, newest)
         if made:
             outcome = PROMOTED if made[-1].outcome == decisions.PROMOTED else KEPT

@@ -16,7 +16,7 @@ from tasks.evaluation.assertions import check, importable
 from tasks.evaluation.logs import Log
 from tasks.evaluation.suite import load_suite
 from tasks.profiling.stage import survey_jobs
-from tasks.promotion.stage import Standing, version_of
+from tasks.promotion.stage import Standing, training_digest, version_of
 from tasks.retraining import observing
 from tasks.retraining.drift import Drift, drifts_of
 from tasks.retraining.due import Due, Seen, due
@@ -36,7 +36,8 @@ class Checked:
 
     model: with the tokenizer of its champion and the files of this night. champion_dir: the champion's files. data: the
     JSON form of the prepared data; files: of it, as they were copied. due: None where the data could not be read, which
-    `fault` tells.
+    `fault` tells. newest_before: its newest version when the night looked; None where there was none, or where a former
+    release, which did not keep it, has begun the night.
     """
 
     model: ProductionModel
@@ -46,6 +47,16 @@ class Checked:
     files: tuple[tuple[str, str], ...] = ()
     due: Due | None = None
     fault: str = ""
+    newest_before: int | None = None
+
+    def has_made(self, newest: ModelRecord | None) -> bool:
+        """Whether this night has trained the newest version of now: on its data, and after it had looked.
+
+        The data alone does not tell: a model that is due by its age, or by force, has a version of the same data.
+        """
+        if newest is None or self.data is None or training_digest(newest) != self.data["digest"]:
+            return False
+        return self.newest_before is None or version_of(newest) > self.newest_before
 
 
 def look(night: Night) -> dict[str, Checked]:
@@ -214,6 +225,7 @@ def _plain(check: Checked) -> dict[str, Any]:
         "variants": to_json(model.variants),
         "compare_on": to_json(model.compare_on),
         "champion": None if check.standing.champion is None else version_of(check.standing.champion),
+        "newest": None if check.standing.latest is None else version_of(check.standing.latest),
         "data": to_json(check.data),
         "files": to_json(check.files),
         "copies": [path for job in model.jobs for path in (job.data.path, job.data.held_out_path) if path is not None],
@@ -238,4 +250,5 @@ def _read(night: Night, model: ProductionModel, where: Mapping[str, Standing], s
         files=tuple((name, stamp) for name, stamp in said["files"]),
         due=None if said["due"] is None else from_json(Due, said["due"]),
         fault=said["fault"],
+        newest_before=said.get("newest"),
     )

@@ -25,7 +25,6 @@ from tasks.batch import Batch
 from tasks.evaluation.compare import ranked
 from tasks.execution.journal import DONE
 from tasks.pool.database import Database
-from tasks.promotion.stage import training_digest
 from tasks.retraining.observing import Trained, input_features, references_of
 from techniques import Job
 from techniques.values import from_json
@@ -48,9 +47,7 @@ def train(night: Night, checks: Mapping[str, Checked], chosen: Chosen, *, seed: 
     result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
     if result.status != "interrupted":
         for check in checks.values():
-            for record in _recorded(night, check, result).values():
-                _keep_what_was_read(night, check, record)
-        _choose_of_sweeps(night, checks, result)
+            _finish_training(night, check, _recorded(night, check, result))
         night.save(result=result.to_json())
     return result
 
@@ -72,9 +69,8 @@ def _left_to_train(night: Night, checks: Mapping[str, Checked], batch: Batch) ->
         now = night.standings()
         for check in checks.values():
             newest = now[check.model.registered_name].latest
-            if check.data is not None and training_digest(newest) == check.data["digest"]:
-                assert newest is not None, "it has a digest"
-                _keep_what_was_read(night, check, newest)
+            if newest is not None and check.has_made(newest):
+                _finish_training(night, check, _made_with(night, check, newest))
                 batch = _without(batch, {job.name for job in _all_jobs(check)})
     gone = {job.name for job in batch.jobs if job.base is not None and not _is_there(night, job.base)}
     if gone:
@@ -119,6 +115,14 @@ def _all_jobs(check: Checked) -> list[Job]:
     return [check.model.job, *check.model.variants]
 
 
+def _finish_training(night: Night, check: Checked, made: Mapping[str, ModelRecord]) -> None:
+    """What is left to do once a model's jobs were trained; again, it changes nothing. made: by the jobs' names."""
+    for record in made.values():
+        _keep_what_was_read(night, check, record)
+    if check.model.variants:
+        _choose_of_sweep(night, check, made)
+
+
 def _keep_what_was_read(night: Night, check: Checked, record: ModelRecord) -> None:
     """Writes beside a model what it was trained on, as the night saw it when it began."""
     if check.data is None or trained_of(night, record) is not None:
@@ -150,15 +154,18 @@ def _recorded(night: Night, check: Checked, result: BatchResult) -> dict[str, Mo
     }
 
 
-def _choose_of_sweeps(night: Night, checks: Mapping[str, Checked], result: BatchResult) -> None:
-    """Makes the best job of each sweep, by what was measured at its end, the newest version of its model."""
-    for check in checks.values():
-        if not check.model.variants:
-            continue
-        made, metric = _recorded(night, check, result), check.model.metric
-        rows = {name: row_of(name, result) or {} for name in made}
-        values = {name: row["metrics"].get(metric, math.nan) for name, row in rows.items()}
-        best = next(iter(ranked(values, metric=metric)), check.model.name)
-        if best != check.model.name and math.isfinite(values[best]):
-            text = f"The best of a sweep of {len(rows)}: {best}"
-            night.ledger.add_version(made[best], check.model.registered_name, text=text)
+def _made_with(night: Night, check: Checked, newest: ModelRecord) -> dict[str, ModelRecord]:
+    """Likewise, of an earlier process of this night: the models of the batch that the newest version came of."""
+    batch_run_id = newest.origin.batch_run_id
+    of_batch = {m.origin.job: m for m in night.ledger.models() if m.origin.batch_run_id == batch_run_id}
+    return {job.name: of_batch[job.name] for job in _all_jobs(check) if job.name in of_batch}
+
+
+def _choose_of_sweep(night: Night, check: Checked, made: Mapping[str, ModelRecord]) -> None:
+    """Makes the best job of a sweep, by what was measured at its end, the newest version of its model."""
+    metric = check.model.metric
+    values = {name: night.ledger.metrics_of(record).get(metric, math.nan) for name, record in made.items()}
+    best = next(iter(ranked(values, metric=metric)), check.model.name)
+    if best != check.model.name and math.isfinite(values[best]):
+        text = f"The best of a sweep of {len(made)}: {best}"
+        night.ledger.add_version(made[best], check.model.registered_name, text=text)

@@ -20,6 +20,7 @@ MODEL = """\
     job: {{{job}, optimizer: {{lr: 1e-2}}}}
     data: {{path: "{path}", seq_len: 16, vocab_size: 300}}
 """
+SWEEP = "    sweep: {optimizer.lr: [1e-9, 3e-2]}\n"
 
 
 class Died(Exception):
@@ -81,6 +82,11 @@ class Case:
         records = [m for m in self.ledger.models() if m.registered_name.startswith(f"{self.name}.")]
         return {f"{m.registered_name}/{m.version}": m.origin.job for m in records}
 
+    def champion(self) -> list[Any]:
+        """The version that serves as model `a`, and the job that made it."""
+        found = self.ledger.get_alias(f"{self.name}.a", "champion")
+        return [found.version, found.origin.job]
+
     @property
     def ledger(self) -> Any:
         from flows import settings
@@ -136,8 +142,15 @@ def cut_short(folder: Path) -> Any:
     case.dies("2026-11-01", module="flows.retrain_daily", function="judge_all")
     case.put("a/2026-11-02.jsonl", 2)  # too late for this night
     on = case.run("2026-11-01")
-    case.dies("2026-11-02", module="flows.nights.training", function="_choose_of_sweeps")
+    case.dies("2026-11-02", module="flows.nights.training", function="_finish_training")
     return {"on": on, "on again": case.run("2026-11-02"), "forced": case.run("2026-11-02", force=("a",))}
+
+
+def cut_sweep(folder: Path) -> Any:
+    """A night that ends when its sweep is trained, and before the best of it becomes its model's newest version."""
+    case = Case(folder, "cutsweep", more=SWEEP)
+    case.dies("2026-11-01", module="flows.nights.training", function="_choose_of_sweep")
+    return {**case.run("2026-11-01"), "champion": case.champion()}
 
 
 def half_way(folder: Path) -> Any:
@@ -209,15 +222,14 @@ def held(folder: Path) -> Any:
 
 def swept(folder: Path) -> Any:
     """A sweep whose best is no own job of the model, and a model that only the registry knows."""
-    case = Case(folder, "swept", more="    sweep: {optimizer.lr: [1e-9, 3e-2]}\nregistry: true\n")
+    case = Case(folder, "swept", more=SWEEP + "registry: true\n")
     ledger = case.ledger
     tag = MODEL.format(name="tagged", job=SHORT, path="a/*.jsonl")
     text = "\n".join(line[4:] for line in tag.splitlines()[1:])
     for name, value in (("swept.tagged", text), ("swept.wrong", "job: 1"), ("other.tagged", text)):
         ledger.client.create_registered_model(name, tags={"ringmaster.retraining": value})
     answer = case.run("2026-11-01")
-    champion = ledger.get_alias("swept.a", "champion")
-    return {**answer, "champion": [champion.version, champion.origin.job], "rows": answer["batch"]["jobs"]}
+    return {**answer, "champion": case.champion(), "rows": answer["batch"]["jobs"]}
 
 
 def watched(folder: Path) -> Any:
@@ -248,7 +260,7 @@ def main(folder: Path) -> None:
     webhook.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         lent_server.set(server)
-        cases = (twice, cut_short, half_way, deleted, short, held, swept, watched)
+        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))
 

@@ -63,6 +63,13 @@ def test_what_was_trained_and_not_saved_is_not_trained_again(cases):
     assert "The night was cut short after its training, which is not in this cost." in again["report"]
 
 
+def test_the_best_of_a_sweep_is_found_by_whoever_goes_on(cases):
+    cut, whole = cases["cut_sweep"], cases["swept"]
+    assert cut["batch"] is None
+    assert cut["champion"] == whole["champion"]
+    assert (row(cut)["outcome"], row(cut)["candidate_version"]) == ("promoted", cut["champion"][0])
+
+
 def test_data_that_comes_half_way_is_tomorrows(cases):
     first, following = cases["half_way"]["first"], cases["half_way"]["next"]
     assert row(first)["outcome"] == "promoted"

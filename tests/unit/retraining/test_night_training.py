@@ -1,0 +1,119 @@
+"""A night that is gone on with: what it has trained itself is taken over, and nothing that was there before it."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flows.nights import judging, training
+from flows.nights.choosing import Chosen
+from flows.nights.looking import Checked, _plain, _read
+from model_lineage import Origin
+from tasks.batch import Batch
+from tasks.promotion import decisions
+from tasks.promotion.decisions import DecisionRecord
+from tasks.promotion.stage import Standing
+from tasks.retraining.due import Due
+from tasks.retraining.production import ProductionModel
+from techniques import DataSpec, Job, ModelSpec
+from tests.unit.promotion.fakes import FakeLedger, version
+
+NAME, BATCH_RUN = "shop.a", "the night's"
+LOSSES = {"a": 2.0, "a-lr1": 1.0, "a-lr2": 3.0}
+
+
+class Begun(Exception):
+    """A batch was begun; jobs: which."""
+
+    def __init__(self, jobs):
+        self.jobs = jobs
+
+
+class Ledger(FakeLedger):
+    def metrics_of(self, record):
+        return {"loss": LOSSES[record.origin.job]}
+
+    def add_version(self, record, name, *, text):
+        self.records.append(replace(record, registered_name=name, version=3))
+
+
+def job(name):
+    model = ModelSpec(architecture="LlamaForCausalLM")
+    return Job(name=name, model=model, data=DataSpec(source="python-stdlib", seq_len=16), num_steps=4)
+
+
+def made(number, *, job, name=NAME):
+    return replace(version(number, digest="d1", name=name), origin=Origin(job=job, batch_run_id=BATCH_RUN))
+
+
+@pytest.fixture
+def night(monkeypatch):
+    """One whose batch was to be begun when its process died; version 1 is of the same data, and an earlier night."""
+    old = replace(version(1, digest="d1", name=NAME), origin=Origin(job="a", batch_run_id="an earlier one"))
+    ledger, content = Ledger([old]), {}
+    jobs = tuple(map(job, LOSSES))
+    batch = Batch.of(name="shop", jobs=jobs, objective="makespan", devices="auto", folder=Path("/"))
+    content["training"] = batch.to_json()
+
+    def standings():
+        latest = [record for record in ledger.records if record.registered_name == NAME][-1]
+        return {NAME: Standing(name=NAME, champion=old, challenger=old, latest=latest)}
+
+    def train_batch(said, **_):
+        raise Begun([job.name for job in Batch.from_json(said).jobs])
+
+    model = ProductionModel(registered_name=NAME, job=jobs[0], variants=jobs[1:])
+    check = Checked(
+        model=model, standing=standings()[NAME], data={"digest": "d1"}, due=Due(is_due=True, why=""), newest_before=1
+    )
+    monkeypatch.setattr(training, "_can_go_on", lambda batch: False)
+    monkeypatch.setattr(training, "_keep_what_was_read", lambda *_: None)
+    monkeypatch.setattr(training, "train_batch", train_batch)
+    production = SimpleNamespace(policy=None)
+    return SimpleNamespace(
+        content=content, ledger=ledger, standings=standings, save=lambda **said: content.update(said),
+        batch=batch, check=check, production=production,
+    )  # fmt: skip
+
+
+def train(night):
+    return training.train(night, {"a": night.check}, Chosen(batch=night.batch), seed=0)
+
+
+def test_a_batch_that_was_never_begun_is_trained_though_an_old_version_is_of_the_same_data(night):
+    with pytest.raises(Begun) as begun:
+        train(night)
+    assert begun.value.jobs == list(LOSSES)
+
+
+def test_what_this_night_has_trained_is_not_trained_again_and_the_best_of_its_sweep_is_found(night):
+    night.ledger.records += [made(2, job="a"), *(made(1, job=f"a-lr{i}", name=f"shop.a-lr{i}") for i in (1, 2))]
+    assert train(night) is None
+    assert night.content["is_trained"]
+    newest = night.ledger.records[-1]
+    assert (newest.registered_name, newest.version, newest.origin.job) == (NAME, 3, "a-lr1")
+
+
+def test_a_night_of_a_former_release_is_gone_on_with_by_its_data_alone(night):
+    night.check = replace(night.check, newest_before=None)
+    assert train(night) is None
+
+
+@pytest.mark.parametrize(("newest", "outcome"), [(1, "failed"), (2, "promoted")])
+def test_only_what_was_decided_of_this_nights_version_is_its_verdict(night, newest, outcome):
+    if newest == 2:
+        night.ledger.records.append(made(2, job="a"))
+    decisions.write(
+        night.ledger, night.ledger.records[-1], DecisionRecord(version=newest, outcome="promoted", reasons=("better",))
+    )
+    verdict = judging._not_compared(night, night.check, night.standings()[NAME], Chosen(batch=night.batch), None)
+    assert verdict.outcome == outcome
+
+
+def test_the_newest_version_is_kept_with_what_a_night_saw(night):
+    night.download = lambda record: Path("/champion")
+    said, where = _plain(night.check), night.standings()
+    assert _read(night, night.check.model, where, said).newest_before == 1
+    del said["newest"]
+    assert _read(night, night.check.model, where, said).newest_before is None
