@@ -186,13 +186,18 @@ def _range(assertion: AssertionEntry) -> Look:
 def _predicate(assertion: AssertionEntry) -> Look:
     name = assertion.predicate
     assert name is not None
-    holds: Callable[[Row], Any] = resolve(name)
+
+    # It is the user's code, and may raise anything, AssertionError too, also where its module is imported: that is this
+    # assertion's fault, and ends neither the other ones nor the night.
+    try:
+        holds: Callable[[Row], Any] = resolve(name)
+    except Exception as error:  # noqa: BLE001 - a user's code, whose every error is told of every row
+        said = f"{name} cannot be had: {type(error).__name__}: {error}"
+        return _ByRow(lambda row: said)
 
     def wrong(row: Row) -> str | None:
         try:
             return None if holds(row) else f"{name} says no"
-        # It is the user's code, and may raise anything, AssertionError too: that is this row's fault, and ends neither
-        # the other assertions nor the night.
         except Exception as error:  # noqa: BLE001 - a user's code, whose every error is told as this row's fault
             return f"{name} raised {type(error).__name__}: {error}"
 

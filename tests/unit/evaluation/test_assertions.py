@@ -98,6 +98,14 @@ def test_whatever_a_predicate_raises_is_that_rows_fault(raised, tmp_path):
     assert f"raised {raised}: a price of its own" in found.examples[0]
 
 
+def test_a_predicate_whose_module_cannot_be_imported_fails_by_itself(tmp_path):
+    (tmp_path / "lacking_predicates.py").write_text("import a_library_that_is_not_there\n")
+    with importable(tmp_path):
+        places, found = failures([{"prediction": 1}] * 2, predicate="lacking_predicates:right")
+    assert places == [1, 2]
+    assert "lacking_predicates:right cannot be had: ModuleNotFoundError" in found.examples[0]
+
+
 def test_scores_are_rows_as_a_log_has_them():
     scores = Scores(
         kind=CLASSIFIER, num_rows=2, predictions=np.array([1, 0]), probabilities=np.array([[0.2, 0.8], [0.7, 0.3]]),
