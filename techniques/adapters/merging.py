@@ -36,7 +36,16 @@ def merge(model: nn.Module) -> nn.Module:
             _scale(module, by_input=isinstance(module, INPUTS), is_transposed=not isinstance(module, nn.Linear))
             del module.ia3_l
             module.__class__ = PLAIN[kind]
+    _note_own_head(model)
     return model.requires_grad_(True)
+
+
+def _note_own_head(model: nn.Module) -> None:
+    """A head that was saved whole beside a tied base is its own from now on: who loads the model must not tie it."""
+    config, heads = getattr(model, "config", None), getattr(model, "get_output_embeddings", lambda: None)
+    head = heads()
+    if head is not None and getattr(config, "tie_word_embeddings", False):
+        config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight  # type: ignore[operator,union-attr]
 
 
 def _check_untied(model: nn.Module) -> None:

@@ -48,6 +48,13 @@ def test_a_merged_adapter_gives_the_same_logits_without_modules_of_its_own(make,
     assert not torch.allclose(make()(TOKENS).logits, beside, atol=1e-2)
 
 
+def test_a_head_of_its_own_on_a_tied_base_is_not_tied_again_by_whoever_loads_the_model():
+    own = merge(stirred(gpt2(), Adapter(rank=2, modules_to_save=("lm_head",))))
+    assert not torch.equal(own.lm_head.weight, own.transformer.wte.weight)
+    assert not own.config.tie_word_embeddings
+    assert merge(stirred(gpt2(), Adapter(rank=2))).config.tie_word_embeddings
+
+
 def test_a_prefix_cannot_be_merged():
     with pytest.raises(ValueError, match="a prefix cannot be merged"):
         merge(stirred(llama(), Adapter(kind="prefix", num_virtual_tokens=3)))

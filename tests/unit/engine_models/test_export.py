@@ -42,6 +42,17 @@ def test_a_tied_weight_is_written_once_whichever_names_the_state_has(tmp_path):
         assert torch.equal(loaded.lm_head.weight, model.lm_head.weight + 1)
 
 
+def test_a_head_of_its_own_where_the_architecture_ties_it_is_written_too(tmp_path):
+    """As of a model whose adapter, now in its weights, had saved the head whole."""
+    model = build_model(GPT2, data=TOKENS, seed=0)
+    model.config.tie_word_embeddings = False
+    state = trained(model)
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+    export_model(tmp_path / "m", spec=GPT2, model=model, state=state, prepared=TOKENS)
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "m")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+
+
 @pytest.mark.parametrize("spec", [LLAMA, GPT2])
 def test_the_tokenizer_of_the_data_goes_with_the_model(tmp_path, spec):
     (tmp_path / "a.txt").write_text("many a word, and a few more\n" * 200)
