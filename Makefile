@@ -9,8 +9,13 @@ TORCH_INDEX ?=
 BATCH ?= examples/mixed_batch.yaml
 # Further arguments of pytest: make test TESTS=tests/unit
 TESTS ?= tests
+# Processes that share the tests, a file at a time, so that what a file prepares is prepared once; 0 runs them in one.
+WORKERS ?= 2
+# Which of several equal parts of the long tests to run: make test-full PART=2/4
+PART ?= 1/1
 
 BIN := .venv/bin
+PARALLEL = --numprocesses $(WORKERS) --dist loadfile
 READY := .venv/.ready
 # What bench-gpu runs: a machine with a GPU may have its own torch and transformers, and nothing else.
 PYTHON_GPU ?= $(BIN)/python
@@ -41,10 +46,10 @@ demo-lineage: $(READY)  ## Find out where a family of models broke, what that re
 	$(BIN)/python examples/lineage/demo.py
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(PARALLEL) $(TESTS)
 
-test-full: $(READY)  ## Run the long tests, which `make test` leaves out
-	$(BIN)/python -m pytest -m full $(TESTS)
+test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2/4 for the second quarter)
+	$(BIN)/python -m pytest $(PARALLEL) -m full --part $(PART) $(TESTS)
 
 test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
 	$(BIN)/python -m pytest -m cluster --session-timeout 3000 $(TESTS)

@@ -3,6 +3,8 @@
 import os
 from contextlib import suppress
 
+import pytest
+
 # Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
 
@@ -17,3 +19,30 @@ with suppress(ImportError):  # a machine with a GPU may have torch and pytest al
     settings.register_profile("searching", patient)
     settings.register_profile("patient", patient, derandomize=True, database=None)
     settings.load_profile("patient")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part",
+        type=_part,
+        default=(1, 1),
+        metavar="K/N",
+        help="Run the K-th of N parts of the selected tests. A file's tests stay together.",
+    )
+
+
+def _part(text):
+    number, _, num_parts = text.partition("/")
+    if not (number.isdecimal() and num_parts.isdecimal() and 1 <= int(number) <= int(num_parts)):
+        raise pytest.UsageError(f"--part {text}: expected K/N with 1 <= K <= N, such as 2/4")
+    return int(number), int(num_parts)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Keeps the files of one part. They are dealt out in turn once the markers have selected the tests."""
+    number, num_parts = config.getoption("--part")
+    files = sorted({item.path for item in items})
+    kept = set(files[number - 1 :: num_parts])
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
+    items[:] = [item for item in items if item.path in kept]

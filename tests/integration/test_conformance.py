@@ -23,6 +23,7 @@ from tests.integration.workbench import (
     is_bit_equal,
     largest_difference,
 )
+from tests.matrix import matrix
 
 LAYOUTS = [
     Layout("single", 1, {"micro_batch": 2}),
@@ -88,7 +89,10 @@ LAYOUTS += [
 ]
 # A checkpoint does not know who reads it: each technique writes for two others, and reads from two.
 PAIRS = [*zip(SWITCHED, [*SWITCHED[1:], SWITCHED[0]], strict=True)]
+QUICK_PAIRS = [PAIRS[3], PAIRS[6], PAIRS[9]]
 PAIRS += [(second, first) for first, second in PAIRS]
+QUICK = [Layout("fsdp", 2, {"reshard": True}), MODEL_PARALLEL[0], MODEL_PARALLEL[2]]
+"""Where a matrix is long: parameters that are sharded, layers that are divided, and layers that are apart."""
 
 # Floating-point sums in another order: AdamW divides by the gradient's size, so that it makes small errors large.
 LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
@@ -104,9 +108,9 @@ def assert_trains_the_same(bench, job, layout, folder):
 
 
 def case(layout, optimizer):
-    """SGD shows a wrong scale, and is asked of every layout; AdamW of one of each technique, and of all by `full`."""
-    is_long = optimizer is not SGD and layout not in SWITCHED
-    marks = [pytest.mark.full] if is_long else []
+    """SGD shows a wrong scale, and is asked of one layout of each technique; `make test-full` runs the others."""
+    is_quick = layout in (SWITCHED if optimizer is SGD else QUICK)
+    marks = [] if is_quick else [pytest.mark.full]
     return pytest.param(layout, optimizer, marks=marks, id=f"{layout}-{optimizer.name}")
 
 
@@ -118,13 +122,17 @@ def test_every_layout_trains_the_same_llama(bench, tmp_path, layout, optimizer):
 
 
 @pytest.mark.parametrize("model", [GPT2, VIT], ids=["gpt2", "vit"])
-@pytest.mark.parametrize("layout", [*PARALLEL, SPILLED], ids=str)
+@pytest.mark.parametrize("layout", matrix([*PARALLEL, SPILLED], quick=QUICK[:1]))
 def test_other_architectures_too(bench, tmp_path, layout, model):
     assert_trains_the_same(bench, bench.job(model), layout, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "layout", [*PARALLEL, *MODEL_PARALLEL, SPILLED, Layout("fsdp", 2, {"reshard": False, "micro_batch": 2})], ids=str
+    "layout",
+    matrix(
+        [*PARALLEL, *MODEL_PARALLEL, SPILLED, Layout("fsdp", 2, {"reshard": False, "micro_batch": 2})],
+        quick=[*QUICK, Layout("zero1", 2)],
+    ),
 )
 def test_clipping_uses_the_norm_of_the_whole_gradient(bench, tmp_path, layout):
     clipped = bench.job(clip_grad_norm=0.1)  # far below the norms of the first steps
@@ -133,7 +141,7 @@ def test_clipping_uses_the_norm_of_the_whole_gradient(bench, tmp_path, layout):
     assert largest_difference(bench.reference(clipped).weights, free) > 1e-3
 
 
-@pytest.mark.parametrize("layout", [*PARALLEL, *MODEL_PARALLEL], ids=str)
+@pytest.mark.parametrize("layout", matrix([*PARALLEL, *MODEL_PARALLEL], quick=[PARALLEL[2], MODEL_PARALLEL[3]]))
 def test_momentum_weight_decay_and_a_schedule(bench, tmp_path, layout):
     optimizer = replace(SGD, options={"momentum": 0.9, "weight_decay": 0.01})
     job = bench.job(optimizer=optimizer, schedule=ScheduleSpec(name="cosine", warmup_steps=2))
@@ -141,7 +149,9 @@ def test_momentum_weight_decay_and_a_schedule(bench, tmp_path, layout):
 
 
 # Divided sequences are refused to losses that look at whole ones.
-@pytest.mark.parametrize("layout", [x for x in SWITCHED[1:] if x.technique != "context"], ids=str)
+@pytest.mark.parametrize(
+    "layout", matrix([x for x in SWITCHED[1:] if x.technique != "context"], quick=[Layout("ddp", 2), QUICK[2]])
+)
 def test_a_sum_and_count_loss_of_ones_own_with_uneven_rows(bench, tmp_path, layout):
     """Each rank's mean differs in what it counts, so averaging the ranks' means would train another model."""
     job = bench.job(loss="tests.integration.stubs:loss_of_some_tokens")
@@ -160,7 +170,7 @@ def test_training_moves_the_weights_and_lowers_the_loss(bench, tmp_path):
     assert losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("layout", SWITCHED, ids=str)
+@pytest.mark.parametrize("layout", matrix(SWITCHED, quick=QUICK))
 def test_the_same_option_resumed_is_bit_equal(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW)
     whole = bench.train(job, layout, tmp_path / "whole")
@@ -178,11 +188,11 @@ def test_the_same_option_resumed_is_bit_equal(bench, tmp_path, layout):
         pytest.param(replace(SGD, options={"momentum": 0.9}), id="momentum", marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
-def test_a_switch_carries_weights_and_optimizer_over(bench, tmp_path, pair, optimizer):
+@pytest.mark.parametrize(("before", "after"), matrix(PAIRS, quick=QUICK_PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}"))
+def test_a_switch_carries_weights_and_optimizer_over(bench, tmp_path, before, after, optimizer):
     job = bench.job(optimizer=optimizer)
-    bench.train(job, pair[0], tmp_path, last_step=3)
-    assert_trains_on_from(bench, job, pair[1], tmp_path, first_step=3)
+    bench.train(job, before, tmp_path, last_step=3)
+    assert_trains_on_from(bench, job, after, tmp_path, first_step=3)
 
 
 def test_a_checkpoint_of_four_ranks_is_read_by_two_and_by_one(bench, tmp_path):
@@ -199,7 +209,7 @@ def assert_trains_on_from(bench, job, layout, folder, *, first_step):
     assert trained.losses == pytest.approx(expected.losses[first_step:], rel=0, abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", SWITCHED, ids=str)
+@pytest.mark.parametrize("layout", matrix(SWITCHED, quick=QUICK[:2]))
 def test_bf16_trains_alike_but_not_as_fp32(bench, tmp_path, layout):
     job = bench.job(precision="bf16")
     losses, expected = bench.train(job, layout, tmp_path).losses, bench.reference(job).losses
@@ -209,7 +219,7 @@ def test_bf16_trains_alike_but_not_as_fp32(bench, tmp_path, layout):
     assert expected != full
 
 
-@pytest.mark.parametrize("layout", [SINGLE, *PARALLEL], ids=str)
+@pytest.mark.parametrize("layout", matrix([SINGLE, *PARALLEL], quick=PARALLEL[:1]))
 def test_dropout_repeats_under_the_same_option_and_draws_anew_in_another(bench, tmp_path, layout):
     job = bench.job(GPT2_WITH_DROPOUT)
     once, again = (bench.train(job, layout, tmp_path / name) for name in ("once", "again"))

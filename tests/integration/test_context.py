@@ -22,6 +22,7 @@ from tests.integration.workbench import (
     is_bit_equal,
     largest_difference,
 )
+from tests.matrix import matrix
 
 FOUR_HEADS = replace(LLAMA, config={**LLAMA.config, "num_attention_heads": 4, "num_key_value_heads": 4})
 SHARED_HEADS = replace(LLAMA, config={**LLAMA.config, "num_attention_heads": 4, "num_key_value_heads": 2})
@@ -45,15 +46,18 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
+@pytest.mark.parametrize("sharded", matrix([False, True], quick=[True], ids=["replicated", "sharded"]))
 @pytest.mark.parametrize("exchange", ["all_gather", "ulysses"])
 def test_four_ranks(bench, tmp_path, exchange, sharded, optimizer):
     job = bench.job(FOUR_HEADS, optimizer=optimizer, clip_grad_norm=0.1)
     assert_trains_the_same(bench, job, layout(4, exchange=exchange, sharded=sharded), tmp_path)
 
 
-@pytest.mark.parametrize("model", [GPT2, SHARED_HEADS, WINDOW, BIASED], ids=["gpt2", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize(
+    "model",
+    matrix([GPT2, SHARED_HEADS, WINDOW, BIASED], quick=[WINDOW], ids=["gpt2", "llama", "mistral", "qwen2"]),
+)
 @pytest.mark.parametrize("exchange", ["all_gather", "ulysses"])
 def test_other_models_in_two_recomputed_micro_batches(bench, tmp_path, exchange, model):
     option = layout(exchange=exchange, micro_batch=4, recompute="full")

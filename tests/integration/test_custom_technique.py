@@ -95,6 +95,7 @@ def test_the_registry_lists_it_beside_ours(one_message: str):
     assert "all gradients" in registry.load(one_message).summary
 
 
+@pytest.mark.full
 @pytest.mark.skipif(len(detect("auto").devices) < 2, reason="needs two devices")
 def test_the_example_trains_with_it_from_the_batch_to_the_metrics(tmp_path: Path):
     environment = {**os.environ, "RINGMASTER_HOME": str(tmp_path)}

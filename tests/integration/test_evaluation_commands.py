@@ -40,6 +40,7 @@ def ringmaster(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=550, check=False)
 
 
+@pytest.mark.full
 def test_a_registered_model_is_examined_and_its_run_keeps_what_was_found(home):
     cache = home / "home" / "cache"
     ledger = Ledger(f"sqlite:///{home / 'home' / 'mlflow.db'}", artifact_root=home / "home" / "mlartifacts")

@@ -19,6 +19,8 @@ from tests.ports import free_port
 
 PATIENCE_S = 300
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

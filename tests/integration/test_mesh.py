@@ -20,6 +20,7 @@ from tests.integration.workbench import (
     is_bit_equal,
     largest_difference,
 )
+from tests.matrix import matrix
 
 FOUR_HEADS = replace(LLAMA, config={**LLAMA.config, "num_attention_heads": 4, "num_key_value_heads": 2})
 TIED = replace(FOUR_HEADS, config={**FOUR_HEADS.config, "tie_word_embeddings": True, "vocab_size": 303})
@@ -60,12 +61,13 @@ MESHES = [
 CUT = replace(MESHES[2], config={**MESHES[2].config, "stage_layers": [3, 1]})
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("option", MESHES, ids=str)
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
+@pytest.mark.parametrize("option", matrix(MESHES, quick=[MESHES[1], MESHES[3]]))
 def test_two_axes_train_the_same(bench, tmp_path, option, optimizer):
     assert_trains_the_same(bench, bench.job(FOUR_HEADS, optimizer=optimizer, clip_grad_norm=0.1), option, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [TIED, BIASED], ids=["llama-tied-uneven", "qwen2"])
 @pytest.mark.parametrize("option", [MESHES[0], MESHES[3]], ids=str)
 def test_tied_embeddings_and_biases(bench, tmp_path, option, model):
@@ -77,14 +79,17 @@ def test_stages_may_have_as_many_layers_as_were_measured_to_be_best(bench, tmp_p
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), CUT, tmp_path)
 
 
+@pytest.mark.full
 def test_three_axes_on_eight_ranks_train_the_same(bench, tmp_path):
     assert_trains_the_same(bench, bench.job(TIED, clip_grad_norm=0.1), layout(2, 2, 2), tmp_path)
 
 
+@pytest.mark.full
 def test_gpt2_in_sharded_pipelines(bench, tmp_path):
     assert_trains_the_same(bench, bench.job(GPT2, clip_grad_norm=0.1), layout(2, 2), tmp_path)
 
 
+@pytest.mark.full
 def test_meshes_and_one_process_take_over_from_each_other(bench, tmp_path):
     job = bench.job(TIED, optimizer=ADAMW)
     bench.train(job, layout(2, 1, 2), tmp_path, last_step=1)

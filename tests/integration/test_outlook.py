@@ -26,6 +26,7 @@ def file(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.full
 def test_what_fits_and_what_does_not_for_devices_that_are_not_there(file, capsys):
     found = look_ahead(file, job=None, num_devices=2, memory="1.9MiB", num_nodes=1)
     assert not found.faults

@@ -23,6 +23,7 @@ from tests.integration.workbench import (
     largest_difference,
     weights_in,
 )
+from tests.matrix import matrix
 
 FOUR_LAYERS = replace(LLAMA, config={**LLAMA.config, "num_hidden_layers": 4})
 FIVE_BLOCKS = replace(GPT2, config={**GPT2.config, "n_layer": 5})
@@ -51,12 +52,15 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
-@pytest.mark.parametrize("model", [FOUR_LAYERS, FIVE_BLOCKS], ids=["llama", "gpt2-with-tied-ends"])
+@pytest.mark.parametrize(
+    "model", matrix([FOUR_LAYERS, FIVE_BLOCKS], quick=[FIVE_BLOCKS], ids=["llama", "gpt2-with-tied-ends"])
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_trains_the_same(bench, tmp_path, schedule, model):
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), layout(schedule=schedule), tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("model", [FOUR_LAYERS, FIVE_BLOCKS], ids=["llama", "gpt2-with-tied-ends"])
 def test_four_ranks(bench, tmp_path, model, optimizer):
@@ -64,12 +68,13 @@ def test_four_ranks(bench, tmp_path, model, optimizer):
     assert_trains_the_same(bench, job, layout(4, recompute="full"), tmp_path)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("model", matrix(MODELS.values(), quick=[MODELS["qwen2-tied"]], ids=list(MODELS)))
 def test_models_of_llamas_kind(bench, tmp_path, model):
     option = layout(schedule="zero_bubble", micro_batch=4, recompute="full")
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), option, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_stages_of_any_length_train_the_same_and_take_over_from_each_other(bench, tmp_path, schedule):
     """Another cut on the way is harmless; the same one, interrupted, is bit-equal."""

@@ -10,8 +10,9 @@ from techniques import registry
 from techniques.engine.data import prepare
 from techniques.engine.half import compute_in_half
 from techniques.engine.models import model_facts
-from tests.integration.test_conformance import SWITCHED
+from tests.integration.test_conformance import QUICK, SWITCHED
 from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal
+from tests.matrix import matrix
 
 HALF = {"precision": "bf16-params"}
 # Compiled layers that are divided by tensor want activations that are divided too.
@@ -31,7 +32,7 @@ COMPILED_MESH = Layout(
 EXCHANGING = [layout for layout in SWITCHED if layout.technique not in ("single", "offload", "tensor", "pipeline")]
 
 
-@pytest.mark.parametrize("layout", SWITCHED[1:], ids=str)
+@pytest.mark.parametrize("layout", matrix(SWITCHED[1:], quick=QUICK[:2]))
 def test_bf16_weights_train_alike_under_every_technique(bench, tmp_path, layout):
     job = bench.job(**HALF)
     assert bench.train(job, layout, tmp_path).losses == pytest.approx(bench.reference(job).losses, rel=0, abs=1e-3)
@@ -43,7 +44,7 @@ def test_bf16_weights_are_neither_fp32_nor_autocast(bench):
     assert half == pytest.approx(full, rel=0, abs=2e-2)
 
 
-@pytest.mark.parametrize("model", [GPT2, VIT, RESNET], ids=["gpt2", "vit", "resnet"])
+@pytest.mark.parametrize("model", matrix([GPT2, VIT, RESNET], quick=[RESNET], ids=["gpt2", "vit", "resnet"]))
 def test_other_architectures_compute_with_bf16_weights(bench, model):
     losses, full = (bench.reference(bench.job(model, **changes)).losses for changes in (HALF, {}))
     assert losses[0] == pytest.approx(full[0], rel=0, abs=1e-2)
@@ -67,7 +68,7 @@ def test_a_switch_between_techniques_carries_fp32_weights_over(bench, tmp_path):
     assert trained.losses == pytest.approx(bench.reference(job).losses[3:], rel=0, abs=1e-3)
 
 
-@pytest.mark.parametrize("layout", EXCHANGING, ids=str)
+@pytest.mark.parametrize("layout", matrix(EXCHANGING, quick=QUICK[:1]))
 def test_gradients_rounded_on_their_way_train_almost_the_same(bench, tmp_path, layout):
     job, plain = bench.job(communication="bf16"), bench.job()
     rounded = bench.train(job, layout, tmp_path / "rounded")

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Four nights, each with a process that imports torch: a minute by itself, and more where others keep the cores busy.
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

@@ -170,6 +170,7 @@ def assert_done_with_the_same_weights(result, first):
         assert is_bit_equal(weights_in(Path(job["model_dir"])), first[1][job["name"]]), job["name"]
 
 
+@pytest.mark.full
 def test_the_result_says_what_was_done(first):
     result, _ = first
     assert (result["batch"], result["status"], result["faults"]) == ("nightly", "done", [])
@@ -196,12 +197,14 @@ def test_the_result_says_what_was_done(first):
         assert job["model_uri"].startswith("models:/")
 
 
+@pytest.mark.full
 def test_a_child_starts_where_its_base_ended(first):
     _, weights = first
     one, other = weights["long"], weights["child"]
     assert 0 < max(float((one[name] - other[name]).abs().max()) for name in one) < 0.01  # five small steps
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed_costs_one_interval_and_no_trial(place, first):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("long starts at step 0")
@@ -216,6 +219,7 @@ def test_a_rank_that_is_killed_costs_one_interval_and_no_trial(place, first):
     assert 0 < again["first_step"] < again["last_step"] == 600
 
 
+@pytest.mark.full
 def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(place, first):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("long starts at step 0")
@@ -269,6 +273,7 @@ def assert_gone(processes):
     assert gone
 
 
+@pytest.mark.full
 def test_deadlines_that_cannot_be_met_are_told_before_anything_is_trained(place, first):
     hurried = place.folder / "hurried.yaml"
     hurried.write_text(BATCH.replace("nightly", "hurried").replace("3600", "0.001"))

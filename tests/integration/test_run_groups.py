@@ -30,7 +30,7 @@ grid:
 """
 NAMES = [f"tuned-lr{rate}" for rate in ("1e-3", "2e-3", "4e-3", "0.01", "0.02", "0.04")]
 NUM_STEPS = 600
-pytestmark = pytest.mark.timeout(1200)  # three runs in one test
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]  # three runs in one test
 
 
 def save_base(folder):
@@ -81,7 +81,6 @@ def test_adapters_that_are_trained_together_end_as_each_does_alone(place, alone)
     assert result["plan"]["lower_bound_s"] <= result["plan"]["makespan_s"]
 
 
-@pytest.mark.full
 def test_a_group_whose_rank_is_killed_goes_on_from_each_jobs_checkpoint(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("more start at step 0")
@@ -99,7 +98,6 @@ def test_a_group_whose_rank_is_killed_goes_on_from_each_jobs_checkpoint(place, a
             assert 0 <= again["first_step"] < again["last_step"] == NUM_STEPS
 
 
-@pytest.mark.full
 def test_an_interrupted_group_is_resumed_to_the_same_bits(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("more start at step 0")

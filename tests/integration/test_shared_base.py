@@ -27,6 +27,7 @@ from tests.integration.workbench import (
     largest_difference,
     weights_in,
 )
+from tests.matrix import matrix
 
 LORA = Adapter(rank=4)
 IA3 = Adapter(kind="ia3")
@@ -137,7 +138,7 @@ def run(group, members):
     return losses
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", matrix(["none", "full"], quick=["none"]))
 def test_each_adapter_ends_as_alone(bench, base, tmp_path, recompute):
     jobs = several(bench)
     group, members = group_of(bench, jobs, tmp_path / "group", weights_from=base, recompute=recompute)
@@ -206,7 +207,7 @@ def test_prefixes_of_stacked_samples_too(bench, tmp_path):
         assert largest_difference(state_of(member), state_in(alone)) <= 1e-5
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16-params"])
+@pytest.mark.parametrize("precision", matrix(["bf16", "bf16-params"], quick=["bf16-params"]))
 def test_in_bf16_up_to_its_rounding(bench, base, tmp_path, precision):
     """The order in which bf16 kernels add up may differ, and what they round with it."""
     some = ("plain", "clipped", "thin", "scales", "own-head", "prefix")
@@ -276,7 +277,7 @@ def test_a_checkpoint_moves_to_and_from_a_separate_run(bench, base, tmp_path):
         assert is_bit_equal(ended.weights, alone.weights)
 
 
-@pytest.mark.parametrize("spoilt", ["slow", "scales-too", "own-head", "prefix"])
+@pytest.mark.parametrize("spoilt", matrix(["slow", "scales-too", "own-head", "prefix"], quick=["own-head"]))
 def test_a_nan_in_one_adapter_never_touches_another(bench, base, tmp_path, spoilt):
     plain = several(bench)[0]
     jobs = [*several(bench)[:4], *scaled(plain)[:2], *with_own_modules(plain)[:2], *prefixed(plain)[:2]]

@@ -167,6 +167,7 @@ def test_a_line_of_a_form_is_a_list_of_values():
     assert values == [[1e-3, 3e-3], ["adamw", "sgd"], [[1, 2], 3], None]
 
 
+@pytest.mark.full
 def test_the_command_ranks_the_jobs_and_prints_json(folder):
     path = folder / "rates.yaml"
     path.write_text(SWEEP)

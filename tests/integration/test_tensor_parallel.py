@@ -9,6 +9,7 @@ from techniques.engine.data import prepare
 from techniques.engine.models import model_facts
 from techniques.tensor import TensorParallel
 from tests.integration.workbench import ADAMW, GPT2, LLAMA, SGD, VIT, Layout, largest_difference
+from tests.matrix import matrix
 
 SHAPE = {
     "hidden_size": 32,
@@ -45,14 +46,14 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence", "no-sequence"])
 def test_four_ranks_share_the_two_heads_of_keys_and_values(bench, tmp_path, sequence_parallel, optimizer):
     job = bench.job(FOUR_HEADS, optimizer=optimizer, clip_grad_norm=0.1)
     assert_trains_the_same(bench, job, layout(4, sequence_parallel=sequence_parallel), tmp_path)
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("model", matrix(MODELS.values(), quick=list(MODELS.values())[:2], ids=list(MODELS)))
 def test_models_of_llamas_kind(bench, tmp_path, model):
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), layout(), tmp_path)
 

@@ -27,6 +27,7 @@ from tests.ports import free_port
 from tests.unit.pool.test_host import Site, until
 
 POOL = "ringmaster"
+pytestmark = pytest.mark.full
 
 
 class PrefectServer:
@@ -180,7 +181,6 @@ def test_a_worker_that_is_ended_drains_its_node(node):
     assert not node.nodes.all()
 
 
-@pytest.mark.full
 def test_gangs_go_on_while_prefect_is_away_and_it_is_told_later(node, prefect_server):
     ended, going_on = launch(node, 6), launch(node, 7)
     until(lambda: node.gangs.keys() == {6, 7})

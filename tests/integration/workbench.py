@@ -128,6 +128,13 @@ def is_bit_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(bool((one[name] == other[name]).all()) for name in one)
 
 
+def _cores_in_turn() -> list[int]:
+    """The cores of this machine. Each process that runs tests begins with another one, so that they do not share it."""
+    cores = sorted(os.sched_getaffinity(0))
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(cores)
+    return cores[first:] + cores[:first]
+
+
 class Workbench:
     """Trains jobs in gangs of one fork server. Slots share the cores there are."""
 
@@ -136,7 +143,7 @@ class Workbench:
         self.cache_dir = folder / "cache"
         self.cache_dir.mkdir()
         self.prose = DataSpec(path=str(write_prose(folder / "prose.txt")), seq_len=24, vocab_size=300)
-        self._cores = sorted(os.sched_getaffinity(0))
+        self._cores = _cores_in_turn()
         self._references: dict[str, Trained] = {}
 
     def job(self, model: ModelSpec = LLAMA, **changes: Any) -> Job:

@@ -112,12 +112,34 @@ def test_hooks_check_what_make_lint_checks():
     assert [hook["entry"] for hook in hooks] == [f"make {target}" for target in rules()["lint"].split()]
 
 
-def test_ci_runs_lint_and_tests():
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    text = script.read_text()
-    assert "make --keep-going lint test\n" in text
-    assert set(re.findall(r"within ([a-z-]+)", text)) == {"test-cluster", "test-browser", "test-full"}
+def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[str], str]:
+    """Runs `.ci/run` with a `make` that only writes down its targets, and fails at one of them."""
+    told = folder / "told"
+    for name in ("initdb", "ip", "chromium"):  # nothing is installed
+        (folder / name).write_text("#!/bin/sh\n")
+    (folder / "make").write_text(f'#!/bin/sh\necho "$@" >> {told}\ncase " $* " in *" {failing} "*) exit 2;; esac\n')
+    for name in ("initdb", "ip", "chromium", "make"):
+        (folder / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
+    return done, told.read_text()
+
+
+SUITES = ["test", *(target for target in rules() if target.startswith("test-"))]
+
+
+def test_ci_runs_lint_and_every_suite(tmp_path: Path):
+    done, told = ci(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(told.split()) >= {"lint", *SUITES}
+    assert re.search(r"test-full PART=[1-5]/5$", told, re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["lint", *SUITES])
+def test_ci_fails_where_one_of_them_fails(target: str, tmp_path: Path):
+    done, _ = ci(tmp_path, failing=target)
+    assert done.returncode != 0
+    assert re.search(rf"^(env .*)?make .*\b{target}\b.*: \d+ s, exit status 2\.$", done.stdout, re.MULTILINE)
 
 
 def requirements() -> list[Requirement]:

@@ -27,9 +27,12 @@ from tests.integration.shared_base.groups import (
     tell,
 )
 from tests.integration.workbench import ADAMW, DIGITS, SGD, SINGLE, VIT, largest_difference
+from tests.matrix import matrix
 
 WHOLE = replace(GROUP, num_devices=2, config={"base": "whole"})
 SHARDED = replace(GROUP, num_devices=2, config={"base": "sharded"})
+RECOMPUTED = [replace(layout, config={**layout.config, "recompute": "full"}) for layout in (WHOLE, SHARDED)]
+LAYOUTS = pytest.mark.parametrize("layout", matrix([WHOLE, SHARDED], quick=[SHARDED]))
 TOLERANCES = {"adamw": 1e-5, "sgd": 1e-6}
 
 
@@ -55,16 +58,7 @@ def assert_ended_nearly_as_alone(groups, trained, jobs, alone):
         assert told == pytest.approx(mine.losses[first:], abs=10 * tolerance), job.name
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        WHOLE,
-        SHARDED,
-        replace(WHOLE, config={"base": "whole", "recompute": "full"}),
-        replace(SHARDED, config={"base": "sharded", "recompute": "full"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", matrix([WHOLE, SHARDED, *RECOMPUTED], quick=[WHOLE, SHARDED]))
 def test_each_job_ends_as_alone(groups, jobs, alone, layout):
     trained = groups.train(jobs, layout=layout)
     assert trained.outcome.status == "done", trained.outcome
@@ -72,7 +66,7 @@ def test_each_job_ends_as_alone(groups, jobs, alone, layout):
     assert [event["job"] for event in trained.said("ended")] == [BRIEF, EVEN]
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_prefixes_and_modules_of_ones_own_are_divided_too(groups, jobs, alone, layout):
     adapters = [Adapter(kind="prefix", num_virtual_tokens=4), replace(HEADED, rank=8), LORA]
     every = [replace(jobs[0], name=f"kind-{i}", adapter=adapter, num_steps=5 - i) for i, adapter in enumerate(adapters)]
@@ -80,7 +74,7 @@ def test_prefixes_and_modules_of_ones_own_are_divided_too(groups, jobs, alone, l
     assert_ended_nearly_as_alone(groups, trained, every, alone)
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_samples_that_are_stacked_are_divided_too(bench, jobs, tmp_path, layout):
     base = bench.reference(bench.job(VIT, optimizer=ADAMW)).order.model_dir
     groups = Groups(bench, base, tmp_path)
@@ -93,7 +87,7 @@ def test_samples_that_are_stacked_are_divided_too(bench, jobs, tmp_path, layout)
         assert losses(trained, job)[1] == pytest.approx(alone.losses, abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layout):
     first = groups.train(jobs, layout=layout, on_event=tell(STOP), checkpoint_every_s=0.0)
     assert first.outcome.status == "preempted", first.outcome
@@ -106,7 +100,7 @@ def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layou
     assert_ended_nearly_as_alone(groups, second, jobs, alone)
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layout):
     leader, even, brief = jobs
     trained = groups.train(jobs, layout=layout, on_event=tell(leave(EVEN)))
@@ -116,7 +110,7 @@ def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layo
     assert largest_difference(groups.train_alone(even).weights, alone(even).weights) < 1e-6
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, layout):
     """And one that is told to leave while it waits does so on all."""
     leader, even, brief = jobs
@@ -128,7 +122,7 @@ def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, lay
     assert [event["job"] for event in trained.said("ended")] == ["away", BRIEF, EVEN]
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_checkpoints_move_from_two_ranks_to_one_and_back(groups, jobs, alone, layout):
     groups.train(jobs, layout=layout, last_steps={LEADER: 4, EVEN: 3, BRIEF: 2})
     groups.train(jobs, last_steps={LEADER: 8, EVEN: 7, BRIEF: 4})
@@ -161,7 +155,7 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     assert_ended_nearly_as_alone(groups, groups.train(jobs[1:], layout=WHOLE), jobs[1:], alone)
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_a_group_that_loses_a_rank_goes_on_from_what_each_had_kept(groups, jobs, alone, layout):
     def kill(gang, event):
         if event["event"] == "checkpoint" and event["job"] == EVEN:
@@ -174,7 +168,7 @@ def test_a_group_that_loses_a_rank_goes_on_from_what_each_had_kept(groups, jobs,
     assert_ended_nearly_as_alone(groups, second, jobs, alone)
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_a_group_all_of_whose_ranks_hang_goes_on_from_what_each_had_kept(groups, jobs, alone, layout):
     """The first rank stops itself when it was heard, and by then the other one is stopped."""
     pids = set()
@@ -206,7 +200,7 @@ def test_another_error_ends_the_gang_and_leaves_what_was_kept(groups, jobs):
     assert CheckpointStore(groups.folder / LEADER / "checkpoints").newest().manifest.step == 3
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16-params"])
+@pytest.mark.parametrize("precision", matrix(["bf16", "bf16-params"], quick=[]))
 def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
     """Roughly: rounding of other sums moves what is rounded again."""
     headed = replace(jobs[0], name="headed", adapter=replace(HEADED, rank=8))
@@ -216,7 +210,7 @@ def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
         assert result_of(trained, job)["metrics"] == pytest.approx(alone(job).outcome.result["metrics"], rel=1e-2)
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARDED], ids=str)
+@LAYOUTS
 def test_a_trial_measures_all_of_a_group_at_once(groups, jobs, layout):
     def on_event(gang, event):
         if command := {"ready": MEASURE, "measured": STOP}.get(event["event"]):
