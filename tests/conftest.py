@@ -8,6 +8,10 @@ import pytest
 # Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
 
+# As ranks have them: products that do not depend on where in memory they lie, and one thread.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 with suppress(ImportError):  # a machine with a GPU may have torch and pytest alone, and runs what needs no more
     from hypothesis import HealthCheck, settings
 

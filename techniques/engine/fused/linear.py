@@ -21,6 +21,7 @@ Source: Ye et al., mLoRA (arXiv:2312.02515), BatchLoRA, for the one base product
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from transformers.pytorch_utils import Conv1D
 from techniques.engine.fused.owned import Owned
 from techniques.engine.fused.runs import Run, Runs, ScalingRun
 
-# Up to this rank a product is added to what is there as exactly as it is added afterwards: one block of the kernel's.
+# Up to this rank a product may be added to what is there as exactly as afterwards: it is one block of the kernel's.
 ADDED_RANK = 128
 # On CPUs a batch of products with fewer multiplications each is not MKL's, which a product alone always is.
 # Source: `bmm_out_or_baddbmm_` in torch's aten/src/ATen/native/LinearAlgebra.cpp.
@@ -149,7 +150,7 @@ class _Scale(torch.autograd.Function):
 def _add_product(run: Run, y: Tensor, h: Tensor, b: Tensor) -> None:
     """Adds s h b to y, as a separate run rounds it."""
     h = _times(h, run.early)
-    is_added_exactly = 1 < h.shape[-1] <= ADDED_RANK and (len(y) == 1 or _is_batched(h, b))
+    is_added_exactly = 1 < h.shape[-1] <= ADDED_RANK and (len(y) == 1 or _is_batched(h, b)) and _adds_exactly(y, h, b)
     if run.late is not None or y.dtype != torch.float32 or not is_added_exactly:
         y.add_(_times(_product(h, b), run.late))
     elif len(y) == 1:
@@ -199,3 +200,37 @@ def _is_batched(first: Tensor, second: Tensor) -> bool:
         return len(first) > 1
     rows, inner, columns = *first.shape[1:], second.shape[2]
     return min(rows, inner, columns) > 1 and rows * inner * columns >= FEWEST_MULTIPLICATIONS
+
+
+def _adds_exactly(y: Tensor, h: Tensor, b: Tensor) -> bool:
+    """Whether a CPU adds products of these shapes to what is there as it adds them afterwards.
+
+    MKL chooses its kernels by the shapes and by the processor's maker, so this is measured, once for each shape.
+    """
+    if y.device.type != "cpu":
+        return True  # where nothing is the same to the bit
+    return _measured_to_add_exactly(_layout(y), _layout(h), _layout(b), min(len(y), 2))
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shape of a batch's matrices, and their strides."""
+
+
+def _layout(matrices: Tensor) -> Layout:
+    return tuple(matrices.shape[1:]), tuple(matrices.stride()[1:])
+
+
+@cache
+def _measured_to_add_exactly(y: Layout, h: Layout, b: Layout, num: int) -> bool:
+    to, first, second = _drawn(y, h, b, num=num)
+    expected = torch.stack([to[i] + first[i] @ second[i] for i in range(num)])
+    found = torch.baddbmm(to, first, second) if num > 1 else torch.addmm(to[0], first[0], second[0])[None]
+    return torch.equal(found, expected)
+
+
+def _drawn(*layouts: Layout, num: int) -> Iterator[Tensor]:
+    """Random matrices, a batch of each layout; always the same ones."""
+    generator = torch.Generator().manual_seed(0)
+    for shape, strides in layouts:
+        size = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        yield torch.randn(num, size, generator=generator).as_strided((num, *shape), (size, *strides))
