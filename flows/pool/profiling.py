@@ -22,6 +22,7 @@ from flows import settings
 from flows.faults import InputError
 from flows.pool.own_node import healthy, is_here
 from flows.views import current_view
+from flows.waiting import for_prefect
 from flows.workshop import Bench, open_bench
 from tasks.batch import Batch
 from tasks.cluster import Cluster, Node
@@ -190,12 +191,15 @@ def _start(node: str, key: str) -> FlowRun:
     """Has a node measure the batch, in a flow run of its own."""
     parameters: dict[str, Any] = {"node": node, "key": key}
     current_view.get().notice(f"measuring on {node}")
-    run: Any = run_deployment(
-        "profile-node/profile-node",
-        parameters=parameters,
-        work_queue_name=f"node-{node}",
-        timeout=0,
-        idempotency_key=uuid.uuid4().hex,
+    key = uuid.uuid4().hex  # asked for once more, it is the same run
+    run: Any = for_prefect(
+        lambda: run_deployment(
+            "profile-node/profile-node",
+            parameters=parameters,
+            work_queue_name=f"node-{node}",
+            timeout=0,
+            idempotency_key=key,
+        )
     )
     flow_run: FlowRun = run
     return flow_run

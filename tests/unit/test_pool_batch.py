@@ -16,6 +16,7 @@ from flows.pool.batch import train_on_pool, with_orphans
 from flows.run_folder import alone_in
 from flows.settings import PoolAddress
 from flows.views import View, current_view
+from model_lineage import waiting
 from tasks import recording
 from tasks.batch import Batch
 from tasks.execution.events import Planned
@@ -60,12 +61,16 @@ class Bench:
         profiles = {each.name: (profile(),) for each in batch.jobs}
         return Profiled(jobs=batch.jobs, surveys=surveys, profiles=profiles, faults=self.faults, num_trials=3)
 
+    def open_ledger(self, uri, *, waiting=None):
+        """As `Ledger` does it: with `waiting`, calls are tried again while MLflow is away."""
+        return self.ledger if waiting is None else Patient(self.ledger, waiting)
+
     def train(self, batch=BATCH, **options):
         return train_on_pool(
             batch,
             self.address,
             profile=self.profile,
-            open_ledger=lambda _: self.ledger,
+            open_ledger=self.open_ledger,
             shown=lambda run, submission: [],
             **options,
         )
@@ -77,11 +82,21 @@ class Bench:
         return {name: record.status for name, record in Journal(self.database, batch=self.ids()[-1]).jobs().items()}
 
 
+class Patient:
+    """A ledger whose calls wait."""
+
+    def __init__(self, ledger, waiting):
+        self._ledger, self._waiting = ledger, waiting
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self._waiting.call(lambda: getattr(self._ledger, name)(*args, **kwargs))
+
+
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.delenv(STARTED_RUN, raising=False)
-    monkeypatch.setattr(recording, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(recording, "LOOK_EVERY_S", 0.05)
     bench = Bench(tmp_path)
     yield bench
@@ -227,6 +242,38 @@ def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
         assert executor.num_trained == {"a": 1, "b": 1}
     assert again.faults == ()
     assert [row["model_uri"] for row in again.jobs] == ["models:/nightly.a/1", "models:/nightly.b/1"]
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+
+
+def test_an_mlflow_that_is_away_at_the_start_is_waited_for(bench):
+    bench.ledger.away = 3
+    notices = []
+
+    class Seen(View):
+        def notice(self, text):
+            notices.append(text)
+
+    token = current_view.set(Seen())
+    with played(bench.database):
+        result = bench.train()
+    current_view.reset(token)
+    assert (result.status, result.faults, bench.num_measured) == ("done", (), 1)
+    assert [text for text in notices if "MLflow" in text] == ["MLflow is away: what needs it waits", "MLflow is back"]
+
+
+def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypatch):
+    monkeypatch.setattr(recording, "PATIENCE_AT_END_S", 0.0)
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    finish = pool_batch.finish_records
+
+    def away_at_the_end(recorder, result):
+        bench.ledger.away = 3
+        finish(recorder, result)
+
+    monkeypatch.setattr(pool_batch, "finish_records", away_at_the_end)
+    with played(bench.database):
+        result = bench.train()
+    assert result.faults == ()
     assert bench.ledger.statuses["run of nightly"] == "FINISHED"
 
 
