@@ -23,7 +23,7 @@ from prefect.exceptions import TerminationSignal
 from flows import settings
 from flows.batch_artifacts import DecisionArtifact
 from flows.batch_records import finish_records, log_decision
-from flows.flow_runs import is_being_cancelled, is_started_by_prefect
+from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
 from flows.fusing import choose_together
 from flows.page_links import flow_run_page, show_records
 from flows.pool.own_node import healthy
@@ -47,6 +47,7 @@ from tasks.execution.journal import Journal
 from tasks.execution.task import GanttArtifact, ProgressArtifact
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
+from tasks.pool.handed_over import followed
 from tasks.pool.nodes import Nodes
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import Submission
@@ -114,8 +115,10 @@ def train_on_pool(
     with ExitStack() as stack:
         database = Database(address.database)
         stack.callback(database.close)
+        stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=resume)
-        stack.enter_context(alone_in(folder))
+        # A process that followed the run before us, and was taken for dead, may still be about to end.
+        stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
         shown_until = 0

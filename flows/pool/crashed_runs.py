@@ -26,13 +26,13 @@ from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
+from flows.pool.batch_runs import MOST_RUNS
 from tasks.pool.submissions import Submissions
 
 logger = logging.getLogger(__name__)
 
 DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
 LOOK_EVERY_S = 10.0
-MOST_RUNS = 4  # of one flow run: what crashes each time has another cause than a machine that failed
 RECENT = timedelta(hours=1)
 
 
@@ -50,7 +50,7 @@ class CrashedRuns:
                 self.revive(client)
 
     def revive(self, client: SyncPrefectClient) -> list[str]:
-        """Has runs go on that crashed within the hour, or whose batch still stands; returns their names."""
+        """Has runs go on that crashed within the hour, not too often, or whose batch stands; returns their names."""
         crashed = client.read_flow_runs(
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED]))
@@ -61,12 +61,10 @@ class CrashedRuns:
             return []
         standing = {batch.flow_run for batch in self._submissions.standing()}
         wanted = [
-            run for run in crashed if run.run_count < MOST_RUNS and (str(run.id) in standing or self._is_new(run))
+            run for run in crashed if str(run.id) in standing or (run.run_count < MOST_RUNS and self._is_new(run))
         ]
         for run in wanted:
-            logger.warning(
-                "flow run %s had crashed, and goes on (run %d of %d)", run.name, run.run_count + 1, MOST_RUNS
-            )
+            logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
             client.set_flow_run_state(run.id, AwaitingRetry(message="its process had died"), force=True)
         return [run.name for run in wanted]
 

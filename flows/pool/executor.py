@@ -15,6 +15,7 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from flows.pool.alarms import PoolAlarms
+from flows.pool.batch_runs import BatchRuns
 from flows.pool.child_runs import ChildRuns
 from flows.pool.crashed_runs import CrashedRuns
 from flows.pool.late_answers import LateAnswers
@@ -102,6 +103,8 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker.start()
         crashed = CrashedRuns(Submissions(database))
         threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
+        batch_runs = BatchRuns(database, silent_s=Patience.of_environment().lost_after_s)
+        threading.Thread(target=batch_runs.keep_looking, args=(stopping,), name="batch-runs", daemon=True).start()
         alarms = PoolAlarms(database)
         threading.Thread(target=alarms.keep_looking, args=(stopping,), name="alarms", daemon=True).start()
         late = LateAnswers()

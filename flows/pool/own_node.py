@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -80,18 +79,9 @@ def held(
     """
     beat_every_s = (patience or Patience.of_environment()).beat_every_s
     number = requests.ask(wishes.HOLD, {"node": node, "for": whose, "beats": 0})
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(beat_every_s) and requests.renew(number):
-            pass
-
-    renewing = threading.Thread(target=renew, name="hold", daemon=True)
     with ExitStack() as stack:
         stack.callback(requests.answer, number, status=wishes.WITHDRAWN)
-        stack.callback(renewing.join)
-        stack.callback(over.set)
-        renewing.start()
+        stack.enter_context(requests.renewed(lambda: number, every_s=beat_every_s))
         notice(f"waiting for the devices of {node}: what runs there writes a checkpoint first")
         answer = requests.wait(number, until=lambda: requests.read(number).status == wishes.WITHDRAWN)
         if answer.status != wishes.GRANTED:
