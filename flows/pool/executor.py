@@ -20,6 +20,7 @@ from flows.pool.child_runs import ChildRuns
 from flows.pool.crashed_runs import CrashedRuns
 from flows.pool.late_answers import LateAnswers
 from flows.pool.process_log import log_to_stderr
+from flows.services.files import say_ready
 from flows.settings import PoolAddress
 from flows.views import describe
 from tasks.cluster import Cluster
@@ -68,6 +69,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
                 impatience.daemon = True
                 on_stop += [stopping.set, executor.stop, impatience.start]
                 notice(f"leading the pool (epoch {leadership.epoch})")
+                say_ready()
                 executor.serve()
             notice("ending; segments go on, and the next executor goes on with them")
 

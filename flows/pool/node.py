@@ -18,6 +18,7 @@ import httpx
 from flows.faults import InputError
 from flows.pool.process_log import log_to_stderr
 from flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
+from flows.services.files import say_ready
 from flows.settings import PoolAddress
 from tasks.cluster import Cluster, Device
 from tasks.execution.leases import leases_of
@@ -120,6 +121,7 @@ async def _serve(host: GangHost, options: NodeOptions, notice: Notice, is_asked:
     queues = ", ".join([queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows])
     served = f"{len(options.devices)} x {options.cluster.device_kind()}"
     notice(f"node {options.name} serves {served}: work pool {options.pool.work_pool}, {queues}")
+    say_ready()
     await worker.serve()
     notice(f"node {options.name} has left the pool")
 

@@ -138,6 +138,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             command=(*python, "flows.cli", "executor"),
             environment=member,
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
+            says_ready=True,
             group=False,
             grace_s=60.0,
         ),
@@ -148,6 +149,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             command=(*python, "flows.cli", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
             after=(EXECUTOR,),
+            says_ready=True,
             group=False,
             grace_s=DRAIN_S + 30,
         )

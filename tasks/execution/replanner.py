@@ -278,7 +278,7 @@ class Replanner:
         return state, self._left(state) if state.jobs else None
 
     def _say_stuck(self, jobs: set[str]) -> None:
-        """Says which jobs have no devices, and which have them again, when that changes: it is looked at every second."""
+        """Says which jobs have no devices, and which have them again, when that changes."""
         if came := self._stuck - jobs:
             logger.info("devices are there again for %s: %s", self._name, _listed(came))
         if jobs - self._stuck:
