@@ -61,12 +61,13 @@ class Insistence:
 
     def do(self, action: Callable[[], None]) -> bool:
         """Whether the action is done with: it went well, or can never; False where patience has ended."""
+        waiting = self._waiting
         if self.gave_up:
             return False
         try:
-            self._waiting.call(action)
+            waiting.call(action)
         except LedgerError as error:
-            if self.gave_up:
+            if waiting.gave_up:
                 self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
                 return False
             self.faults.append(str(error))

@@ -67,7 +67,7 @@ SILENCE = "the pool has no plan for it yet: see that an executor leads (`ringmas
 class OpenLedger(Protocol):
     """How the pool's records are opened, as `Ledger` does it."""
 
-    def __call__(self, uri: str, *, waiting: Waiting | None = None) -> Ledger:
+    def __call__(self, uri: str, /, *, waiting: Waiting | None = None) -> Ledger:
         """The records at an address; calls wait for a server that is away where something is given to wait by."""
 
 
