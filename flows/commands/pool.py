@@ -49,9 +49,11 @@ def submit(
         raise typer.Exit(train(jobs, checkpoint_every=checkpoint_every, as_json=as_json))
     from flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
     from tasks.pool.handed_over import hand_over
+    from tasks.pool.releases import check_release
     from tasks.pool.requests import Requests
 
     with open_database(pool) as database:
+        database.read(check_release)
         requests = Requests(database)
         number = hand_over(requests, jobs.to_json(), file=_kept(jobs), checkpoint_every_s=checkpoint_every)
         error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over", highlight=False)

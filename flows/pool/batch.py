@@ -49,6 +49,7 @@ from tasks.pool import requests as wishes
 from tasks.pool.database import Database
 from tasks.pool.handed_over import followed
 from tasks.pool.nodes import Nodes
+from tasks.pool.releases import check_release
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import Submission
 from tasks.pool.told import Told
@@ -106,7 +107,8 @@ def train_on_pool(
     A flow run that is run again finds the jobs that it has handed over already, and follows those. resume: goes on with
     the newest run of the batch. conductor: of the sweep whose trials the jobs are.
 
-    Raises InputError where devices, base models or a batch to resume are not there.
+    Raises InputError where devices, base models or a batch to resume are not there, OtherRelease where the pool is of
+    another release.
     """
     home = settings.home()
     view = current_view.get()
@@ -115,6 +117,7 @@ def train_on_pool(
     with ExitStack() as stack:
         database = Database(address.database)
         stack.callback(database.close)
+        database.read(check_release)
         stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=resume)
         # A process that followed the run before us, and was taken for dead, may still be about to end.

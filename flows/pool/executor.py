@@ -32,7 +32,7 @@ from tasks.pool.database import Database, DatabaseClosed
 from tasks.pool.leadership import BEAT_EVERY_S, Leadership
 from tasks.pool.leases import PoolLeases
 from tasks.pool.patience import Patience
-from tasks.pool.releases import note_release
+from tasks.pool.releases import check_release, note_release
 from tasks.pool.runner import PoolRunner
 from tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
 from tasks.pool.submissions import Submissions
@@ -56,7 +56,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
         notice("waiting for the pool's database, where it does not answer yet")
         database = Database(address.database)
         leadership = Leadership(database)
-        _lead(leadership, notice)
+        _lead(leadership, database, notice)
         with ExitStack() as stack:
             stack.callback(_resign, leadership, address)
             stack.enter_context(_beating(leadership))
@@ -114,10 +114,11 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         yield executor
 
 
-def _lead(leadership: Leadership, notice: Notice) -> None:
-    """Waits for the lead."""
+def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
+    """Waits for the lead. Raises OtherRelease where one of another release has it: there is nothing to stand by for."""
     is_told = False
     while not leadership.claim():
+        database.read(check_release)
         if not is_told:
             notice("another executor leads, or did until a moment ago: standing by")
             is_told = True

@@ -35,7 +35,7 @@ class PoolNode:
     def held(self, whose: str, notice: Notice) -> Iterator[None]:
         """Keeps all devices of the node free: what runs there writes a checkpoint and goes on elsewhere or later.
 
-        Raises InputError where the executor refuses.
+        Raises NodeGone where the executor refuses.
         """
         with held(self.requests, self.record.name, whose=whose, notice=notice):
             yield
@@ -69,6 +69,10 @@ def healthy(node: NodeRecord) -> Node:
     )
 
 
+class NodeGone(InputError):
+    """The devices of a node cannot be had, as it has left the pool, for good or for a moment."""
+
+
 @contextmanager
 def held(
     requests: Requests, node: str, *, whose: str, notice: Notice, patience: Patience | None = None
@@ -86,5 +90,5 @@ def held(
         answer = requests.wait(number, until=lambda: requests.read(number).status == wishes.WITHDRAWN)
         if answer.status != wishes.GRANTED:
             why = answer.answer.get("message", answer.status)
-            raise InputError([f"the devices of {node} cannot be had for trials: {why}"])
+            raise NodeGone([f"the devices of {node} cannot be had for trials: {why}"])
         yield

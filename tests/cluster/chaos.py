@@ -1,5 +1,6 @@
 """A pool that `ringmaster up` has brought up, and what kills its parts: what machines, people and kernels do to one."""
 
+import json
 import os
 import secrets
 import signal
@@ -10,10 +11,11 @@ import psutil
 
 from flows.flow_runs import STARTED_RUN
 from flows.services.files import DONE, UP
-from tests.cluster.machines import SOURCE
+from tasks.execution.journal import ENDED
+from tasks.pool.requests import TRAIN, Requests
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import until
 from tests.pool_home import Home
 
 NODES = ("alpha", "beta")
@@ -53,11 +55,15 @@ class WholePool(Pool):
         done = self.servers.up("--no-worker", *self._options)
         assert done.returncode == 0, done.stderr
 
-    def ringmaster(self, *words):
-        """What a command of a person's prints, who is not kept waiting for it for ever."""
-        done = self.servers.ringmaster(*words)
+    def submit_file(self, file, *, name):
+        """Hands a batch over, as a person does; returns its flow run, None where Prefect has not made one yet."""
+        done = self.servers.ringmaster("submit", file, "--batch", name, "--checkpoint-every", "0.4", "--json")
         assert done.returncode == 0, done.stderr
-        return done
+        return json.loads(done.stdout)["flow_run"]
+
+    def handed_over(self):
+        """All that was handed over."""
+        return Requests(self.database).of_kind(TRAIN)
 
     def state(self, name):
         """How a service stands."""
@@ -65,7 +71,7 @@ class WholePool(Pool):
 
     def close(self):
         """Ends all of it."""
-        self.postgresql.start_again()
+        self.postgresql.restart()
         self.servers.down()
         super().close()
         for name in ("chaos", "chaos_prefect", "chaos_mlflow"):
@@ -147,9 +153,11 @@ class Kills:
         return lambda: (now := self.pool.state(name)).status == UP and now.pid != before.pid
 
     def _trains_again(self, job, struck_s, *, but):
-        """Whether another process trains the job, or nobody needs to."""
-        is_left = any(self.pool.jobs(batch).get(job) is not None for batch, _, status in self.pool.batches() if status == "submitted")
-        return not is_left or any(step["pid"] != but for step in self.pool.trace.of(job=job, after_s=struck_s))
+        """Whether another process trains the job, or nobody needs to: it was measured, or it is done."""
+        if any(step["pid"] != but for step in self.pool.trace.of(job=job, after_s=struck_s)):
+            return True
+        records = [self.pool.jobs(batch).get(job) for batch, _, _ in self.pool.batches()]
+        return not any(record is not None and record.status not in ENDED for record in records)
 
 
 def all_up(pool):

@@ -164,8 +164,9 @@ def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
 
 def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatch):
     """Neither an executor nor Prefect, whose address leads nowhere, is needed for that."""
-    monkeypatch.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
-    code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json")
+    with monkeypatch.context() as hasty:
+        hasty.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json")
     assert code == 0
     assert "is handed over" in output and "once an executor leads" in output
     said = json.loads(output[output.index("{") :])
