@@ -33,7 +33,6 @@ DEPLOYMENT = "train-batch/train-batch"
 LOOK_EVERY_S = 1.0  # for batches that nobody has a run of yet
 FOLLOW_EVERY_S = 5.0  # how their runs stand
 MOST_RUNS = 4  # of one flow run whose batch does not stand: what crashes each time has another cause than a machine
-UNDER_WAY = (StateType.PENDING, StateType.RUNNING)
 
 
 class BatchRuns:
@@ -129,7 +128,7 @@ class BatchRuns:
             status = DONE if state.type == StateType.COMPLETED else REFUSED
             message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")
             self._requests.answer(request.id, status=status, answer={**request.answer, "message": message})
-        elif state.type in UNDER_WAY and is_silent:
+        elif state.type == StateType.RUNNING and is_silent:  # of those that never begin, `CrashedRuns` knows
             logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
             said = f"its process had been silent for {self._silences.silent_s:.0f} s"
             client.set_flow_run_state(run.id, AwaitingRetry(message=said), force=True)

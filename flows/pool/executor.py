@@ -105,7 +105,8 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker.start()
         crashed = CrashedRuns(Submissions(database))
         threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
-        batch_runs = BatchRuns(database, silent_s=Patience.of_environment().lost_after_s)
+        # No device is at stake, and a process that has just begun may be slow.
+        batch_runs = BatchRuns(database, silent_s=2 * Patience.of_environment().lost_after_s)
         threading.Thread(target=batch_runs.keep_looking, args=(stopping,), name="batch-runs", daemon=True).start()
         alarms = PoolAlarms(database)
         threading.Thread(target=alarms.keep_looking, args=(stopping,), name="alarms", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Every part of a pool is killed, several times, at random moments, while two batches are measured, trained and recorded.
+"""Every part of a pool is killed, again and again, while two batches are measured, trained and recorded.
 
 What was handed over comes to its end: every job with the weights of an undisturbed run, bit by bit, since it runs under
 the same option throughout, and every model in MLflow. The same seed draws the same kills; RINGMASTER_TEST_CHAOS_SEED
