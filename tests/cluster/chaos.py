@@ -92,12 +92,12 @@ class Kills:
     def __init__(self, pool, draw):
         self.pool, self.draw = pool, draw
 
-    def rank(self):
+    def rank(self, *, number=signal.SIGKILL):
         steps = self.pool.trace.of(after_s=time.monotonic() - RECENT_S)
         if not steps:
             return lambda: True
         victim, struck_s = self.draw.choice(steps[-len(NODES) :]), time.monotonic()
-        _kill(victim["pid"])
+        _kill(victim["pid"], number=number)
         return lambda: self._trains_again(victim["job"], struck_s, but=victim["pid"])
 
     def fork_server(self):
@@ -117,6 +117,21 @@ class Kills:
         self.pool.workers[name].wait()
         before = self.pool.serving().get(name)
         self.pool.start_worker(name)  # as systemd does
+        return lambda: self.pool.serving().get(name) not in (None, before)
+
+    def stopped_rank(self):
+        """A rank that hangs: it is found by its silence."""
+        return self.rank(number=signal.SIGSTOP)
+
+    def node(self):
+        """A machine that loses its power."""
+        name = self.draw.choice(NODES)
+        before, node = self.pool.serving().get(name), self.pool.nodes[name]
+        node.unplug()
+        node.lose()
+        node.mend()
+        self.pool.workers[name].wait()
+        self.pool.start_worker(name)
         return lambda: self.pool.serving().get(name) not in (None, before)
 
     def flow(self):
@@ -166,9 +181,9 @@ def all_up(pool):
     return all(states[name].status == UP for name in SUPERVISED) and states["deployments"].status == DONE
 
 
-def _kill(pid):
+def _kill(pid, *, number=signal.SIGKILL):
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return  # it had just ended
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -341,6 +342,17 @@ def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
     folder = next((tmp_path / "batches" / "nightly").iterdir())
     with alone_in(folder), pytest.raises(InputError, match="is going on in another process"):
         bench.train(resume=True)
+
+
+def test_a_run_that_prefect_starts_again_waits_for_the_process_that_was_taken_for_dead(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    with played(bench.database):
+        bench.train()
+        folder = next((tmp_path / "batches" / "nightly").iterdir())
+        with ExitStack() as former:
+            former.enter_context(alone_in(folder))
+            threading.Timer(0.2, former.close).start()
+            assert bench.train().status == "done"
 
 
 def test_orphans_of_orphans_are_found():
