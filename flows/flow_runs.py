@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import httpx
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
-from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Failed
 
 from flows import settings
-from flows.faults import InputError
-from tasks.batch import Batch
 from tasks.execution.journal import Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
@@ -68,23 +64,6 @@ def ended(result: T, *, status: str, message: str) -> T:
     if deployment is None or status == "done":
         return result
     return cast(T, Cancelled(message=message) if status == "cancelled" else Failed(message=message))
-
-
-def start_training(batch: Batch, *, file: Path, checkpoint_every_s: float | None) -> FlowRun:
-    """Has a worker of the pool follow a batch to its end, in a flow run of its own; file: holds the batch.
-
-    Raises InputError where Prefect does not answer, or does not know the deployment.
-    """
-    parameters = {"batch": {"path": str(file)}, "name": batch.name, "checkpoint_every_s": checkpoint_every_s}
-    try:
-        run: Any = run_deployment(
-            "train-batch/train-batch", parameters=parameters, timeout=0, idempotency_key=file.stem, as_subflow=False
-        )
-    except ObjectNotFound as error:
-        raise InputError(["Prefect has no deployment train-batch. To fix: `python -m flows.deployments`"]) from error
-    except httpx.HTTPError as error:
-        raise InputError([f"Prefect does not answer ({error}). To fix: see that its server is up"]) from error
-    return cast(FlowRun, run)
 
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:

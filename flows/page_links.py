@@ -11,6 +11,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 
 from flows.result import BatchResult
+from flows.waiting import for_prefect
 from model_lineage import links
 from model_lineage.faults import LedgerError
 from tasks.recording import Recorder
@@ -36,7 +37,8 @@ def show_records(recorder: Recorder, result: BatchResult) -> None:
     except LedgerError:  # it is away: that not all is recorded is told already
         return
     text = records_markdown(result, server=server, run_path=path)
-    create_markdown_artifact(key="mlflow", markdown=text, description="Where MLflow has the batch and its models")
+    said = "Where MLflow has the batch and its models"
+    for_prefect(lambda: create_markdown_artifact(key="mlflow", markdown=text, description=said))
 
 
 def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:

@@ -42,11 +42,11 @@ def stamped_folder(parent: Path) -> Path:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of a run. Raises InputError where one is in it."""
+def alone_in(folder: Path, *, waits: bool = False) -> Iterator[None]:
+    """Keeps a second process out of a run. Raises InputError where one is in it, unless it `waits` for its end."""
     with (folder / "lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             raise InputError(
                 [f"the run in {folder} is going on in another process. To fix: wait for its end"]

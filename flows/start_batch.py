@@ -24,6 +24,7 @@ from flows.batch_form import (
 from flows.dry_run import DryRun, dry_run
 from flows.flow_runs import cancel_batches, ended
 from flows.train_batch import train
+from flows.waiting import for_prefect
 from tasks.batch import Batch
 
 WORDS = {"train": "train", "dry-run": "plan", "ask": "ask about"}
@@ -87,7 +88,9 @@ def start_batch(
 
 def show(found: DryRun) -> None:
     """A dry run among the artifacts of the flow run."""
-    create_markdown_artifact(key="dry-run", markdown=found.markdown(), description="What the batch would come to")
+    page = found.markdown()
+    said = "What the batch would come to"
+    for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=said))
 
 
 def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:

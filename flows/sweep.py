@@ -9,7 +9,7 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows import settings
+from flows import settings, waiting
 from flows.flow_runs import cancel_batches, ended
 from flows.sweep_file import spec_of
 from flows.sweep_form import (
@@ -126,7 +126,7 @@ def _recorded(conductor: Conductor, rows: Sequence[Mapping[str, Any]], *, challe
     """Shows and keeps what came of a sweep; the run in MLflow, the challenger, and what could not be recorded."""
     drawn, won, faults = figures(conductor, rows), best(rows), []
     uri = settings.tracking_uri(settings.home())
-    ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts")
+    ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts", waiting=waiting.for_mlflow())
     where, challenger = None, None
     try:
         if conductor.run_id is not None:
@@ -140,8 +140,13 @@ def _recorded(conductor: Conductor, rows: Sequence[Mapping[str, Any]], *, challe
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
     said = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
-    create_markdown_artifact("\n\n".join([*said, link, *pictures]), key="sweep", description="What the trials came to")
+    waiting.for_prefect(lambda: _show("\n\n".join([*said, link, *pictures]), rows))
+    return {"run": conductor.run_id, "challenger": challenger, "faults": faults}
+
+
+def _show(page: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Shows what came of a sweep among the artifacts of the flow run."""
+    create_markdown_artifact(page, key="sweep", description="What the trials came to")
     create_table_artifact(
         key="leaderboard", table=[dict(row) for row in rows], description="The trials, the best first"
     )
-    return {"run": conductor.run_id, "challenger": challenger, "faults": faults}

@@ -18,6 +18,7 @@ from flows.page_links import flow_run_page, show_records
 from flows.pool.batch import train_on_pool
 from flows.result import BatchResult, collect
 from flows.views import current_view
+from flows.waiting import for_prefect
 from flows.workshop import BatchInput, as_batch, open_workshop
 from tasks.alarms import batch_failed
 from tasks.alarms.task import sound
@@ -74,8 +75,9 @@ def train(
         result = _train_here(
             batch, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed, conductor=conductor
         )
-    create_table_artifact(key="jobs", table=job_rows(result), description="What became of each job")
-    show_cost(batch, result)
+    rows = job_rows(result)
+    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="What became of each job"))
+    for_prefect(lambda: show_cost(batch, result))
     if result.status == "failed":
         sound(batch_failed(batch.name, message=result.summary()))
     return result

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import settings
+from flows import settings, waiting
 from flows.faults import InputError
 from flows.pool.own_node import own_node
 from flows.run_folder import alone_in, base_weights, checkpoint_root_of, folder_to_resume, fresh_folder
@@ -142,7 +142,8 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
             stack.callback(server.close)
-        ledger = Ledger(settings.tracking_uri(home), artifact_root=home / "mlartifacts")
+        uri = settings.tracking_uri(home)
+        ledger = Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
         _together(server.start, ledger.warm_up)
         paths = (str(batch.folder),)
         yield Bench(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from model_lineage import database
 from model_lineage.faults import Guarded, LedgerError, redacted
+from model_lineage.waiting import Waiting
 
 QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
@@ -28,9 +29,17 @@ class Connection:
     experiment: where runs go; made at first use.
     artifact_root: the folder for files when a database is used directly; beside a sqlite file where it is None.
         A server decides for itself.
+    waiting: tries every call again for as long as the store is away; without it, calls that fail raise soon.
     """
 
-    def __init__(self, tracking_uri: str, *, experiment: str = "ringmaster", artifact_root: Path | None = None) -> None:
+    def __init__(
+        self,
+        tracking_uri: str,
+        *,
+        experiment: str = "ringmaster",
+        artifact_root: Path | None = None,
+        waiting: Waiting | None = None,
+    ) -> None:
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self._sqlite_file = database.sqlite_file(tracking_uri)
@@ -38,6 +47,7 @@ class Connection:
             artifact_root = self._sqlite_file.parent / "artifacts"
         is_server = urlsplit(tracking_uri).scheme in ("http", "https")
         self._artifact_root = None if is_server or artifact_root is None else artifact_root.absolute()
+        self._waiting = waiting
         self._lock = threading.RLock()
         self._opened: Guarded | None = None
         self._experiment_ids: dict[str, str] = {}
@@ -89,6 +99,6 @@ class Connection:
             database.prepare(self._sqlite_file)
         from mlflow import MlflowClient
 
-        guard = Guarded(None, tracking_uri=self.tracking_uri)
+        guard = Guarded(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
-        return Guarded(client, tracking_uri=self.tracking_uri)
+        return Guarded(client, tracking_uri=self.tracking_uri, waiting=self._waiting)

@@ -6,8 +6,11 @@ tried again a few times; any other becomes a `LedgerError` that says what to do.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+from model_lineage.waiting import Waiting
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 # How MLflow begins its messages about a server that does not answer.
@@ -40,6 +43,7 @@ class Guarded:
 
     delays_s: how long to wait before each new try; MLflow itself already waits on a locked sqlite file (20 s) and on
         a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`), so that these stay few.
+    waiting: tries calls again for as long as MLflow is away, instead of these delays.
     """
 
     def __init__(
@@ -49,11 +53,12 @@ class Guarded:
         tracking_uri: str,
         delays_s: tuple[float, ...] = RETRY_DELAYS_S,
         sleep: Callable[[float], None] = time.sleep,
+        waiting: Waiting | None = None,
     ) -> None:
         self._target = target
         self._uri = redacted(tracking_uri)
-        self._delays_s = delays_s
-        self._sleep = sleep
+        self._delays_s = delays_s if waiting is None else ()
+        self._sleep, self._waiting = sleep, waiting
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._target, name)
@@ -65,6 +70,10 @@ class Guarded:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)`, guarded as described above."""
+        act = partial(self._call, function, *args, **kwargs)
+        return act() if self._waiting is None else self._waiting.call(act)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from mlflow.exceptions import MlflowException
 
         for delay_s in (*self._delays_s, None):

@@ -18,6 +18,7 @@ from typing import Any
 from model_lineage.faults import LedgerError
 from model_lineage.ledger import Ledger
 from model_lineage.tensors import TensorStore
+from model_lineage.waiting import Waiting
 from tasks.batch import Batch
 from tasks.execution.events import ExecutionEvent, GangSaid
 from tasks.execution.journal import Journal
@@ -28,7 +29,6 @@ __all__ = ["Insistence", "PoolRecorder", "Recorded", "Recorder"]
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events that wait in memory while MLflow is away
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 PATIENCE_AT_END_S = 120.0  # with an MLflow that is away when a batch has ended
 LOOK_EVERY_S = 2.0  # of a pool's recorder, for what was told meanwhile
 ENTRIES_AT_ONCE = 200
@@ -36,7 +36,7 @@ ENTRIES_AT_ONCE = 200
 Notice = Callable[[str], None]
 """Takes a line of progress for a person."""
 
-AWAY = "MLflow is away: training goes on, and what is to be recorded waits"
+AWAY = "training goes on, and what is to be recorded waits"
 
 
 class Insistence:
@@ -47,48 +47,37 @@ class Insistence:
 
     def __init__(self, notice: Notice) -> None:
         self.faults: list[str] = []
-        self.gave_up = False
-        self.is_away = False
-        self._notice = notice
-        self._deadline_s = math.inf
-        self._is_hurried, self._never = threading.Event(), threading.Event()
+        self._waiting = Waiting(notice, away=AWAY)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether MLflow is waited for just now."""
+        return self._waiting.is_away
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether patience has ended."""
+        return self._waiting.gave_up
 
     def do(self, action: Callable[[], None]) -> bool:
         """Whether the action is done with: it went well, or can never; False where patience has ended."""
-        wait_s = FIRST_WAIT_S
-        while not self.gave_up:
-            try:
-                action()
-            except LedgerError as error:
-                if error.may_pass:
-                    self._wait(wait_s, error)
-                    wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-                    continue
-                self.faults.append(str(error))
-            except Exception as error:  # noqa: BLE001 - the last frame of a thread: told when the batch ends
-                self.faults.append(f"{type(error).__name__}: {error}")
-            if self.is_away:
-                self.is_away = False
-                self._notice("MLflow is back: what waited is recorded")
-            return True
-        return False
+        waiting = self._waiting
+        if self.gave_up:
+            return False
+        try:
+            waiting.call(action)
+        except LedgerError as error:
+            if waiting.gave_up:
+                self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
+                return False
+            self.faults.append(str(error))
+        except Exception as error:  # noqa: BLE001 - the last frame of a thread: told when the batch ends
+            self.faults.append(f"{type(error).__name__}: {error}")
+        return True
 
     def hurry(self, patience_s: float) -> None:
         """From now on, waits for MLflow for so long at the most. From any thread."""
-        self._deadline_s = time.monotonic() + patience_s
-        self._is_hurried.set()
-
-    def _wait(self, wait_s: float, error: LedgerError) -> None:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            self.gave_up = True
-            self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
-            return
-        if not self.is_away:
-            self.is_away = True
-            self._notice(AWAY)
-        gate = self._never if self._is_hurried.is_set() else self._is_hurried
-        gate.wait(min(wait_s, left_s))
+        self._waiting.hurry(patience_s)
 
 
 class Recorder:
@@ -147,7 +136,7 @@ class Recorder:
         """Waits until all is written, for an MLflow that is away no longer than `patience_s`, by default
         `PATIENCE_AT_END_S`; returns what could not be."""
         patience_s = PATIENCE_AT_END_S if patience_s is None else patience_s
-        if self._insist.is_away:
+        if self._insist.is_away and math.isfinite(patience_s):
             self._notice(f"waiting at most {patience_s:.0f} s for MLflow to come back")
         self._insist.hurry(patience_s)
         self._todo.put(None)

@@ -17,6 +17,7 @@ from flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
     from tasks.execution.journal import Journal
+    from tasks.pool.handed_over import Pending
 
 
 def techniques(
@@ -135,6 +136,7 @@ def _runs_on_pool() -> Iterator[_Run]:
         return
     from flows.pool.asking import open_database
     from tasks.execution.journal import Journal
+    from tasks.pool.handed_over import pending
     from tasks.pool.submissions import SUBMITTED, Submissions
 
     with open_database(address) as database:
@@ -147,6 +149,17 @@ def _runs_on_pool() -> Iterator[_Run]:
             submission = submissions.find(key)
             assert submission is not None, "its name is there"
             yield _Run(batch=name, folder=submission.run_folder(), rows=_rows(Journal(database, batch=key), name, key))
+        for found in pending(database):
+            yield _Run(batch=found.name, folder=settings.home() / "batches" / found.name, rows=_pending_rows(found))
+
+
+def _pending_rows(found: Pending) -> list[dict[str, Any]]:
+    """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
+    from tasks.execution.journal import FAILED
+
+    status = FAILED if found.is_over else "handed over"
+    known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
+    return [{**known, "job": job} for job in found.jobs]
 
 
 def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -13,6 +15,7 @@ from flows.faults import InputError
 from flows.output import error_console
 from flows.settings import OWN_NODE
 
+LOOK_EVERY_S = 1.0  # for a pool that is not there yet
 LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 
 
@@ -32,10 +35,6 @@ def worker(
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
     from tasks.cluster import detect
 
-    pool = settings.pool()
-    if pool is None:
-        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
-        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
     name = name or platform.node() or "localhost"
     faults = [f"--name {name} may not contain / or %"] if set(name) & set("/%") else []
     try:
@@ -44,16 +43,34 @@ def worker(
         raise InputError([*faults, f"--devices {devices}: {error}"]) from error
     if faults:
         raise InputError(faults)
+    console = error_console()
+
+    def notice(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    pool = _pool(notice)
     settings.embed(settings.home())
     os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
     from flows.pool.node import NodeOptions, serve_node
 
-    console = error_console()
     options = NodeOptions(
         home=settings.home(), pool=pool, name=name, cluster=cluster, address=address, serves_flows=flows, drain_s=drain
     )
-    if not serve_node(options, notice=lambda text: console.print(text, highlight=False, markup=False)):
+    if not serve_node(options, notice=notice):
         raise typer.Exit(1)
+
+
+def _pool(notice: Callable[[str], None]) -> settings.PoolAddress:
+    """The pool that this home belongs to, once it says so: machines start in any order."""
+    is_told = False
+    while (pool := settings.pool()) is None:
+        if not is_told:
+            where = f"{settings.pool_file(settings.home())} is not there yet"
+            how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
+            notice(f"waiting for a pool: {where} ({how})")
+            is_told = True
+        time.sleep(LOOK_EVERY_S)
+    return pool
 
 
 def _asked(devices: str) -> str | dict[str, int | str]:

@@ -47,24 +47,26 @@ def submit(
         from flows.commands.running import train
 
         raise typer.Exit(train(jobs, checkpoint_every=checkpoint_every, as_json=as_json))
-    settings.embed(settings.home())
-    from flows.flow_runs import start_training
+    from flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
+    from tasks.pool.handed_over import hand_over
+    from tasks.pool.releases import check_release
+    from tasks.pool.requests import Requests
 
-    file = _kept(jobs)
-    try:
-        started = start_training(jobs, file=file, checkpoint_every_s=checkpoint_every)
-    except InputError:
-        file.unlink()
-        raise
-    ui = pool.prefect_api.removesuffix("/api")
-    error_console().print(
-        f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over to flow run {started.name}:\n"
-        f"{ui}/runs/flow-run/{started.id}\n`ringmaster status {batch}` and `ringmaster watch` follow them",
-        highlight=False,
-        soft_wrap=True,
-    )
+    with open_database(pool) as database:
+        database.read(check_release)
+        requests = Requests(database)
+        number = hand_over(requests, jobs.to_json(), file=_kept(jobs), checkpoint_every_s=checkpoint_every)
+        error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over", highlight=False)
+        with in_time(ANSWER_PATIENCE_S) as is_over:
+            run = requests.wait(number, until=is_over).answer.get("flow_run")
+    if run is None:
+        said = "its flow run begins once an executor leads (`ringmaster executor`) and Prefect answers"
+    else:
+        said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
+    follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
+    error_console().print(f"{said}\n{follow}", highlight=False, soft_wrap=True)
     if as_json:
-        print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": str(started.id)})
+        print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
 
 def cancel(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:

@@ -11,6 +11,7 @@ from flows.nights.choosing import Chosen
 from flows.nights.night import Night
 from flows.result import BatchResult
 from flows.views import current_view
+from flows.waiting import for_prefect
 from model_lineage import LedgerError, MetricPoint
 from tasks.planning.terms import HOUR_S
 from tasks.promotion.stage import version_of
@@ -35,7 +36,8 @@ def close(
     """Writes the report, and keeps the night's answer. A report that cannot be delivered is told, and fails nothing."""
     report = _report(night, verdicts, chosen, result)
     page = report.markdown()
-    create_markdown_artifact(key="retraining", markdown=page, description=f"{night.record.night}: {report.headline()}")
+    said = f"{night.record.night}: {report.headline()}"
+    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=said))
     status = _status(verdicts, result)
     answer = {
         "name": night.production.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -75,13 +75,8 @@ def ask_about(
         key: requests.ask(kind, {"batch": key, "jobs": list(mine), **more})
         for key, mine in meant(database, batch=batch, jobs=jobs).items()
     }
-    over = threading.Event()
-    timer = threading.Timer(patience_s, over.set)
-    timer.start()
-    try:
-        found = {key: requests.wait(number, until=over.is_set) for key, number in numbers.items()}
-    finally:
-        timer.cancel()
+    with in_time(patience_s) as is_over:
+        found = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
     faults = [str(r.answer.get("message", r.status)) for r in found.values() if r.status not in (DONE, OPEN)]
     if faults:
         raise InputError(faults)
@@ -90,6 +85,18 @@ def ask_about(
         Answer(batch=key, is_done=request.status == DONE, message=str(request.answer.get("message", late)))
         for key, request in found.items()
     ]
+
+
+@contextmanager
+def in_time(patience_s: float) -> Iterator[Callable[[], bool]]:
+    """What tells whether so many seconds are over."""
+    over = threading.Event()
+    timer = threading.Timer(patience_s, over.set)
+    timer.start()
+    try:
+        yield over.is_set
+    finally:
+        timer.cancel()
 
 
 def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ The jobs are the pool's from then on: this process may end, and be started again
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -22,7 +23,7 @@ from prefect.exceptions import TerminationSignal
 from flows import settings
 from flows.batch_artifacts import DecisionArtifact
 from flows.batch_records import finish_records, log_decision
-from flows.flow_runs import is_being_cancelled, is_started_by_prefect
+from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
 from flows.fusing import choose_together
 from flows.page_links import flow_run_page, show_records
 from flows.pool.own_node import healthy
@@ -32,8 +33,10 @@ from flows.result import BatchResult, collect
 from flows.run_folder import alone_in, base_weights, checkpoint_root_of
 from flows.settings import PoolAddress
 from flows.views import current_view
+from flows.waiting import for_prefect, notices
 from model_lineage.ledger import Ledger
 from model_lineage.tensors import TensorStore
+from model_lineage.waiting import Waiting
 from tasks.batch import Batch
 from tasks.batch.parents import with_teachers
 from tasks.cluster import Cluster
@@ -44,7 +47,9 @@ from tasks.execution.journal import Journal
 from tasks.execution.task import GanttArtifact, ProgressArtifact
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
+from tasks.pool.handed_over import followed
 from tasks.pool.nodes import Nodes
+from tasks.pool.releases import check_release
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import Submission
 from tasks.pool.told import Told
@@ -58,6 +63,13 @@ from techniques.values import digest, from_json, to_json
 FUSING_TIME_LIMIT_S = 10.0  # for choosing which jobs are trained together
 SILENCE_S = 30.0  # longer than a first plan takes
 SILENCE = "the pool has no plan for it yet: see that an executor leads (`ringmaster executor`) and that nodes serve"
+
+
+class OpenLedger(Protocol):
+    """How the pool's records are opened, as `Ledger` does it."""
+
+    def __call__(self, uri: str, /, *, waiting: Waiting | None = None) -> Ledger:
+        """The records at an address; calls wait for a server that is away where something is given to wait by."""
 
 
 class ProfileJobs(Protocol):
@@ -86,7 +98,7 @@ def train_on_pool(
     resume: bool = False,
     checkpoint_every_s: float | None = None,
     profile: ProfileJobs = profile_on_pool,
-    open_ledger: Callable[[str], Ledger] = Ledger,
+    open_ledger: OpenLedger = Ledger,
     shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
     conductor: Conductor | None = None,
 ) -> BatchResult:
@@ -95,7 +107,8 @@ def train_on_pool(
     A flow run that is run again finds the jobs that it has handed over already, and follows those. resume: goes on with
     the newest run of the batch. conductor: of the sweep whose trials the jobs are.
 
-    Raises InputError where devices, base models or a batch to resume are not there.
+    Raises InputError where devices, base models or a batch to resume are not there, OtherRelease where the pool is of
+    another release.
     """
     home = settings.home()
     view = current_view.get()
@@ -104,14 +117,21 @@ def train_on_pool(
     with ExitStack() as stack:
         database = Database(address.database)
         stack.callback(database.close)
+        database.read(check_release)
+        stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=resume)
-        stack.enter_context(alone_in(folder))
+        # A process that followed the run before us, and was taken for dead, may still be about to end.
+        stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
         shown_until = 0
         if submission is None:
             submission = _hand_over(
-                run, home=home, profile=profile, checkpoint_every_s=checkpoint_every_s, conductor=conductor
+                replace(run, ledger=open_ledger(address.mlflow_uri, waiting=Waiting(notices()))),
+                home=home,
+                profile=profile,
+                checkpoint_every_s=checkpoint_every_s,
+                conductor=conductor,
             )
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
@@ -129,9 +149,9 @@ def _hand_over(
     checkpoint_every_s: float | None,
     conductor: Conductor | None = None,
 ) -> Submission:
-    """Measures the batch, and submits it to the pool."""
+    """Measures the batch, and submits it to the pool; the ledger of `run` waits for an MLflow that is away."""
     batch, journal = run.batch, run.journal
-    run.ledger.warm_up()  # away at the start, MLflow is told before anything is trained
+    run.ledger.warm_up()
     since_s, started_s = time.time(), time.monotonic()
     facts = {"batch": batch.to_json(), "digest": digest(batch.to_json())}
     journal.put_all({**facts, "started_s": journal.get("started_s", since_s), "since_s": since_s})
@@ -206,14 +226,12 @@ def _follow(
     conductor: Conductor | None = None,
 ) -> BatchResult:
     """Shows, after an event, and records what becomes of a batch until it has ended."""
-    view, journal = current_view.get(), run.journal
+    view, journal, notice = current_view.get(), run.journal, notices()
     told = Told(run.database)
     profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
     surveys = surveys_of(submission, journal.get("surveyed", {}))
     tensors = TensorStore(settings.tensors(settings.home()))
-    recorder = PoolRecorder(
-        run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=view.notice, tensors=tensors
-    )
+    recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=notice, tensors=tensors)
     recorder.begin(
         Recorded(jobs={job.name: job for job in submission.jobs}, surveys=surveys, profiles=submission.profiles),
         devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
@@ -223,7 +241,7 @@ def _follow(
     recorder.follow()
     since_s = float(journal.get("since_s"))
     keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
-    listeners: list[Listener] = [keep_plan, view.listen, *shown(run, submission)]
+    listeners: list[Listener] = [keep_plan, view.listen, *for_prefect(lambda: shown(run, submission))]
     if conductor is not None:
         listeners.append(conductor.listen)
         _conduct(conductor, run, submission)
@@ -252,7 +270,8 @@ def _follow(
     result = summary()
     journal.put("status", result.status)
     finish_records(recorder, result)
-    faults = recorder.close()
+    # Nobody waits for a run that Prefect has started: it ends once all is recorded, however long that takes.
+    faults = recorder.close(patience_s=math.inf if is_started_by_prefect() else None)
     if conductor is not None:
         conductor.close(run_id=recorder.run_of())
     journal.put("is_recorded", recorder.is_complete)

@@ -26,14 +26,15 @@ from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
+from flows.pool.batch_runs import MOST_RUNS
 from tasks.pool.submissions import Submissions
 
 logger = logging.getLogger(__name__)
 
 DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
 LOOK_EVERY_S = 10.0
-MOST_RUNS = 4  # of one flow run: what crashes each time has another cause than a machine that failed
 RECENT = timedelta(hours=1)
+BEGUN_WITHIN = timedelta(minutes=5)  # of a run that a worker has claimed
 
 
 class CrashedRuns:
@@ -50,25 +51,33 @@ class CrashedRuns:
                 self.revive(client)
 
     def revive(self, client: SyncPrefectClient) -> list[str]:
-        """Has runs go on that crashed within the hour, or whose batch still stands; returns their names."""
-        crashed = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED]))
-            ),
-            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
-        )
-        if not crashed:
-            return []
-        standing = {batch.flow_run for batch in self._submissions.standing()}
-        wanted = [
-            run for run in crashed if run.run_count < MOST_RUNS and (str(run.id) in standing or self._is_new(run))
-        ]
+        """Has runs go on that crashed within the hour, not too often, or whose batch stands, and such as a worker has
+        claimed and never begun; returns their names.
+        """
+        wanted = [*self._crashed(client), *self._not_begun(client)]
         for run in wanted:
-            logger.warning(
-                "flow run %s had crashed, and goes on (run %d of %d)", run.name, run.run_count + 1, MOST_RUNS
-            )
+            logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
             client.set_flow_run_state(run.id, AwaitingRetry(message="its process had died"), force=True)
         return [run.name for run in wanted]
 
+    def _crashed(self, client: SyncPrefectClient) -> list[FlowRun]:
+        crashed = _in_state(client, StateType.CRASHED)
+        if not crashed:
+            return []
+        standing = {batch.flow_run for batch in self._submissions.standing()}
+        return [run for run in crashed if str(run.id) in standing or (run.run_count < MOST_RUNS and self._is_new(run))]
+
+    def _not_begun(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """Runs whose process died before it could say so, while Prefect was away for its worker, too."""
+        claimed = _in_state(client, StateType.PENDING)
+        return [run for run in claimed if run.state is not None and self._clock() - run.state.timestamp > BEGUN_WITHIN]
+
     def _is_new(self, run: FlowRun) -> bool:
         return run.end_time is not None and self._clock() - run.end_time < RECENT
+
+
+def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
+        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
+    )

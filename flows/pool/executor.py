@@ -15,10 +15,12 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from flows.pool.alarms import PoolAlarms
+from flows.pool.batch_runs import BatchRuns
 from flows.pool.child_runs import ChildRuns
 from flows.pool.crashed_runs import CrashedRuns
 from flows.pool.late_answers import LateAnswers
 from flows.pool.process_log import log_to_stderr
+from flows.services.files import say_ready
 from flows.settings import PoolAddress
 from flows.views import describe
 from tasks.cluster import Cluster
@@ -30,7 +32,7 @@ from tasks.pool.database import Database, DatabaseClosed
 from tasks.pool.leadership import BEAT_EVERY_S, Leadership
 from tasks.pool.leases import PoolLeases
 from tasks.pool.patience import Patience
-from tasks.pool.releases import note_release
+from tasks.pool.releases import check_release, note_release
 from tasks.pool.runner import PoolRunner
 from tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
 from tasks.pool.submissions import Submissions
@@ -54,7 +56,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
         notice("waiting for the pool's database, where it does not answer yet")
         database = Database(address.database)
         leadership = Leadership(database)
-        _lead(leadership, notice)
+        _lead(leadership, database, notice)
         with ExitStack() as stack:
             stack.callback(_resign, leadership, address)
             stack.enter_context(_beating(leadership))
@@ -67,6 +69,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
                 impatience.daemon = True
                 on_stop += [stopping.set, executor.stop, impatience.start]
                 notice(f"leading the pool (epoch {leadership.epoch})")
+                say_ready()
                 executor.serve()
             notice("ending; segments go on, and the next executor goes on with them")
 
@@ -102,6 +105,9 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker.start()
         crashed = CrashedRuns(Submissions(database))
         threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
+        # No device is at stake, and a process that has just begun may be slow.
+        batch_runs = BatchRuns(database, silent_s=2 * Patience.of_environment().lost_after_s)
+        threading.Thread(target=batch_runs.keep_looking, args=(stopping,), name="batch-runs", daemon=True).start()
         alarms = PoolAlarms(database)
         threading.Thread(target=alarms.keep_looking, args=(stopping,), name="alarms", daemon=True).start()
         late = LateAnswers()
@@ -109,10 +115,11 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         yield executor
 
 
-def _lead(leadership: Leadership, notice: Notice) -> None:
-    """Waits for the lead."""
+def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
+    """Waits for the lead. Raises OtherRelease where one of another release has it: there is nothing to stand by for."""
     is_told = False
     while not leadership.claim():
+        database.read(check_release)
         if not is_told:
             notice("another executor leads, or did until a moment ago: standing by")
             is_told = True

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,10 +18,12 @@ import httpx
 from flows.faults import InputError
 from flows.pool.process_log import log_to_stderr
 from flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
+from flows.services.files import say_ready
 from flows.settings import PoolAddress
 from tasks.cluster import Cluster, Device
 from tasks.execution.leases import leases_of
-from tasks.pool.database import Database
+from tasks.pool.database import Database, DatabaseClosed
+from tasks.pool.faults import OtherRelease
 from tasks.pool.holding import AlreadyServed, hold_devices
 from tasks.pool.host import DRAIN_S, GangHost
 from tasks.pool.patience import Patience
@@ -30,6 +32,7 @@ from tasks.pool.telemetry import Telemetry
 from techniques.engine.processes import ForkServer
 
 LOOK_EVERY_S = 1.0
+RELEASE_EVERY_S = 5.0  # between two looks at which release leads
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Notice = Callable[[str], None]
 
@@ -55,7 +58,8 @@ class NodeOptions:
 def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     """Serves until SIGTERM or SIGINT; returns False where another worker has taken the node over.
 
-    Raises InputError where the devices are another worker's, OtherRelease where the pool is of another release.
+    Raises InputError where the devices are another worker's, OtherRelease where the pool is of another release, or
+    comes to be.
     """
     log_to_stderr()
     _hold(options, notice)
@@ -81,7 +85,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         server.start()  # takes seconds, in which a signal may end us as it likes: nothing is registered
         with _noted_signals() as is_asked:
             host.start()
-            asyncio.run(_serve(host, options, notice, is_asked))
+            asyncio.run(_serve(host, options, notice, is_asked, database))
         return not host.was_replaced
     finally:
         host.close()
@@ -108,7 +112,9 @@ def _noted_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-async def _serve(host: GangHost, options: NodeOptions, notice: Notice, is_asked: threading.Event) -> None:
+async def _serve(
+    host: GangHost, options: NodeOptions, notice: Notice, is_asked: threading.Event, database: Database
+) -> None:
     worker = NodeWorker(
         host, work_pool=options.pool.work_pool, serves_flows=options.serves_flows, drain_s=options.drain_s
     )
@@ -120,8 +126,37 @@ async def _serve(host: GangHost, options: NodeOptions, notice: Notice, is_asked:
     queues = ", ".join([queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows])
     served = f"{len(options.devices)} x {options.cluster.device_kind()}"
     notice(f"node {options.name} serves {served}: work pool {options.pool.work_pool}, {queues}")
-    await worker.serve()
-    notice(f"node {options.name} has left the pool")
+    say_ready()
+    with _watched_release(database, stop=lambda: loop.call_soon_threadsafe(worker.stop)):
+        await worker.serve()
+        notice(f"node {options.name} has left the pool")
+
+
+@contextmanager
+def _watched_release(database: Database, *, stop: Callable[[], object]) -> Iterator[None]:
+    """Calls `stop` once an executor of another release leads the pool; raises OtherRelease then, at the end.
+
+    Whoever upgrades may forget a worker: it leaves in order, and its jobs go on from their checkpoints elsewhere.
+    """
+    over, found = threading.Event(), list[OtherRelease]()
+
+    def watch() -> None:
+        with suppress(DatabaseClosed):
+            while not over.wait(RELEASE_EVERY_S):
+                try:
+                    database.read(check_release)
+                except OtherRelease as error:
+                    found.append(error)
+                    stop()
+                    return
+
+    threading.Thread(target=watch, name="release", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+    if found:
+        raise found[0]
 
 
 def _hold(options: NodeOptions, notice: Notice) -> None:

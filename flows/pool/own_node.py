@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class PoolNode:
     def held(self, whose: str, notice: Notice) -> Iterator[None]:
         """Keeps all devices of the node free: what runs there writes a checkpoint and goes on elsewhere or later.
 
-        Raises InputError where the executor refuses.
+        Raises NodeGone where the executor refuses.
         """
         with held(self.requests, self.record.name, whose=whose, notice=notice):
             yield
@@ -70,6 +69,10 @@ def healthy(node: NodeRecord) -> Node:
     )
 
 
+class NodeGone(InputError):
+    """The devices of a node cannot be had, as it has left the pool, for good or for a moment."""
+
+
 @contextmanager
 def held(
     requests: Requests, node: str, *, whose: str, notice: Notice, patience: Patience | None = None
@@ -80,21 +83,12 @@ def held(
     """
     beat_every_s = (patience or Patience.of_environment()).beat_every_s
     number = requests.ask(wishes.HOLD, {"node": node, "for": whose, "beats": 0})
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(beat_every_s) and requests.renew(number):
-            pass
-
-    renewing = threading.Thread(target=renew, name="hold", daemon=True)
     with ExitStack() as stack:
         stack.callback(requests.answer, number, status=wishes.WITHDRAWN)
-        stack.callback(renewing.join)
-        stack.callback(over.set)
-        renewing.start()
+        stack.enter_context(requests.renewed(lambda: number, every_s=beat_every_s))
         notice(f"waiting for the devices of {node}: what runs there writes a checkpoint first")
         answer = requests.wait(number, until=lambda: requests.read(number).status == wishes.WITHDRAWN)
         if answer.status != wishes.GRANTED:
             why = answer.answer.get("message", answer.status)
-            raise InputError([f"the devices of {node} cannot be had for trials: {why}"])
+            raise NodeGone([f"the devices of {node} cannot be had for trials: {why}"])
         yield

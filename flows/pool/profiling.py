@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from prefect import flow
@@ -20,8 +21,9 @@ from prefect.states import Cancelled
 
 from flows import settings
 from flows.faults import InputError
-from flows.pool.own_node import healthy, is_here
+from flows.pool.own_node import NodeGone, healthy, is_here
 from flows.views import current_view
+from flows.waiting import for_prefect, notices
 from flows.workshop import Bench, open_bench
 from tasks.batch import Batch
 from tasks.cluster import Cluster, Node
@@ -34,7 +36,7 @@ from techniques import Profile
 from techniques.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
-GONE = "it left the pool before it had begun"
+GONE = "it has left the pool"
 MOST_ATTEMPTS = 3  # of measuring on a node that is lost, or fails, meanwhile
 
 
@@ -56,6 +58,8 @@ def profile_node(node: str, key: str) -> None:
             if not bench.is_pool_node or bench.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
             journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+    except NodeGone:
+        return cast(None, Cancelled(message=GONE))
     finally:
         database.close()
 
@@ -67,22 +71,34 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
     Raises InputError where the pool has no such devices.
     """
     journal = Journal(database, batch=key)
-    failed: set[str] = set()
-    for _ in range(MOST_ATTEMPTS):
-        nodes = one_of_each_kind(serving(batch, database), avoid=failed)
+    failed: list[str] = []
+    while len(failed) < MOST_ATTEMPTS:
+        nodes = one_of_each_kind(serving(batch, database), avoid=set(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
-        if any(is_here(node) for node in missing.values()):
-            with open_bench(batch, home=settings.home()) as bench:
-                journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+        gone = _measure_here(batch, journal, database) if any(is_here(node) for node in missing.values()) else {}
         names = {missing[kind].name: run for kind, run in elsewhere.items()}
-        faults = {name: fault for name, run in names.items() if (fault := _wait(run, node=name, database=database))}
+        waited = {name: _wait(run, node=name, database=database) for name, run in names.items()}
+        faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
             return merged(found)
-        failed |= faults.keys()
-        current_view.get().notice(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
-    raise RuntimeError(f"the jobs could not be measured, {MOST_ATTEMPTS} times, on {', '.join(sorted(failed))}")
+        # That a node is gone says nothing about the batch, however often it happens.
+        failed += [name for name, fault in faults.items() if name not in gone and GONE not in fault]
+        notices()(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
+    raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
+
+
+def _measure_here(batch: Batch, journal: Journal, database: Database) -> dict[str, str]:
+    """Measures the batch on this machine; returns why it could not, by node, where that has left the pool."""
+    with open_bench(batch, home=settings.home()) as bench:
+        if not bench.is_pool_node:  # it was one a moment ago
+            return {platform.node(): GONE}
+        try:
+            journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+        except NodeGone as error:
+            return {bench.cluster.nodes[0].name: str(error)}
+    return {}
 
 
 def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[str, NodeRecord]:
@@ -190,12 +206,15 @@ def _start(node: str, key: str) -> FlowRun:
     """Has a node measure the batch, in a flow run of its own."""
     parameters: dict[str, Any] = {"node": node, "key": key}
     current_view.get().notice(f"measuring on {node}")
-    run: Any = run_deployment(
-        "profile-node/profile-node",
-        parameters=parameters,
-        work_queue_name=f"node-{node}",
-        timeout=0,
-        idempotency_key=uuid.uuid4().hex,
+    key = uuid.uuid4().hex  # asked for once more, it is the same run
+    run: Any = for_prefect(
+        lambda: run_deployment(
+            "profile-node/profile-node",
+            parameters=parameters,
+            work_queue_name=f"node-{node}",
+            timeout=0,
+            idempotency_key=key,
+        )
     )
     flow_run: FlowRun = run
     return flow_run

@@ -15,6 +15,9 @@ from flows.services.process_ids import ProcessId
 from flows.settings import PoolAddress
 from techniques.values import from_json, to_json
 
+READY_FILE = "RINGMASTER_READY_FILE"
+"""Names, to a service that says so, the file in which it says that it does its work."""
+
 WAITING, STARTING, UP, DONE = "waiting", "starting", "up", "done"
 ENDING, ENDED = "ending", "ended"
 
@@ -24,8 +27,9 @@ class Service:
     """A process that a pool needs.
 
     environment: what is changed in the one that it inherits; None takes a variable away. after: services that must be
-    up before. ready_url: what answers once it is up; None where nothing does. once: it ends by itself, with 0.
-    group: its children end with it. patience_s: for being up. grace_s: for ending after SIGTERM.
+    up before. ready_url: what answers once it is up; None where nothing does. says_ready: it is up once it has said so
+    (`say_ready`), however long that takes. once: it ends by itself, with 0. group: its children end with it.
+    patience_s: for being up. grace_s: for ending after SIGTERM.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Service:
     environment: Mapping[str, str | None]
     after: tuple[str, ...] = ()
     ready_url: str | None = None
+    says_ready: bool = False
     once: bool = False
     group: bool = True
     patience_s: float = 400.0
@@ -74,6 +79,15 @@ class ServiceFiles:
     def log(self, name: str) -> Path:
         """Where a service's output goes."""
         return self.folder / f"{name}.log"
+
+    def ready(self, name: str) -> Path:
+        """Where a service says that it does its work."""
+        return self.folder / f"{name}.ready"
+
+    def is_ready(self, name: str, process: ProcessId) -> bool:
+        """Whether that process has said so."""
+        said = self._said(self.ready(name).name)
+        return bool(said) and from_json(ProcessId, said) == process
 
     def write_services(self, services: Sequence[Service], *, address: PoolAddress) -> None:
         """Says which services there are to be, and how they are reached; nothing is known of their processes."""
@@ -128,6 +142,13 @@ class ServiceFiles:
         except FileNotFoundError:
             return {}
         return said
+
+
+def say_ready() -> None:
+    """Has whoever keeps this process running know that it does its work from now on: it leads, or serves."""
+    file, me = os.environ.pop(READY_FILE, None), ProcessId.of(os.getpid())
+    if file is not None and me is not None:
+        write_secret(Path(file), json.dumps(to_json(me)))
 
 
 def write_secret(file: Path, text: str) -> None:

@@ -138,6 +138,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             command=(*python, "flows.cli", "executor"),
             environment=member,
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
+            says_ready=True,
             group=False,
             grace_s=60.0,
         ),
@@ -148,6 +149,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             command=(*python, "flows.cli", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
             after=(EXECUTOR,),
+            says_ready=True,
             group=False,
             grace_s=DRAIN_S + 30,
         )
@@ -175,6 +177,8 @@ def write_user(options: PoolOptions) -> None:
         f"database_uri = sqlite:///{users}",
         f"admin_username = {options.address().username}",
         line,
+        # By design it takes a processor tenths of a second to check a password: once it was right, it is for a while.
+        "auth_cache_ttl_seconds = 60",
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
     ]
     write_secret(file, "\n".join(text) + "\n")

@@ -20,7 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from flows.services.files import DONE, ENDED, ENDING, STARTING, UP, WAITING, Service, ServiceFiles, ServiceState
+from flows.services.files import (
+    DONE,
+    ENDED,
+    ENDING,
+    READY_FILE,
+    STARTING,
+    UP,
+    WAITING,
+    Service,
+    ServiceFiles,
+    ServiceState,
+)
 from flows.services.process_ids import ProcessId, reap
 
 LOOK_EVERY_S = 0.25  # at what is starting
@@ -121,7 +132,8 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         service = child.service
-        named = {**os.environ, **service.environment}
+        ready = str(self._files.ready(service.name)) if service.says_ready else None
+        named = {**os.environ, READY_FILE: ready, **service.environment}
         environment = {name: value for name, value in named.items() if value is not None}
         try:
             with self._files.log(service.name).open("ab") as log:
@@ -158,11 +170,18 @@ class Supervisor:
             child.status = DONE
 
     def _look_at(self, child: Child) -> None:
-        if child.service.ready_url is None or self._is_up(child.service.ready_url):
+        if self._is_ready(child):
             child.status, child.since_s, child.message = UP, self._clock(), ""
+        elif child.service.says_ready:
+            child.message = "it does not lead or serve yet"
         elif self._clock() - child.since_s > child.service.patience_s and child.process is not None:
             child.message = f"no answer from {child.service.ready_url} after {child.service.patience_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
+
+    def _is_ready(self, child: Child) -> bool:
+        if child.service.says_ready:
+            return child.process is not None and self._files.is_ready(child.service.name, child.process)
+        return child.service.ready_url is None or self._is_up(child.service.ready_url)
 
     def _ended(self, child: Child) -> None:
         """A process has ended: its service is started again, later each time."""

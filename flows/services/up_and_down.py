@@ -46,7 +46,8 @@ def is_up(home: Path) -> bool:
 
 
 def start(options: PoolOptions, *, database_server: str | None) -> bool:
-    """Starts all of a pool, and returns once it is up; False where it is not, and then nothing is left running.
+    """Starts all of a pool, and returns once it is up; False where it is not, and then nothing is left running, unless
+    this takes over a pool that was up.
 
     Goes on with what another `up` began that was ended on its way, with a terminal that was closed for one.
     Raises InputError where it cannot be started as asked, or another `up` is at it; then nothing was.
@@ -63,7 +64,7 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
 
 def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str | None) -> bool:
     console = error_console()
-    supervisor = files.supervisor()
+    supervisor, was_up = files.supervisor(), settings.pool_file(options.home).exists()
     if supervisor is not None:
         console.print("going on with what another `ringmaster up` began, with the options of that", highlight=False)
     elif survivors := _living(files):
@@ -83,6 +84,9 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
         if is_there and is_let_in(address):
             write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
             return True
+        if was_up:  # batches run in it: nothing is gained by ending them
+            console.print("what runs goes on, and what does not is tried again: see the logs", highlight=False)
+            return False
         console.print("ending what was started", highlight=False)
         stop(options.home)
     finally:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 POLICY = Policy(worth_s=5.0)
 RETRY_S = 5.0  # after a plan that was needed could not be made
 BLIND_S = 1.0  # before the next look where no end can be forecast: what runs is about to stop, or its node is gone
+MOST_LISTED = 10  # jobs in a line of the log
 LOOKS = 5  # looks at what is forecast, between two plans by the clock
 
 Background = Callable[[Callable[[], Plan]], "Future[Plan]"]
@@ -107,6 +108,7 @@ class Replanner:
         self._speeds, self._when = Speeds(), When(policy)
         self._thought: Thought | None = None
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
+        self._stuck: set[str] = set()  # jobs that have no devices, as far as that was said
         self.failures: list[BaseException] = []  # of plans that were needed, since the last one that could be made
 
     def hear(self, running: RunningSegment) -> None:
@@ -188,7 +190,8 @@ class Replanner:
         self._thought = None
         if error := thought.plan.exception():
             # An improvement that fails is no reason to stop: the plan that is followed is still good.
-            logger.warning("the rest of %s could not be planned anew: %s", self._name, error, exc_info=error)
+            if str(error) not in {str(before) for before in self.failures}:  # tried again and again, it is said once
+                logger.warning("the rest of %s could not be planned anew: %s", self._name, error, exc_info=error)
             if thought.is_needed:
                 self._retry_s = self._now_s() + RETRY_S
                 self.failures.append(error)
@@ -268,12 +271,19 @@ class Replanner:
             return state.only(()), None
         left = self._left(state)
         names = plannable(left, out=_out(state, left))
+        self._say_stuck({job.id for job in left.jobs} - names)
         if len(names) == len(left.jobs):
             return state, left
-        stuck = sorted({job.id for job in left.jobs} - names)
-        logger.warning("no devices are there for %s: %s", self._name, ", ".join(stuck))
         state = state.only(names)
         return state, self._left(state) if state.jobs else None
+
+    def _say_stuck(self, jobs: set[str]) -> None:
+        """Says which jobs have no devices, and which have them again, when that changes."""
+        if came := self._stuck - jobs:
+            logger.info("devices are there again for %s: %s", self._name, _listed(came))
+        if jobs - self._stuck:
+            logger.warning("no devices are there for %s: %s", self._name, _listed(jobs))
+        self._stuck = jobs
 
     def _now_s(self) -> float:
         """Seconds since this was made: since the batch began, or nearly so."""
@@ -302,6 +312,12 @@ class Replanner:
     def _expect(self, ahead: Timeline) -> None:
         self._when.planned(self._now_s(), _ends(ahead))
         self._look_s = self._now_s() + self._policy.least * self._when.first_s / LOOKS
+
+
+def _listed(jobs: set[str]) -> str:
+    """Jobs by name, as many as fit into a line of a log."""
+    first = sorted(jobs)[:MOST_LISTED]
+    return ", ".join(first) + (f" and {len(jobs) - len(first)} more" if len(jobs) > len(first) else "")
 
 
 def _rest(state: State, left: Problem) -> Rest | None:

@@ -25,6 +25,7 @@ from tasks.pool.requests import (
     WITHDRAWN,
     Request,
     Requests,
+    Silences,
 )
 from tasks.pool.standing import PRIORITIES, Standing
 from tasks.pool.submissions import Submission, Submissions
@@ -75,12 +76,11 @@ class Desk:
         silent_s: float,
     ) -> None:
         self._database, self._executor, self._standing = database, executor, standing
-        self._on_priority, self._clock, self._silent_s = on_priority, clock, silent_s
+        self._on_priority = on_priority
+        self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
         self._holds: dict[int, Request] = {}
-        self._renewed: dict[int, tuple[int, float]] = {}  # by request, its beats and when they had changed
-        self._looked_s = clock()
 
     # -- requests about batches --------------------------------------------------------------------------------------
 
@@ -189,36 +189,23 @@ class Desk:
 
     def held_nodes(self, there: Mapping[str, NodeRecord]) -> set[str]:
         """Reads which nodes somebody asks for or has; gives back the leases of those that need them no more."""
-        now_s = self._clock()
-        is_blind = now_s - self._looked_s > BLIND_S
-        self._looked_s = now_s
         holds = {}
-        for request in (*self._requests.open(HOLD, status=GRANTED), *self._requests.open(HOLD)):
+        asked = [*self._requests.open(HOLD, status=GRANTED), *self._requests.open(HOLD)]
+        silent = self._silences.among(asked)
+        for request in asked:
             node, is_open = request.content.get("node", ""), request.status == OPEN
             if node not in there:
                 answer = {"message": f"there is no node {node!r}. There is: {', '.join(there) or 'none'}"}
                 self._requests.answer(request.id, status=REFUSED if is_open else WITHDRAWN, answer=answer)
-            elif self._is_silent(request, now_s, is_blind=is_blind):
-                answer = {"message": f"nobody has renewed it for {self._silent_s:.0f} s"}
+            elif request.id in silent:
+                answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
                 self._requests.answer(request.id, status=WITHDRAWN, answer=answer)
             else:
                 holds[request.id] = request
         if any(number not in holds for number in self._holds):
             self.give_back_what_nobody_holds()
         self._holds = holds
-        self._renewed = {number: seen for number, seen in self._renewed.items() if number in holds}
         return {hold.content["node"] for hold in holds.values()}
-
-    def _is_silent(self, request: Request, now_s: float, *, is_blind: bool) -> bool:
-        """Whether whoever asked has not renewed it for long; where it never says so, it stands until withdrawn."""
-        if "beats" not in request.content:
-            return False
-        beats = int(request.content["beats"])
-        known, since_s = self._renewed.get(request.id, (-1, now_s))
-        if is_blind or beats != known:
-            since_s = now_s
-        self._renewed[request.id] = (beats, since_s)
-        return now_s - since_s >= self._silent_s
 
     def grant(self, there: Mapping[str, NodeRecord]) -> None:
         """Grants what can be granted: all healthy devices of a node on which nothing runs any more, one at a time."""

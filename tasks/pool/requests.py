@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,12 @@ OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", 
 ANSWERED = (GRANTED, DONE, REFUSED)
 
 CANCEL, PAUSE, RESUME, SET_PRIORITY, HOLD = "cancel", "pause", "resume", "set-priority", "hold"
+TRAIN = "train"
 DIRECT = "direct"
 """Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `DIRECT` names a `batch` whose jobs are to go as
 its other keys say, which are those of `Directions`; `HOLD` asks for all devices of a `node`, for
-trials, until it is withdrawn or whoever asked `renew`s it no more."""
+trials, until it is withdrawn or whoever asked `renew`s it no more. `TRAIN` hands a `batch` over, its JSON form, to be
+measured and trained: granted, it has a flow run, which renews it (`tasks.pool.handed_over`)."""
 
 MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2
@@ -68,6 +71,12 @@ class Requests:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [_request(row._mapping) for row in rows]
 
+    def of_kind(self, kind: str) -> Sequence[Request]:
+        """All requests of a kind, however they stand."""
+        query = select(REQUESTS).where(REQUESTS.c.kind == kind).order_by(REQUESTS.c.id)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return [_request(row._mapping) for row in rows]
+
     def read(self, number: int) -> Request:
         """A request as it stands now."""
         row = self._database.read(
@@ -99,12 +108,65 @@ class Requests:
 
         return self._database.write(act)
 
+    @contextmanager
+    def renewed(self, find: Callable[[], int | None], *, every_s: float) -> Iterator[None]:
+        """Renews a request, from a thread of its own, for as long as this is open and the request stands.
+
+        find: its number; None where it is not there yet, and is asked for again.
+        """
+        over = threading.Event()
+
+        def renew() -> None:
+            number = None
+            while not over.wait(every_s):
+                number = find() if number is None else number
+                if number is not None and not self.renew(number):
+                    return
+
+        threading.Thread(target=renew, name="renew", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:
         """The request once it is answered, or once `until` says that nobody waits any more."""
         clock = threading.Event()
         while (request := self.read(number)).status not in ANSWERED and not until():
             clock.wait(LOOK_EVERY_S)
         return request
+
+
+class Silences:
+    """Which requests nobody renews any more, by the looker's own clock (monotonic seconds).
+
+    silent_s: without being renewed. blind_s: between two looks, after which nothing was seen that could be called a
+    silence.
+    """
+
+    def __init__(self, *, clock: Callable[[], float], silent_s: float, blind_s: float) -> None:
+        self._clock, self.silent_s, self._blind_s = clock, silent_s, blind_s
+        self._renewed: dict[int, tuple[Any, float]] = {}  # by request, its beats and when they had changed
+        self._looked_s = clock()
+
+    def among(self, requests: Sequence[Request], *, states: Mapping[int, Any] | None = None) -> set[int]:
+        """The numbers of those that are silent; one that does not count its beats stands until it is withdrawn.
+
+        states: of requests, by number, what else is a sign of life when it changes.
+        """
+        now_s = self._clock()
+        is_blind = now_s - self._looked_s > self._blind_s
+        self._looked_s = now_s
+        before, self._renewed = self._renewed, {}
+        for request in requests:
+            seen = (request.content.get("beats"), (states or {}).get(request.id))
+            known, since_s = before.get(request.id, (None, now_s))
+            self._renewed[request.id] = seen, now_s if is_blind or seen != known else since_s
+        return {
+            request.id
+            for request in requests
+            if "beats" in request.content and now_s - self._renewed[request.id][1] >= self.silent_s
+        }
 
 
 def _request(row: Mapping[Any, Any]) -> Request:

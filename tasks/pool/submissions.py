@@ -128,6 +128,11 @@ class Submissions:
         rows = self._database.read(lambda connection: connection.execute(ordered).all())
         return [(row[0], row[1], row[2]) for row in rows]
 
+    def flow_runs(self) -> set[str]:
+        """The flow runs that have submitted a batch, by their ids."""
+        query = select(BATCHES.c.content["flow_run"].as_string())
+        return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+
     def all(self) -> Sequence[tuple[Submission, str]]:
         """Every batch that was ever submitted, with its status, oldest first."""
         query = select(BATCHES.c.content, BATCHES.c.status).order_by(BATCHES.c.submitted_s)

@@ -9,9 +9,10 @@ pytest.importorskip("prefect")
 
 from prefect import flow
 from prefect.client.schemas.objects import StateType
-from prefect.states import Cancelled, Crashed, Running
+from prefect.states import Cancelled, Crashed, Pending, Running
 
-from flows.pool.crashed_runs import MOST_RUNS, CrashedRuns
+from flows.pool.batch_runs import MOST_RUNS
+from flows.pool.crashed_runs import BEGUN_WITHIN, CrashedRuns
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 
@@ -60,3 +61,12 @@ def test_a_run_of_long_ago_goes_on_only_where_its_batch_still_stands(client, sub
     later.revive(client)
     assert state_of(client, stands).type == StateType.SCHEDULED
     assert state_of(client, forgotten).type == StateType.CRASHED
+
+
+def test_a_run_that_was_claimed_and_never_begun_is_scheduled_again(client, submissions):
+    claimed = crashed(client, "train-batch", end=Pending())
+    CrashedRuns(submissions).revive(client)
+    assert state_of(client, claimed).type == StateType.PENDING
+    later = CrashedRuns(submissions, clock=lambda: datetime.now(UTC) + 2 * BEGUN_WITHIN)
+    later.revive(client)
+    assert state_of(client, claimed).name == "AwaitingRetry"

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 
 import pytest
 
@@ -9,10 +10,13 @@ pytest.importorskip("prefect")
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.pool import node
 from flows.pool.node import NodeOptions, _noted_signals, _serve
 from flows.settings import PoolAddress
 from tasks.cluster import Cluster, Node
+from tasks.pool import releases
 from tasks.pool.database import Database, file_url
+from tasks.pool.faults import OtherRelease
 from tests.ports import free_port
 from tests.unit.pool.test_host import DEVICES, Site
 
@@ -27,7 +31,25 @@ def test_a_node_that_is_told_to_end_as_soon_as_it_is_registered_leaves_the_pool(
         site = Site(database)
         assert [node.name for node in site.nodes.all()] == ["n"]
         signal.raise_signal(signal.SIGTERM)
-        asyncio.run(_serve(site.host, options, said.append, is_asked))
+        asyncio.run(_serve(site.host, options, said.append, is_asked, database))
     assert said[-1] == "node n has left the pool"
     assert site.nodes.all() == []
+    database.close()
+
+
+def test_a_worker_that_an_upgrade_has_forgotten_is_told_to_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "RELEASE_EVERY_S", 0.01)
+    database, told = Database(file_url(tmp_path / "pool.db"), synced=False), threading.Event()
+    database.write(releases.note_release)
+
+    def serve():
+        with node._watched_release(database, stop=told.set):
+            assert not told.is_set()
+            with monkeypatch.context() as newer:
+                newer.setattr(releases, "own_release", lambda: "9.0")
+                database.write(releases.note_release)
+            assert told.wait(120)
+
+    with pytest.raises(OtherRelease, match=r"executor is of Ringmaster 9.0, and this machine has .*To fix"):
+        serve()
     database.close()

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flows.pool.batch import train_on_pool, with_orphans
 from flows.run_folder import alone_in
 from flows.settings import PoolAddress
 from flows.views import View, current_view
+from model_lineage import waiting
 from tasks import recording
 from tasks.batch import Batch
 from tasks.execution.events import Planned
@@ -60,12 +62,16 @@ class Bench:
         profiles = {each.name: (profile(),) for each in batch.jobs}
         return Profiled(jobs=batch.jobs, surveys=surveys, profiles=profiles, faults=self.faults, num_trials=3)
 
+    def open_ledger(self, uri, *, waiting=None):
+        """As `Ledger` does it: with `waiting`, calls are tried again while MLflow is away."""
+        return self.ledger if waiting is None else Patient(self.ledger, waiting)
+
     def train(self, batch=BATCH, **options):
         return train_on_pool(
             batch,
             self.address,
             profile=self.profile,
-            open_ledger=lambda _: self.ledger,
+            open_ledger=self.open_ledger,
             shown=lambda run, submission: [],
             **options,
         )
@@ -77,11 +83,21 @@ class Bench:
         return {name: record.status for name, record in Journal(self.database, batch=self.ids()[-1]).jobs().items()}
 
 
+class Patient:
+    """A ledger whose calls wait."""
+
+    def __init__(self, ledger, waiting):
+        self._ledger, self._waiting = ledger, waiting
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self._waiting.call(lambda: getattr(self._ledger, name)(*args, **kwargs))
+
+
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.delenv(STARTED_RUN, raising=False)
-    monkeypatch.setattr(recording, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(recording, "LOOK_EVERY_S", 0.05)
     bench = Bench(tmp_path)
     yield bench
@@ -230,6 +246,38 @@ def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
     assert bench.ledger.statuses["run of nightly"] == "FINISHED"
 
 
+def test_an_mlflow_that_is_away_at_the_start_is_waited_for(bench):
+    bench.ledger.away = 3
+    notices = []
+
+    class Seen(View):
+        def notice(self, text):
+            notices.append(text)
+
+    token = current_view.set(Seen())
+    with played(bench.database):
+        result = bench.train()
+    current_view.reset(token)
+    assert (result.status, result.faults, bench.num_measured) == ("done", (), 1)
+    assert [text for text in notices if "MLflow" in text] == ["MLflow is away: what needs it waits", "MLflow is back"]
+
+
+def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypatch):
+    monkeypatch.setattr(recording, "PATIENCE_AT_END_S", 0.0)
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    finish = pool_batch.finish_records
+
+    def away_at_the_end(recorder, result):
+        bench.ledger.away = 3
+        finish(recorder, result)
+
+    monkeypatch.setattr(pool_batch, "finish_records", away_at_the_end)
+    with played(bench.database):
+        result = bench.train()
+    assert result.faults == ()
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+
+
 def test_ctrl_c_cancels_the_batch(bench):
     before = signal.getsignal(signal.SIGINT)
     with played(bench.database) as executor:
@@ -294,6 +342,17 @@ def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
     folder = next((tmp_path / "batches" / "nightly").iterdir())
     with alone_in(folder), pytest.raises(InputError, match="is going on in another process"):
         bench.train(resume=True)
+
+
+def test_a_run_that_prefect_starts_again_waits_for_the_process_that_was_taken_for_dead(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    with played(bench.database):
+        bench.train()
+        folder = next((tmp_path / "batches" / "nightly").iterdir())
+        with ExitStack() as former:
+            former.enter_context(alone_in(folder))
+            threading.Timer(0.2, former.close).start()
+            assert bench.train().status == "done"
 
 
 def test_orphans_of_orphans_are_found():

@@ -1,6 +1,7 @@
 """A batch that is measured on a pool: on which nodes, what is kept free for it, and what comes of several kinds."""
 
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,10 @@ from prefect.states import Completed, Crashed, Running, Scheduled
 
 from flows.faults import InputError
 from flows.pool import profiling
-from flows.pool.own_node import held
+from flows.pool.own_node import NodeGone, healthy, held
 from flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
 from tasks.batch import Batch
-from tasks.cluster import Device
+from tasks.cluster import Cluster, Device
 from tasks.execution.journal import Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
@@ -115,6 +116,29 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
     assert profiled.profiles["a"] == (profile(),)
     profile_on_pool(BATCH, key="nightly-1", database=database)  # what was measured for it is taken as it is
     assert len(started) == 2
+
+
+def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(database, monkeypatch):
+    """Its worker is killed, and started again, more often than a batch may fail to be measured."""
+    monkeypatch.setenv("RINGMASTER_NODE", "n1")
+    Nodes(database).register(node("n1"))
+    refused = [NodeGone(["the devices of n1 cannot be had"])] * 5
+    notices = []
+
+    @contextmanager
+    def open_bench(batch, *, home):
+        yield SimpleNamespace(is_pool_node=True, cluster=Cluster(nodes=(healthy(node("n1")),)))
+
+    def measure(bench, database):
+        if refused:
+            raise refused.pop()
+        return MEASURED
+
+    monkeypatch.setattr(profiling, "open_bench", open_bench)
+    monkeypatch.setattr(profiling, "_measure", measure)
+    monkeypatch.setattr(profiling, "notices", lambda: notices.append)
+    assert profile_on_pool(BATCH, key="nightly-1", database=database).num_trials == MEASURED.num_trials
+    assert notices == ["not measured: n1: the devices of n1 cannot be had"] * 5
 
 
 class Prefect:

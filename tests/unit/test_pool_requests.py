@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from flows import cli, flow_runs
+from flows.batch_form import EXAMPLES
 from flows.commands.pool import _kept
 from flows.faults import InputError
+from flows.pool import asking
 from flows.pool.asking import NO_POOL, ask_about, meant
 from flows.workshop import as_batch
 from tasks.batch import Batch, BatchFileError
@@ -158,6 +160,25 @@ def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
     Submissions(pool).end("nightly-3")
     _, output = run("status", "--json")
     assert [row["run"] for row in json.loads(output)] == ["nightly-2", "nightly-3"]
+
+
+def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatch):
+    """Neither an executor nor Prefect, whose address leads nowhere, is needed for that."""
+    with monkeypatch.context() as hasty:
+        hasty.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json")
+    assert code == 0
+    assert "is handed over" in output and "once an executor leads" in output
+    said = json.loads(output[output.index("{") :])
+    assert (said["batch"], said["flow_run"]) == ("nightly", None)
+    (request,) = Requests(pool).open(wishes.TRAIN)
+    assert [job["name"] for job in request.content["batch"]["jobs"]] == said["jobs"]
+    _, output = run("status", "nightly", "--json")
+    assert [(row["job"], row["status"]) for row in json.loads(output)] == [(job, "handed over") for job in said["jobs"]]
+    with played(pool):
+        Requests(pool).wait(request.id)
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly")
+    assert "/runs/flow-run/run-2" in output.replace("\n", "")
 
 
 def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from model_lineage import Ledger, LedgerError
+from model_lineage import Ledger, LedgerError, waiting
 from model_lineage.faults import RETRY_DELAYS_S, Guarded, redacted
 from model_lineage.runs import flat_params
 
@@ -42,6 +42,18 @@ def test_a_transient_fault_is_tried_again_after_growing_delays():
     assert client.get("x") == "got x"
     assert target.num_calls == len(RETRY_DELAYS_S) + 1
     assert delays == list(RETRY_DELAYS_S) == sorted(delays)
+
+
+def test_a_ledger_that_waits_outlasts_any_outage_and_no_other_fault(monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.0)
+    notices = []
+    target = Flaky(*(mlflow_error("API request to http://x failed", "INTERNAL_ERROR") for _ in range(20)))
+    client = Guarded(target, tracking_uri="http://x", waiting=waiting.Waiting(notices.append))
+    assert client.get("x") == "got x"
+    assert notices == ["MLflow is away: what needs it waits", "MLflow is back"]
+    target.faults = [mlflow_error("no such run", "RESOURCE_DOES_NOT_EXIST")]
+    with pytest.raises(LedgerError, match="no such run"):
+        client.get("x")
 
 
 def test_a_fault_that_stays_becomes_an_error_with_a_remedy():

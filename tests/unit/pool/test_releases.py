@@ -3,9 +3,14 @@
 import pytest
 from sqlalchemy import update
 
+from flows.pool.batch import train_on_pool
+from flows.pool.executor import _lead
+from flows.settings import PoolAddress
+from tasks.batch import Batch
 from tasks.pool import releases
 from tasks.pool.database import Database, file_url
 from tasks.pool.faults import OtherRelease
+from tasks.pool.leadership import Leadership
 from tasks.pool.schema import ABOUT
 
 
@@ -35,3 +40,23 @@ def test_a_database_of_another_form_is_not_opened(tmp_path):
     database.close()
     with pytest.raises(OtherRelease, match=r"tables of form 99.*To fix"):
         Database(url, synced=False)
+
+
+def test_a_batch_is_not_handed_over_to_a_pool_of_another_release(tmp_path, monkeypatch):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    database.write(releases.note_release)
+    monkeypatch.setattr(releases, "own_release", lambda: "9.0")
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    address = PoolAddress(database=database.url, prefect_api="http://p/api", mlflow_uri="http://m")
+    with pytest.raises(OtherRelease, match=r"this machine has 9\.0"):
+        train_on_pool(Batch(name="nightly", jobs=(), folder=tmp_path, text=""), address)
+    database.close()
+
+
+def test_an_executor_does_not_stand_by_for_one_of_another_release(database, monkeypatch):
+    leader = Leadership(database)
+    assert leader.claim()
+    database.write(releases.note_release)
+    monkeypatch.setattr(releases, "own_release", lambda: "9.0")
+    with pytest.raises(OtherRelease, match=r"this machine has 9\.0"):
+        _lead(Leadership(database), database, lambda _: None)

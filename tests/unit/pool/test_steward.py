@@ -1,5 +1,6 @@
 """A pool's life: nodes come and go, batches are submitted and end, people ask for things."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -323,3 +324,35 @@ def test_a_node_is_not_held_for_the_dead(database, pool):
     assert pool.held() == {}
     pool.submit(submission(jobs=("a",)))
     assert pool.statuses() == {"a": RUNNING}
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "tasks.execution.replanner"]
+
+
+def test_the_log_says_once_which_jobs_have_no_devices_and_once_that_they_have(database, pool, caplog):
+    small = Worker(database, "n1", num_devices=1)
+    gangs = Gangs(small)
+    pool.pass_seconds(1, small)
+    wide = submission("b2", jobs=("wide",), profiles={"wide": (profile(num_devices=2),)})
+    with caplog.at_level("INFO", logger="tasks.execution.replanner"):
+        pool.submit(submission("b1", jobs=("a",), num_steps=1000), wide)
+        gangs.move()
+        pool.pass_seconds(300, small)
+        assert said(caplog) == ["no devices are there for pool: b2/wide"]
+        pool.pass_seconds(10, small, Worker(database, "n2", num_devices=2))
+    assert said(caplog)[1:] == ["devices are there again for pool: b2/wide"]
+
+
+def test_the_log_says_once_why_there_is_no_plan(database, pool, caplog):
+    def fail(_):
+        broken = Future()
+        broken.set_exception(RuntimeError("the solver is broken"))
+        return broken
+
+    pool.executor._forethought.replanner._background = fail
+    worker = Worker(database, "n1")
+    pool.pass_seconds(1, worker)
+    pool.submit(submission())
+    pool.pass_seconds(60, worker)
+    assert said(caplog) == ["the rest of pool could not be planned anew: the solver is broken"]

@@ -130,6 +130,37 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
     assert {state.status for state in pool.files.states()} == {ENDED}
 
 
+SAYS_READY = """
+import signal, sys
+from flows.services.files import say_ready
+print("started", flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+signal.sigwait([signal.SIGUSR1])
+say_ready()
+signal.pause()
+"""
+
+
+def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
+    clock = Clock()
+    services = service("executor", SAYS_READY, says_ready=True, patience_s=5), service("worker", after=("executor",))
+    pool = run(*services, clock=clock)
+    begun = pool.wait("executor", lambda state: state.message)
+    assert (begun.status, begun.message) == ("starting", "it does not lead or serve yet")
+    clock.now_s = 1000.0  # it may stand by for another one as long as that lives
+    while "started" not in pool.files.log("executor").read_text():
+        pool.thread.join(timeout=0.02)
+    assert pool.state("worker").status == WAITING
+    begun.process.signal(signal.SIGUSR1)
+    pool.wait("worker", lambda state: state.status == UP)
+    assert (pool.state("executor").status, pool.state("executor").pid) == (UP, begun.pid)
+    begun.process.signal(signal.SIGKILL)
+    pool.wait("executor", lambda state: state.status == WAITING)
+    clock.now_s += 10.0
+    again = pool.wait("executor", lambda state: state.status == "starting" and state.pid is not None)
+    assert again.pid != begun.pid  # what the former one has said is not about this one
+
+
 def test_what_ends_is_started_again(run):
     clock = Clock()
     pool = run(service("worker"), clock=clock)

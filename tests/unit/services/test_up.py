@@ -77,3 +77,13 @@ def test_one_up_at_a_time(options, begun):
         assert alone
         up_and_down.start(options, database_server=None)
     assert files.supervisor() == supervisor  # the other one's goes on
+
+
+@pytest.mark.parametrize("was_up", [True, False])
+def test_a_pool_that_was_up_is_not_ended_where_not_all_of_it_comes_back(options, begun, monkeypatch, was_up):
+    address, supervisor = begun
+    if was_up:
+        settings.pool_file(options.home).write_text(json.dumps(to_json(address)))
+    monkeypatch.setattr(up_and_down, "_follow", lambda *_: False)
+    assert not up_and_down.start(options, database_server=None)
+    assert supervisor.lives() == was_up

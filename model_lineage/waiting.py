@@ -1,0 +1,78 @@
+"""Waits for a server that is away, MLflow or another: a call is tried again until the server is back."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+
+T = TypeVar("T")
+
+
+def _may_pass(error: Exception) -> bool:
+    """What a LedgerError says of itself."""
+    return bool(getattr(error, "may_pass", False))
+
+
+class Waiting:
+    """Tries calls again for as long as their server is away, each time later, until patience ends.
+
+    notice: told once when the server is away, and once when it is back. server: its name, for people. may_pass: whether
+    an error means that the server is away. gave_up: patience has ended; from then on what fails is raised at once.
+    """
+
+    def __init__(
+        self,
+        notice: Callable[[str], None],
+        *,
+        server: str = "MLflow",
+        may_pass: Callable[[Exception], bool] = _may_pass,
+        away: str = "what needs it waits",
+    ) -> None:
+        self.is_away = self.gave_up = False
+        self._notice, self._server, self._may_pass, self._away = notice, server, may_pass, away
+        self._deadline_s = math.inf
+        self._is_hurried, self._never = threading.Event(), threading.Event()
+
+    def call(self, action: Callable[[], T]) -> T:
+        """What the action returns. Raises what it raises, where that does not pass or patience has ended."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                found = action()
+            except Exception as error:
+                if not self._may_pass(error):
+                    self._is_back()
+                    raise
+                if not self._waited(wait_s):
+                    raise
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            else:
+                self._is_back()
+                return found
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on, waits for so long at the most. From any thread."""
+        self._deadline_s = time.monotonic() + patience_s
+        self._is_hurried.set()
+
+    def _waited(self, wait_s: float) -> bool:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            self.gave_up = True
+            return False
+        if not self.is_away:
+            self.is_away = True
+            self._notice(f"{self._server} is away: {self._away}")
+        gate = self._never if self._is_hurried.is_set() else self._is_hurried
+        gate.wait(min(wait_s, left_s))
+        return True
+
+    def _is_back(self) -> None:
+        if self.is_away:
+            self.is_away = False
+            self._notice(f"{self._server} is back")

@@ -1,0 +1,72 @@
+"""A pool is upgraded while jobs run, as docs/operations.md says it: they go on from their checkpoints."""
+
+import os
+import signal
+import time
+from itertools import pairwise
+
+import pytest
+
+from tests.cluster.checks import assert_well
+from tests.cluster.jobs import torch_job
+from tests.cluster.machines import end
+from tests.cluster.waiting import PATIENCE_S, until
+
+NEWER = "9.0.0"
+REFUSED = 2  # the exit code of what was asked for wrongly
+
+
+@pytest.fixture
+def newer(pool, tmp_path):
+    """The environment of processes that take themselves for a newer release."""
+    folder = tmp_path / "newer" / f"ringmaster-{NEWER}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringmaster\nVersion: {NEWER}\n")
+    before = pool.environment
+    path = os.pathsep.join([str(folder.parent), before["PYTHONPATH"]])
+    yield {**before, "PYTHONPATH": path}
+    pool.environment = before  # and what comes next is not refused
+    for worker in pool.workers.values():
+        end(worker)
+    end(pool.executor)
+
+
+def leave(worker):
+    """Ends a worker in order."""
+    worker.send_signal(signal.SIGTERM)
+    return worker.wait(timeout=PATIENCE_S)
+
+
+def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, tmp_path, recovered):
+    jobs = [torch_job(name, trace=pool.trace.file) for name in ("upgraded", "likewise")]
+    batch = pool.submit(jobs)
+    for job in jobs:
+        pool.wait_for_checkpoint(batch, job=job.name)
+    older, began_s = pool.environment, time.monotonic()
+    assert leave(pool.workers["alpha"]) == 0
+    end(pool.executor)
+    pool.environment = newer
+    pool.start_executor()
+    # The other worker was forgotten: it says so, and leaves in order.
+    said = f"the pool's executor is of Ringmaster {NEWER}, and this machine has "
+    assert pool.workers["beta"].wait(timeout=PATIENCE_S) == REFUSED
+    assert said in pool.tail("beta").replace("\n", " ")
+    # One machine was forgotten, too: it is not let in.
+    pool.environment = older
+    assert pool.start_worker("alpha").wait(timeout=PATIENCE_S) == REFUSED
+    assert said in pool.tail("alpha").replace("\n", " ")
+    until("nobody serves", lambda: not pool.serving())
+    pool.environment = newer
+    for name in ("alpha", "beta"):
+        pool.start_worker(name)
+    upgraded_s = time.monotonic()
+    for job in jobs:
+        pool.trains(job.name, after_s=upgraded_s)
+    recovered("a pool upgraded: its jobs train again, after the stop", time.monotonic() - began_s)
+    pool.finish(batch)
+    for job in jobs:
+        segments = [segment for segment in pool.segments(batch) if segment.job == job.name]
+        assert [segment.outcome["status"] for segment in segments[:-1]] == ["preempted"] * (len(segments) - 1)
+        assert all(after.what["first_step"] == before.outcome["step"] for before, after in pairwise(segments))
+        assert len(pool.trace.of(job=job.name)) == job.num_steps, "every step is trained once, and no more"
+    assert_well(pool, batch, jobs, bench, tmp_path)

@@ -1,0 +1,46 @@
+"""A worker that is started before its pool waits for it, and says so."""
+
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from flows import cli, settings
+from flows.commands import nodes
+from flows.services.files import write_secret
+from flows.settings import PoolAddress
+
+ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """The pools that a worker has served, none of which is there."""
+    from flows.pool import node
+
+    for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    monkeypatch.setattr(settings, "embed", lambda _: None)
+    monkeypatch.setenv(settings.OWN_NODE, "")
+    found = []
+    monkeypatch.setattr(node, "serve_node", lambda options, notice: found.append(options.pool) or True)
+    return found
+
+
+def test_a_worker_waits_for_its_pool_and_says_so(served, tmp_path, monkeypatch):
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            write_secret(tmp_path / "pool.json", json.dumps(asdict(ADDRESS)))
+
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(sleep=sleep))
+    done = CliRunner().invoke(cli.app, ("worker", "--devices", "cpu:1"))
+    assert (done.exit_code, served, len(waits)) == (0, [ADDRESS], 3)
+    said = done.output.replace("\n", "")
+    assert said.count("waiting for a pool:") == 1
+    assert str(tmp_path / "pool.json") in said
