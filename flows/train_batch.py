@@ -11,6 +11,7 @@ from prefect.artifacts import create_table_artifact
 from flows import settings
 from flows.batch_artifacts import show_cost
 from flows.batch_records import finish_records, job_rows
+from flows.faults import BatchFailed
 from flows.flow_runs import cancel_batches, ended
 from flows.guard import guard_embedded_server
 from flows.local_executor import execute
@@ -51,9 +52,12 @@ def train_batch(
         resume: Go on with the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
         seed: Of the planner; on a pool the executor has its own.
+
+    Raises BatchFailed, with the result, where jobs have failed or were cancelled; Interrupted where Ctrl-C or SIGTERM
+    has stopped it; InputError where the batch cannot be begun.
     """
     result = train(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    return ended(result, status=result.status, message=result.summary())
+    return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 def train(

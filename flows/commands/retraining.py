@@ -66,10 +66,11 @@ def _run(flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
     settings.embed(settings.home())
     run = resolve(flow)
+    from flows.flow_runs import result_of
     from flows.views import shown
 
     with shown(error_console()):
-        result: dict[str, Any] = run(**parameters)
+        result: dict[str, Any] = result_of(run, **parameters)
     return result
 
 

@@ -93,6 +93,7 @@ def train(
         warm_up(batch)
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
+    from flows.flow_runs import result_of
     from flows.report import print_report
     from flows.train_batch import train_batch
     from flows.views import shown
@@ -101,8 +102,13 @@ def train(
     # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
     heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
     with shown(console), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}):
-        result = train_batch(
-            batch.to_json(), name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed
+        result = result_of(
+            train_batch,
+            batch.to_json(),
+            name=batch.name,
+            resume=resume,
+            checkpoint_every_s=checkpoint_every,
+            seed=seed,
         )
     print_report(result, console, home=home)
     if as_json:

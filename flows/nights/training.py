@@ -12,6 +12,7 @@ from typing import Any
 
 from flows import settings
 from flows.faults import InputError
+from flows.flow_runs import result_of
 from flows.nights.choosing import Chosen
 from flows.nights.looking import TRAINED, Checked, trained_of
 from flows.nights.night import Night
@@ -44,7 +45,8 @@ def train(night: Night, checks: Mapping[str, Checked], chosen: Chosen, *, seed: 
         night.save(is_trained=True)
         return None
     night.save(training=batch.to_json())
-    result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+    # A job that fails is its model's failure; what becomes of the others does not depend on it.
+    result = result_of(train_batch, batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(night, check, _recorded(night, check, result))
