@@ -21,7 +21,7 @@ from prefect.exceptions import TerminationSignal
 
 from flows import settings
 from flows.batch_artifacts import DecisionArtifact
-from flows.batch_records import finish_records, log_decision
+from flows.batch_records import finish_records, log_decision, tell_refused
 from flows.flow_runs import is_being_cancelled, is_started_by_prefect
 from flows.fusing import choose_together
 from flows.page_links import flow_run_page, show_records
@@ -139,6 +139,7 @@ def _hand_over(
     checkpoint_root = checkpoint_root_of(journal, resume=False)
     batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
     profiled = profile(batch, key=run.id, database=run.database)
+    tell_refused(profiled)
     faults = with_orphans(profiled)
     journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - started_s})
     journal.put(
@@ -215,7 +216,11 @@ def _follow(
         run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=view.notice, tensors=tensors
     )
     recorder.begin(
-        Recorded(jobs={job.name: job for job in submission.jobs}, surveys=surveys, profiles=submission.profiles),
+        Recorded(
+            jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
+            surveys=surveys,
+            profiles=submission.profiles,
+        ),
         devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
         num_trials=profiling["num_trials"],
     )

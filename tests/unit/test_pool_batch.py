@@ -18,12 +18,13 @@ from flows.settings import PoolAddress
 from flows.views import View, current_view
 from tasks import recording
 from tasks.batch import Batch
-from tasks.execution.events import Planned
+from tasks.execution.events import JobEnded, Planned
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import ENDED, Submissions
+from tasks.pool.told import Told
 from tasks.profiling.stage import Profiled
 from techniques.surveys import Survey
 from tests.unit.execution.fakes import job, profile
@@ -113,6 +114,18 @@ def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(ben
     failed = "a (no technique can train it here), b (its base a has failed), d (its loss is NaN)"
     assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
     assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
+    ends = [e.event for e in Told(bench.database).after(bench.ids()[0], 0) if isinstance(e.event, JobEnded)]
+    assert {e.job: e.message for e in ends if e.status == "failed"} == {
+        "a": "no technique can train it here",
+        "b": "its base a has failed",
+        "d": "its loss is NaN",
+    }
+    assert {name: bench.ledger.statuses[f"run of {name}"] for name in "abcd"} == {
+        "a": "FAILED",
+        "b": "FAILED",
+        "c": "FINISHED",
+        "d": "FAILED",
+    }
 
 
 def test_a_batch_of_which_nothing_can_be_trained_ends_at_once(bench):
