@@ -64,7 +64,7 @@ INPUT_FAULT = 2
 
 
 def main() -> None:
-    """The entry point: faults in the input are told without a traceback."""
+    """The command that is given: faults in its input are told without a traceback."""
     from flows.faults import InputError
     from tasks.batch import BatchFileError
     from tasks.planning import ProblemError
@@ -78,4 +78,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from flows.entry import main as answered
+
+    answered()

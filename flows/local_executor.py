@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +11,7 @@ from functools import partial
 from flows.batch_artifacts import DecisionArtifact
 from flows.batch_records import failure, log_decision
 from flows.fusing import Together, choose_together, goals_in
+from flows.interrupts import stopped_by_signals
 from flows.views import current_view
 from flows.workshop import Workshop
 from tasks.alarms import DeadlineAlarms
@@ -71,7 +70,7 @@ def execute(
         stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
         stack.callback(shop.runner.join)
         stack.callback(shop.runner.kill_all)
-        stack.enter_context(_stopped_by_signals(executor, shop))
+        stack.enter_context(stopped_by_signals(partial(_stop, executor, shop)))
         executor.run()
 
 
@@ -211,22 +210,7 @@ def _planner(shop: Workshop, *, seed: int, start: Plan | None) -> MakePlan:
     return lambda problem: later(problem) if shop.journal.plans() else first(problem)
 
 
-@contextmanager
-def _stopped_by_signals(executor: Executor, shop: Workshop) -> Iterator[None]:
-    """Ctrl-C or SIGTERM ends the batch in order: gangs checkpoint, the journal says where to go on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        current_view.get().notice("stopping: running jobs write a checkpoint")
-        executor.stop()
-        # Not here: a handler may interrupt the very thread that holds the runner's lock.
-        threading.Thread(target=shop.runner.stop_all).start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(executor: Executor, shop: Workshop) -> None:
+    """Ends the batch in order: gangs checkpoint, and the journal says where to go on."""
+    executor.stop()
+    shop.runner.stop_all()

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 
+from flows.interrupts import said_by
 from tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
@@ -44,6 +45,9 @@ class View:
     def detail(self, text: str) -> None:
         """A line for who wants to see all: shown with --verbose."""
 
+    def say(self, text: str) -> None:
+        """A line that must be seen, from any thread."""
+
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener."""
 
@@ -66,6 +70,10 @@ class LinesView(View):
         """Prints the line where all is asked for."""
         if self._is_verbose:
             self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Prints the line."""
+        self._console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Prints what matters of the event."""
@@ -113,6 +121,10 @@ class LiveView(View):
         if self._is_verbose:
             self._live.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """Prints the line above the bars."""
+        self._live.console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
+
     def listen(self, event: ExecutionEvent) -> None:
         """Moves the bars; what ends is printed above them."""
         match event:
@@ -155,7 +167,7 @@ class LiveView(View):
 def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
     """Shows what happens within: live bars where the console is a terminal, lines elsewhere."""
     make = LiveView if console.is_terminal else LinesView
-    with make(console, is_verbose=is_verbose) as view:
+    with make(console, is_verbose=is_verbose) as view, said_by(view.say):
         token = current_view.set(view)
         try:
             yield

@@ -24,12 +24,13 @@ from flows.batch_artifacts import DecisionArtifact
 from flows.batch_records import finish_records, log_decision, tell_refused
 from flows.flow_runs import is_being_cancelled, is_started_by_prefect
 from flows.fusing import choose_together
+from flows.interrupts import stopped_by_signals
 from flows.page_links import flow_run_page, show_records
 from flows.pool.own_node import healthy
 from flows.pool.profiling import profile_on_pool
 from flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
 from flows.result import BatchResult, collect
-from flows.run_folder import alone_in, base_weights, checkpoint_root_of
+from flows.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
 from flows.settings import PoolAddress
 from flows.views import current_view
 from model_lineage.ledger import Ledger
@@ -105,6 +106,7 @@ def train_on_pool(
         database = Database(address.database)
         stack.callback(database.close)
         key, folder = place_of_run(batch, database, home=home, resume=resume)
+        note_start(batch, home)
         stack.enter_context(alone_in(folder))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
@@ -118,6 +120,7 @@ def train_on_pool(
             if resume or run.journal.get(IS_OVER):
                 shown_until = reopen(run, submission)
             view.notice(f"{key} is followed again")
+        begun(batch, home)
         return _follow(run, submission, shown, after=shown_until, conductor=conductor)
 
 
@@ -310,11 +313,7 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
     A process that Prefect has started and ends for another reason leaves the batch alone: the event tells so.
     """
     is_left = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield is_left
-        return
     notice = current_view.get().notice
-    is_asked = threading.Event()
 
     def act() -> None:
         if is_started_by_prefect() and not is_being_cancelled():
@@ -323,16 +322,5 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
         notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
         run.ask(wishes.CANCEL)
 
-    def stop(*_: object) -> None:
-        if is_asked.is_set():
-            raise KeyboardInterrupt
-        is_asked.set()
-        # Not here: a handler may interrupt the very thread that holds a lock of the database.
-        threading.Thread(target=act, name="cancel", daemon=True).start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stopped_by_signals(act):
         yield is_left
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
