@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from flows import interrupts
 from flows.commands import (
     converting,
     datasets,
@@ -70,14 +71,13 @@ def main() -> None:
     from tasks.planning import ProblemError
     from tasks.pool.faults import OtherRelease
 
-    try:
-        app()
-    except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
-        sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
-        sys.exit(INPUT_FAULT)
+    with interrupts.command(sys.argv[1:]):
+        try:
+            app()
+        except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
+            sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
+            sys.exit(INPUT_FAULT)
 
 
 if __name__ == "__main__":
-    from flows.entry import main as answered
-
-    answered()
+    main()

@@ -52,10 +52,11 @@ class RetrainingFailed(RunFailed):
     """Models of a retraining run have failed; `result` says what became of each, and the others are up to date."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(BaseException):
     """Ctrl-C or SIGTERM has stopped a run in order. `result`: what was done until then; the rest can be resumed.
 
-    No RingmasterError: a program that goes on after errors must not go on after Ctrl-C.
+    No RingmasterError: a program that goes on after errors must not go on after Ctrl-C. No KeyboardInterrupt either,
+    which would end the event loop of Prefect's through which it comes.
     """
 
     def __init__(self, message: str = "", result: Any = None) -> None:
