@@ -1,4 +1,4 @@
-"""What fails is seen: in the terminal, the exit code, Prefect and MLflow; and Ctrl-C is heard before anything trains."""
+"""What fails is seen: in the terminal, the exit code, Prefect and MLflow; and Ctrl-C is heard before any training."""
 
 import json
 import signal
