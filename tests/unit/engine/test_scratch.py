@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from techniques.engine import scratch
+from techniques.engine.processes import ForkServer
 from techniques.engine.scratch import OWNER, ScratchFolder, remove_stale
 
 OWNS = """
@@ -75,3 +77,22 @@ def test_folders_of_whom_nothing_is_known_are_left_alone(temporary, monkeypatch)
     remove_stale()
     assert names(temporary) == [name for name in before if name != "ringmaster-somebody-elses"]
     assert names(elsewhere) == [OWNER]
+
+
+def test_a_fork_server_that_is_still_being_started_is_ended_at_once_with_its_folder(temporary):
+    server, ends = ForkServer(), []
+
+    def start():
+        try:
+            server.start()
+        except RuntimeError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while (starting := server._starting) is None:
+        assert thread.is_alive()
+    server.close()
+    thread.join()
+    assert ends and starting.returncode == -signal.SIGKILL
+    assert names(temporary) == []
