@@ -1,13 +1,16 @@
 """What a person or a schedule starts: one readable flow a file, and the command line.
 
-from flows import Batch, profile_batch, train_batch
+from flows import Batch, BatchFailed, profile_batch, train_batch
 from techniques import DataSpec, Job, ModelSpec, OptimizerSpec, register
 
 jobs = [Job(name=f"llama-{lr}", model=..., data=..., optimizer=OptimizerSpec(lr=lr), num_steps=100) for lr in rates]
 register(MyTechnique)
 batch = Batch.of(name="sweep", jobs=jobs).to_json()
 print(profile_batch(batch).profiled.profiles)
-print(train_batch(batch).jobs)
+try:
+    print(train_batch(batch).jobs)
+except BatchFailed as failed:  # some jobs are not done
+    print(failed, failed.result.jobs)
 """
 
 import sys
@@ -16,16 +19,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flows.faults import BatchFailed, RingmasterError
     from flows.profile_batch import profile_batch
     from flows.result import BatchResult
     from flows.train_batch import train_batch
     from tasks.batch import Batch
 
-__all__ = ["Batch", "BatchResult", "profile_batch", "train_batch"]
+__all__ = ["Batch", "BatchFailed", "BatchResult", "RingmasterError", "profile_batch", "train_batch"]
 
 _HOMES = {
     "Batch": "tasks.batch",
+    "BatchFailed": "flows.faults",
     "BatchResult": "flows.result",
+    "RingmasterError": "flows.faults",
     "profile_batch": "flows.profile_batch",
     "train_batch": "flows.train_batch",
 }

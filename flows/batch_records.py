@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 from prefect import get_run_logger
+from prefect.context import FlowRunContext
 from rich.text import Text
 
 from flows.result import BatchResult
-from flows.views import describe
-from tasks.execution.events import ExecutionEvent
+from flows.views import current_view, describe
+from tasks.execution.events import ExecutionEvent, JobEnded
+from tasks.execution.journal import FAILED
+from tasks.profiling.reasons import refusal_lines
+from tasks.profiling.stage import Failed, Profiled
 from tasks.recording import Recorder
 from techniques.values import to_json
 
@@ -22,6 +28,7 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
             "status": job["status"],
             "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
             "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
+            "reason": job["message"],
             "steps": job["num_steps"],
             "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
             **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
@@ -46,6 +53,37 @@ def finish_records(recorder: Recorder, result: BatchResult) -> None:
 
 
 def log_decision(event: ExecutionEvent) -> None:
-    """An executor's listener: what was decided, and why, as the flow run's log in Prefect's UI."""
+    """An executor's listener: what was decided, and why, in the flow run's log; that a job has failed is an error."""
     if line := describe(event):
-        get_run_logger().info(Text.from_markup(line).plain)
+        has_failed = isinstance(event, JobEnded) and event.status == FAILED
+        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, Text.from_markup(line).plain)
+
+
+def failure(job: str, why: str) -> JobEnded:
+    """What is told of a job that has failed before any executor had it."""
+    return JobEnded(job=job, status=FAILED, message=why, details={})
+
+
+def failures_told(*, but: Iterable[str] = ()) -> Failed:
+    """Tells of each job that cannot be trained once, as soon as that is known: in the terminal and in the flow's log.
+
+    but: jobs that have ended before, of which nothing new is to be told.
+    """
+    view, told = current_view.get(), set(but)
+
+    def tell(job: str, why: str) -> None:
+        if job not in told:
+            told.add(job)
+            for listen in (view.listen, log_decision):
+                listen(failure(job, why))
+
+    return tell
+
+
+def tell_refused(profiled: Profiled) -> None:
+    """Writes which techniques were left out, and why, into the flow run's log, and shows it with --verbose."""
+    logger = None if FlowRunContext.get() is None else get_run_logger()
+    for line in refusal_lines({name: survey.refusals for name, survey in profiled.surveys.items()}):
+        current_view.get().detail(line)
+        if logger is not None:
+            logger.info(line)

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from flows import interrupts
 from flows.commands import (
     converting,
     datasets,
@@ -64,17 +65,18 @@ INPUT_FAULT = 2
 
 
 def main() -> None:
-    """The entry point: faults in the input are told without a traceback."""
+    """The command that is given: faults in its input are told without a traceback."""
     from flows.faults import InputError
     from tasks.batch import BatchFileError
     from tasks.planning import ProblemError
     from tasks.pool.faults import OtherRelease
 
-    try:
-        app()
-    except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
-        sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
-        sys.exit(INPUT_FAULT)
+    with interrupts.command(sys.argv[1:]):
+        try:
+            app()
+        except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
+            sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
+            sys.exit(INPUT_FAULT)
 
 
 if __name__ == "__main__":

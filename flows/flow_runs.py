@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import httpx
@@ -13,6 +14,7 @@ from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Failed
 
 from flows import settings
+from flows.faults import Interrupted, RunFailed
 from tasks.execution.journal import Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
@@ -53,17 +55,28 @@ def is_started_by_prefect() -> bool:
     return STARTED_RUN in os.environ
 
 
-def ended(result: T, *, status: str, message: str) -> T:
-    """What a flow returns: its result or, where it is a deployment's run and not all is done, a failed or
-    cancelled state.
+def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> T:
+    """What a flow returns: its result or, where not all is done, a state that says so in Prefect's list of runs.
 
-    Whoever calls a flow in Python wants its result; who looks at Prefect's list of runs wants to see the failure.
+    Whoever has called the flow in Python gets `failure` raised, with the result; Interrupted where it was stopped.
     """
-    context = FlowRunContext.get()
-    deployment = None if context is None or context.flow_run is None else context.flow_run.deployment_id
-    if deployment is None or status == "done":
+    if status == "done":
         return result
-    return cast(T, Cancelled(message=message) if status == "cancelled" else Failed(message=message))
+    if status == "interrupted":
+        said = f"interrupted: {message}"
+        return cast(T, Cancelled(message=said, data=Interrupted(said, result)))
+    state = Cancelled if status == "cancelled" else Failed
+    return cast(T, state(message=message, data=failure(message, result)))
+
+
+def result_of(run: Callable[..., T], *args: Any, **options: Any) -> T:
+    """What a flow has come to, however it ended: its result, also where it raises that not all is done."""
+    try:
+        return run(*args, **options)
+    except (RunFailed, Interrupted) as end:
+        if end.result is None:
+            raise
+        return cast(T, end.result)
 
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from flows.batch_artifacts import DecisionArtifact
-from flows.batch_records import log_decision
+from flows.batch_records import failure, log_decision
 from flows.fusing import Together, choose_together, goals_in
+from flows.interrupts import stopped_by_signals
 from flows.views import current_view
 from flows.workshop import Workshop
 from tasks.alarms import DeadlineAlarms
 from tasks.alarms.task import sound
-from tasks.execution.events import Listener
+from tasks.execution.events import JobEnded, Listener
 from tasks.execution.executor import Executor
 from tasks.execution.forethought import MakePlan
 from tasks.execution.historian import Historian
-from tasks.execution.journal import begin
+from tasks.execution.journal import FAILED, begin
 from tasks.execution.measured import Measured
 from tasks.execution.replanner import POLICY, Replanner
 from tasks.execution.roster import Enlisted
@@ -46,10 +45,10 @@ def execute(
 
     measured: what the devices do meanwhile. seed: of the planner. conductor: of the sweep whose trials the jobs are.
     """
-    _begin(shop, profiled, conductor=conductor)
+    failures = _begin(shop, profiled, conductor=conductor)
     together = _choose_together(shop, profiled, seed=seed)
     with ExitStack() as stack:
-        listeners = stack.enter_context(_listeners(shop, profiled, conductor=conductor))
+        listeners = stack.enter_context(_listeners(shop, profiled, failures=failures, conductor=conductor))
         executor = Executor(
             name=shop.bench.batch.name,
             cluster=shop.bench.cluster,
@@ -71,23 +70,29 @@ def execute(
         stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
         stack.callback(shop.runner.join)
         stack.callback(shop.runner.kill_all)
-        stack.enter_context(_stopped_by_signals(executor, shop))
+        stack.enter_context(stopped_by_signals(partial(_stop, executor, shop)))
         executor.run()
 
 
-def _begin(shop: Workshop, profiled: Profiled, *, conductor: Conductor | None) -> None:
-    """Writes down what is about to run."""
+def _begin(shop: Workshop, profiled: Profiled, *, conductor: Conductor | None) -> list[JobEnded]:
+    """Writes down what is about to run, and what has failed already; returns that."""
+    every = {job.name: job for job in shop.bench.batch.jobs}
     shop.recorder.begin(
-        Recorded(jobs=_jobs(profiled), surveys=profiled.surveys, profiles=profiled.profiles),
+        Recorded(jobs=every | _jobs(profiled), surveys=profiled.surveys, profiles=profiled.profiles),
         devices=shop.bench.device_names,
         num_trials=profiled.num_trials,
     )
     begin(shop.journal, shop.bench.batch.jobs, faults=profiled.faults)
+    records = shop.journal.jobs()
+    failures = [failure(name, why) for name, why in profiled.faults.items() if records[name].status == FAILED]
+    for event in failures:
+        shop.recorder.listen(event)
     if conductor is not None:
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         conductor.begin(shop.journal, jobs, num_slots=len(shop.bench.cluster.devices))
         for name, details in conductor.details().items():
             shop.journal.write_job(name, details=details)
+    return failures
 
 
 def _choose_together(shop: Workshop, profiled: Profiled, *, seed: int) -> Together:
@@ -123,13 +128,20 @@ def _entries(shop: Workshop, profiled: Profiled, together: Together) -> list[Enl
 
 
 @contextmanager
-def _listeners(shop: Workshop, profiled: Profiled, *, conductor: Conductor | None) -> Iterator[list[Listener]]:
-    """Whom the executor tells what happens: the view, the records, the artifacts in Prefect, the sweep."""
+def _listeners(
+    shop: Workshop, profiled: Profiled, *, failures: Sequence[JobEnded], conductor: Conductor | None
+) -> Iterator[list[Listener]]:
+    """Whom the executor tells what happens: the view, the records, the artifacts in Prefect, the sweep.
+
+    failures: what was told already to all but the table of decisions.
+    """
     batch, database = shop.bench.batch, shop.journal.database
     deadlines = DeadlineAlarms(batch.name, deadlines_s=batch.deadlines_s, started_s=shop.journal.get("started_s"))
     progress = ProgressArtifact(shop.journal, total_steps=sum(job.total_steps for job in profiled.jobs))
     gantt = GanttArtifact(Historian(database, name=batch.name), look=lambda chronicle: deadlines.tell(chronicle, sound))
     decisions = DecisionArtifact()
+    for event in failures:
+        decisions.listen(event)
     with ExitStack() as stack:
         for artifact in (progress, gantt, decisions):
             stack.callback(artifact.close)
@@ -198,22 +210,7 @@ def _planner(shop: Workshop, *, seed: int, start: Plan | None) -> MakePlan:
     return lambda problem: later(problem) if shop.journal.plans() else first(problem)
 
 
-@contextmanager
-def _stopped_by_signals(executor: Executor, shop: Workshop) -> Iterator[None]:
-    """Ctrl-C or SIGTERM ends the batch in order: gangs checkpoint, the journal says where to go on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        current_view.get().notice("stopping: running jobs write a checkpoint")
-        executor.stop()
-        # Not here: a handler may interrupt the very thread that holds the runner's lock.
-        threading.Thread(target=shop.runner.stop_all).start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(executor: Executor, shop: Workshop) -> None:
+    """Ends the batch in order: gangs checkpoint, and the journal says where to go on."""
+    executor.stop()
+    shop.runner.stop_all()

@@ -11,6 +11,9 @@ import typer
 from rich.console import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Tell also which techniques were left out for which jobs, and why.")
+]
 
 
 # Where output goes to a file nobody resizes anything: names and metrics stay on one line.

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.flow_runs import cancel_batches, ended
+from flows.faults import BatchFailed
+from flows.flow_runs import cancel_batches, ended, result_of
 from flows.pool.asking import ask_about, open_database, pool_address
 from flows.train_batch import train_batch
 from tasks.batch import Batch, load_batch, parse_batch
@@ -67,8 +68,8 @@ def submit_jobs(
     """
     pool_address()
     found = replace(_batch(jobs), name=batch)
-    result = train_batch(found.to_json(), name=batch, checkpoint_every_s=checkpoint_every_s)
-    return ended(result.to_json(), status=result.status, message=result.summary())
+    result = result_of(train_batch, found.to_json(), name=batch, checkpoint_every_s=checkpoint_every_s)
+    return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 @flow(name="cancel-jobs", flow_run_name="cancel {batch}", persist_result=True, result_serializer="json")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows import settings
+from flows.batch_records import tell_refused
 from flows.views import current_view
 from flows.workshop import as_batch, open_bench
 from tasks.planning import Problem
@@ -48,6 +49,7 @@ def profile_batch(batch: str | dict[str, Any]) -> Measured:
         profiled = profile_jobs(
             bench.batch.jobs, site=bench.site, cluster=bench.cluster, known=bench.known, notice=view.notice
         )
+        tell_refused(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:
             return Measured(profiled=profiled, problem=None)

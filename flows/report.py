@@ -36,8 +36,8 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     _print_times(result, console)
     for fault in result.faults:
         console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
-    if result.status in ("interrupted", "cancelled"):
-        console.print(f"[bold]{result.status}:[/] `ringmaster run --resume` goes on from the last checkpoints")
+    if result.status == "cancelled":
+        console.print("[bold]cancelled:[/] `ringmaster run BATCH.yaml --resume` goes on from the last checkpoints")
     pool = settings.pool()
     mlflow = f"mlflow ui --backend-store-uri {settings.tracking_uri(home)} --workers 1"
     prefect = f"PREFECT_HOME={home / 'prefect'} prefect server start"

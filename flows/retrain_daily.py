@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
+from flows.faults import RetrainingFailed
 from flows.flow_runs import cancel_batches, ended
 from flows.nights.choosing import choose_jobs
 from flows.nights.closing import close
@@ -46,7 +47,8 @@ def retrain_daily(
     with open_night(production, night=night, force=force) as opened:
         answer = _known(opened) if isinstance(opened, NightRecord) else _held(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
-    return ended(answer, status=answer["status"], message=f"{answer['status']}: {', '.join(failed)}")
+    message = f"{answer['status']}: {', '.join(failed)}"
+    return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 
 def _held(night: Night, *, seed: int) -> dict[str, Any]:

@@ -54,19 +54,46 @@ def alone_in(folder: Path, *, waits: bool = False) -> Iterator[None]:
         yield
 
 
-def folder_to_resume(batch: Batch, home: Path) -> Path:
-    """The folder of the newest run of the batch, which must not have ended and must be of the same file."""
+STARTING = "starting"
+"""A file in the folder of a batch's runs: a run is being started, and has no folder of its own yet. Where it is there
+later on, that run was killed before it began."""
+
+
+def note_start(batch: Batch, home: Path) -> None:
+    """Writes down that a run of the batch is being started; `begun` takes it back."""
+    folder = home / "batches" / batch.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STARTING).touch()
+
+
+def begun(batch: Batch, home: Path) -> None:
+    """A run of the batch has begun: from now on it can be resumed by what its journal says."""
+    (home / "batches" / batch.name / STARTING).unlink(missing_ok=True)
+
+
+def was_being_started(batch: Batch, home: Path) -> bool:
+    """Whether the last run of the batch was killed before it began."""
+    return (home / "batches" / batch.name / STARTING).exists()
+
+
+def folder_to_resume(batch: Batch, home: Path) -> Path | None:
+    """The folder of the newest run of the batch, which must not be done and must be of the same file.
+
+    None where there is nothing to resume: no run has begun, or the last one was killed before it did.
+    """
     folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
-    if not folders:
-        raise InputError(
-            [f"there is no run of batch {batch.name!r} to resume under {home}. To fix: leave out --resume"]
-        )
-    journal = Journal.of_file(folders[-1] / "journal.db")
-    try:
-        then = journal.get("digest")
-        is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
-    finally:
-        journal.close()
+    while folders:
+        journal = Journal.of_file(folders[-1] / "journal.db")
+        try:
+            then = journal.get("digest")
+            is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
+        finally:
+            journal.close()
+        if then is not None:
+            break
+        folders.pop()  # it was killed before it had written down what it is to do
+    if not folders or (is_done and was_being_started(batch, home)):
+        return None
     if then != digest(batch.to_json()):
         raise InputError(
             [

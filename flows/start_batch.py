@@ -22,6 +22,7 @@ from flows.batch_form import (
     WithoutAnswer,
 )
 from flows.dry_run import DryRun, dry_run
+from flows.faults import BatchFailed
 from flows.flow_runs import cancel_batches, ended
 from flows.train_batch import train
 from flows.waiting import for_prefect
@@ -73,7 +74,9 @@ def start_batch(
     if mode == "dry-run":
         found = dry_run(asked, profiles=profiles, seed=seed)
         show(found)
-        return ended(found.to_json(), status="done" if found.is_good else "failed", message=found.summary())
+        return ended(
+            found.to_json(), status="done" if found.is_good else "failed", message=found.summary(), failure=BatchFailed
+        )
     if mode == "ask":
         answer = ask_to_start(
             lambda: _question(asked, profiles=profiles, seed=seed),
@@ -83,7 +86,7 @@ def start_batch(
         if not answer.approved:
             return _turned_down(asked, answer)
     result = train(asked, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    return ended(result.to_json(), status=result.status, message=result.summary())
+    return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 def show(found: DryRun) -> None:

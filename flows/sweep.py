@@ -10,6 +10,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from flows import settings, waiting
+from flows.faults import SweepFailed
 from flows.flow_runs import cancel_batches, ended
 from flows.sweep_file import spec_of
 from flows.sweep_form import (
@@ -110,16 +111,26 @@ def sweep(
         reports=conductor.reports,
         jobs=result.jobs,
     )
+    won = best(rows)
+    status = sweep_status(result.status, won)
     found = {
         "name": name,
-        "status": result.status,
+        "status": status,
         "metric": spec.objective,
-        "best": best(rows),
+        "best": won,
         "leaderboard": rows,
         **_recorded(conductor, rows, challenger_of=challenger_of or name),
         "batch": result.to_json(),
     }
-    return ended(found, status=result.status, message=result.summary())
+    return ended(found, status=status, message=result.summary(), failure=SweepFailed)
+
+
+def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
+    """What becomes of a sweep: a trial that has failed fails its batch, but not the sweep, where another one has won.
+
+    That some values train badly, or not at all, is among what a sweep finds out.
+    """
+    return "done" if batch_status == "failed" and won is not None else batch_status
 
 
 def _recorded(conductor: Conductor, rows: Sequence[Mapping[str, Any]], *, challenger_of: str) -> dict[str, Any]:

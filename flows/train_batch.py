@@ -10,7 +10,8 @@ from prefect.artifacts import create_table_artifact
 
 from flows import settings
 from flows.batch_artifacts import show_cost
-from flows.batch_records import finish_records, job_rows
+from flows.batch_records import failures_told, finish_records, job_rows, tell_refused
+from flows.faults import BatchFailed
 from flows.flow_runs import cancel_batches, ended
 from flows.guard import guard_embedded_server
 from flows.local_executor import execute
@@ -23,7 +24,7 @@ from flows.workshop import BatchInput, as_batch, open_workshop
 from tasks.alarms import batch_failed
 from tasks.alarms.task import sound
 from tasks.batch import Batch
-from tasks.execution.journal import RUNNING
+from tasks.execution.journal import DONE, RUNNING, STOPPED
 from tasks.execution.measured import watching
 from tasks.profiling.task import profile_task
 from tasks.scribe import FLOW_RUN_PAGE
@@ -52,9 +53,12 @@ def train_batch(
         resume: Go on with the last run of this batch, which was interrupted.
         checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
         seed: Of the planner; on a pool the executor has its own.
+
+    Raises BatchFailed, with the result, where jobs have failed or were cancelled; Interrupted where Ctrl-C or SIGTERM
+    has stopped it; InputError where the batch cannot be begun.
     """
     result = train(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    return ended(result, status=result.status, message=result.summary())
+    return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 def train(
@@ -95,10 +99,17 @@ def _train_here(
         shop.journal.put("status", RUNNING)
         shop.journal.put(FLOW_RUN_PAGE, flow_run_page())
         bench = shop.bench
+        are_over = [name for name, record in shop.journal.jobs().items() if record.status in (DONE, STOPPED)]
         with bench.all_devices(view.notice):
             profiled = profile_task(
-                bench.batch.jobs, site=bench.site, cluster=bench.cluster, known=bench.known, notice=view.notice
+                bench.batch.jobs,
+                site=bench.site,
+                cluster=bench.cluster,
+                known=bench.known,
+                notice=view.notice,
+                failed=failures_told(but=are_over),
             )
+        tell_refused(profiled)
         profiling_s = time.monotonic() - started_s
         try:
             with watching(bench.cluster) as measured:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 
+from flows.interrupts import said_by
 from tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
@@ -41,6 +42,12 @@ class View:
     def notice(self, text: str) -> None:
         """A line about what is being done now."""
 
+    def detail(self, text: str) -> None:
+        """A line for who wants to see all: shown with --verbose."""
+
+    def say(self, text: str) -> None:
+        """A line that must be seen, from any thread."""
+
     def listen(self, event: ExecutionEvent) -> None:
         """An executor's listener."""
 
@@ -52,12 +59,21 @@ current_view: ContextVar[View] = ContextVar("current_view", default=View())  # n
 class LinesView(View):
     """A line for each thing that happens, for logs."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, is_verbose: bool = False) -> None:
+        self._console, self._is_verbose = console, is_verbose
 
     def notice(self, text: str) -> None:
         """Prints the line."""
         self._console.print(text, style="dim", highlight=False)
+
+    def detail(self, text: str) -> None:
+        """Prints the line where all is asked for."""
+        if self._is_verbose:
+            self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Prints the line."""
+        self._console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Prints what matters of the event."""
@@ -68,8 +84,8 @@ class LinesView(View):
 class LiveView(View):
     """A bar for each running segment, with its devices, step, loss and the time left."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, is_verbose: bool = False) -> None:
+        self._console, self._is_verbose = console, is_verbose
         self._status = Spinner("dots", text="starting")
         self._bars = Progress(
             TextColumn("[bold]{task.description}"),
@@ -100,6 +116,15 @@ class LiveView(View):
         """Shows what is being done at the foot."""
         self._status.update(text=text)
 
+    def detail(self, text: str) -> None:
+        """Prints the line above the bars where all is asked for."""
+        if self._is_verbose:
+            self._live.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Prints the line above the bars."""
+        self._live.console.print(text, style="bold", markup=False, highlight=False, soft_wrap=True)
+
     def listen(self, event: ExecutionEvent) -> None:
         """Moves the bars; what ends is printed above them."""
         match event:
@@ -114,7 +139,8 @@ class LiveView(View):
                 self._bars.remove_task(self._bar_of.pop(event.number))
             case JobEnded():
                 self._num_done += 1
-        self._status.update(text=f"{self._num_done} of {self._num_jobs} jobs have ended")
+        if self._num_jobs:  # a job may fail before there is a plan
+            self._status.update(text=f"{self._num_done} of {self._num_jobs} jobs have ended")
         if not isinstance(event, (SegmentStarted, GangSaid)) and (line := describe(event)):
             self._live.console.print(line, highlight=False)
 
@@ -138,9 +164,10 @@ class LiveView(View):
 
 
 @contextmanager
-def shown(console: Console) -> Iterator[None]:
+def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
     """Shows what happens within: live bars where the console is a terminal, lines elsewhere."""
-    with LiveView(console) if console.is_terminal else LinesView(console) as view:
+    make = LiveView if console.is_terminal else LinesView
+    with make(console, is_verbose=is_verbose) as view, said_by(view.say):
         token = current_view.set(view)
         try:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,15 @@ from typing import Any
 from flows import settings, waiting
 from flows.faults import InputError
 from flows.pool.own_node import own_node
-from flows.run_folder import alone_in, base_weights, checkpoint_root_of, folder_to_resume, fresh_folder
+from flows.run_folder import (
+    alone_in,
+    base_weights,
+    begun,
+    checkpoint_root_of,
+    folder_to_resume,
+    fresh_folder,
+    note_start,
+)
 from flows.views import current_view
 from model_lineage.ledger import Ledger
 from model_lineage.tensors import TensorStore
@@ -119,7 +127,18 @@ _warm: dict[str, ForkServer] = {}
 def warm_up(batch: Batch) -> None:
     """Starts importing torch in the batch's fork server now, beside whatever this process imports in the meantime."""
     server = _warm[batch.name] = ForkServer(preload=_preload(batch))
-    threading.Thread(target=server.start, name="warm-up", daemon=True).start()
+
+    def start() -> None:
+        with suppress(RuntimeError):  # whoever uses it starts it again, and is told why it cannot
+            server.start()
+
+    threading.Thread(target=start, name="warm-up", daemon=True).start()
+
+
+def cool_down() -> None:
+    """Ends the fork servers that were started ahead of flows which never came to use them."""
+    while _warm:
+        _warm.popitem()[1].close()
 
 
 @contextmanager
@@ -169,6 +188,10 @@ def open_workshop(
     """
     home = home or settings.home()
     resumed = folder_to_resume(batch, home) if resume else None
+    if resume and resumed is None:
+        current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
+    resume = resumed is not None
+    note_start(batch, home)
     with open_bench(batch, home=home) as bench, ExitStack() as stack:
         folder = resumed or fresh_folder(batch, home)
         stack.enter_context(alone_in(folder))
@@ -177,8 +200,8 @@ def open_workshop(
         weights = base_weights(batch, bench.ledger, journal, home)
         bench = replace(bench, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
         checkpoint_root = checkpoint_root_of(journal, resume=resume)
-        journal.put("batch", batch.to_json())
-        journal.put("digest", digest(batch.to_json()))
+        journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
+        begun(batch, home)
         yield Workshop(
             bench=bench,
             journal=journal,

@@ -1,4 +1,4 @@
-"""What goes wrong between us and MLflow, handled in one place.
+"""The base of all errors for users, and what goes wrong between us and MLflow, handled in one place.
 
 Every call to MLflow goes through `Guarded`: a fault that may pass (a locked database, a server that answers 5xx) is
 tried again a few times; any other becomes a `LedgerError` that says what to do.
@@ -17,7 +17,11 @@ RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
 
 
-class LedgerError(ValueError):
+class RingmasterError(Exception):
+    """The base of every error that Ringmaster raises for its user: what is wrong, where, and what to do."""
+
+
+class LedgerError(RingmasterError, ValueError):
     """The ledger cannot do what was asked.
 
     code: MLflow's, e.g. "RESOURCE_DOES_NOT_EXIST". may_pass: the same call may go well later, since MLflow is away or

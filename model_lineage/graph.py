@@ -5,6 +5,7 @@ import graphlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from model_lineage.faults import RingmasterError
 from model_lineage.records import ADAPTATION_KINDS, DatasetInput
 
 
@@ -29,7 +30,7 @@ class Adaptation:
             )
 
 
-class Circle(ValueError):
+class Circle(RingmasterError, ValueError):
     """Records say that a model is its own ancestor."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from model_lineage.faults import RingmasterError
 from model_lineage.graph import Adaptation, Graph
 from model_lineage.ledger import Ledger
 from model_lineage.records import COMPONENT, DatasetInput, ModelRecord
@@ -19,7 +20,7 @@ CHAMPION = "champion"
 _SHORTEST_ID = 6  # characters of a model's id or a data set's digest that may stand for it
 
 
-class UnknownName(ValueError):
+class UnknownName(RingmasterError, ValueError):
     """No model, component or data set has that name, or several have; the message names what is close to it."""
 
 

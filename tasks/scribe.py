@@ -30,6 +30,7 @@ from techniques.surveys import Survey
 from techniques.values import from_json, to_json
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
+REASON = "ringmaster.reason"  # a tag of the run of a job that is not done: why
 FLOW_RUN_PAGE = "flow_run_page"  # the fact: where Prefect's UI shows the flow run of a batch
 FUSION = "fusion"
 """The fact: what was chosen about training jobs together: {"words", "groups" (fellows by leader), "together_s",
@@ -233,6 +234,7 @@ class Scribe:
         if event.status != DONE:
             how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
             self.ledger.set_note(run_id, f"**{how}**: {event.message}")
+            self.ledger.set_tags(run_id, {REASON: event.message})
             self.ledger.finish_run(run_id, status)
             return
         model = self._record_model(event, run_id)

@@ -46,12 +46,16 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a technique cannot train a job on so many devices, or not under one `config`."""
+    """Why a technique cannot train a job on so many devices, or not under one `config`.
+
+    is_too_large: it would, on devices with more memory; else it does not apply to such a job or gang.
+    """
 
     technique: str
     num_devices: int
     reason: str
     config: Mapping[str, Any] | None = None
+    is_too_large: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

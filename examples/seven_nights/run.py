@@ -216,6 +216,7 @@ def main() -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
+    from flows.flow_runs import result_of
     from flows.nights.night import current_clock
     from flows.retrain_daily import retrain_daily
     from flows.workshop import lent_server
@@ -229,14 +230,14 @@ def main() -> int:
             night.happens()
             at_s = datetime.fromisoformat(f"{night.date}T02:00").replace(tzinfo=UTC).timestamp()
             current_clock.set(lambda at_s=at_s: at_s)
-            answer = retrain_daily(file=str(HOME / "retraining.yaml"))
+            answer = result_of(retrain_daily, file=str(HOME / "retraining.yaml"))
             console.print(Markdown(answer["report"]))
             for expectation in night.expected:
                 is_so = expectation.holds(answer)
                 num_wrong += not is_so
                 console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: {expectation.said}")
         console.rule("the last night again")
-        again = retrain_daily(file=str(HOME / "retraining.yaml"))
+        again = result_of(retrain_daily, file=str(HOME / "retraining.yaml"))
         is_so = bool(again.get("was_over")) and again["models"] == answer["models"]
         num_wrong += not is_so
         console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: nothing is trained twice")

@@ -9,7 +9,7 @@ import typer
 from rich.markdown import Markdown
 
 from flows import settings
-from flows.output import AsJson, error_console, print_json
+from flows.output import AsJson, Verbose, error_console, print_json
 from techniques.dotted import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.", min=0)]
@@ -21,12 +21,13 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the last run of this sweep, which did not end well.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     from flows.sweep_file import load_sweep
 
     form = load_sweep(sweep_file)
-    result = _run("flows.sweep:sweep", {**form.parameters(), "resume": resume})
+    result = _run("flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
     console = error_console()
     console.print(_table(result["leaderboard"]))
     if result["challenger"]:
@@ -46,6 +47,7 @@ def retrain(
     force: Annotated[list[str], typer.Option(help="A model to train in any case; may be given again.")] = [],  # noqa: B006
     as_json: AsJson = False,
     seed: Seed = 0,
+    verbose: Verbose = False,
 ) -> None:
     """Train the production models that are due, as many as fit in the night, and promote what turns out better.
 
@@ -55,21 +57,22 @@ def retrain(
 
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
     asked = {"file": str(models_file), "night": night, "force": force, "seed": seed}
-    result = _run("flows.retrain_daily:retrain_daily", asked)
+    result = _run("flows.retrain_daily:retrain_daily", asked, is_verbose=verbose)
     error_console().print(Markdown(result["report"]))
     if as_json:
         print_json(result)
     raise typer.Exit(0 if result["status"] == "done" else 1)
 
 
-def _run(flow: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str, Any]:
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
     settings.embed(settings.home())
     run = resolve(flow)
+    from flows.flow_runs import result_of
     from flows.views import shown
 
-    with shown(error_console()):
-        result: dict[str, Any] = run(**parameters)
+    with shown(error_console(), is_verbose=is_verbose):
+        result: dict[str, Any] = result_of(run, **parameters)
     return result
 
 

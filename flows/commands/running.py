@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,9 +12,10 @@ from rich.markup import escape
 
 from flows import settings
 from flows.faults import InputError
-from flows.output import AsJson, error_console, output_console, print_json
+from flows.output import AsJson, Verbose, error_console, output_console, print_json
 
 if TYPE_CHECKING:
+    from flows.result import BatchResult
     from tasks.batch import Batch
 
 HEARTBEAT_S = 30
@@ -42,6 +44,7 @@ def run(
         Profiles,
         typer.Option(help="For --dry-run and --ask: measure jobs that are not known, or predict without any trial."),
     ] = "measure",
+    verbose: Verbose = False,
 ) -> None:
     """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
     from tasks.batch import load_batch
@@ -54,7 +57,10 @@ def run(
         if dry_run:
             raise typer.Exit(0 if is_good else 1)
         typer.confirm("Train it?", err=True, abort=True)
-    raise typer.Exit(train(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, as_json=as_json))
+    code = train(
+        batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, as_json=as_json, is_verbose=verbose
+    )
+    raise typer.Exit(code)
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> bool:
@@ -82,38 +88,61 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
 
 def train(
-    batch: Batch, *, resume: bool = False, checkpoint_every: float | None = None, seed: int = 0, as_json: bool = False
+    batch: Batch,
+    *,
+    resume: bool = False,
+    checkpoint_every: float | None = None,
+    seed: int = 0,
+    as_json: bool = False,
+    is_verbose: bool = False,
 ) -> int:
     """Trains a batch under a view of its progress and prints what came of it; returns the exit code."""
     home = settings.home()
     settings.embed(home)
-    if settings.pool() is None:
-        from flows.workshop import warm_up
+    with ExitStack() as stack:
+        if settings.pool() is None:
+            from flows.workshop import cool_down, warm_up
 
-        warm_up(batch)
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
+            stack.callback(cool_down)
+            warm_up(batch)
+        result = _trained(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, is_verbose=is_verbose)
     from flows.report import print_report
-    from flows.train_batch import train_batch
-    from flows.views import shown
 
-    console = error_console()
-    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
-    heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
-    with shown(console), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}):
-        result = train_batch(
-            batch.to_json(), name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed
-        )
-    print_report(result, console, home=home)
+    print_report(result, error_console(), home=home)
     if as_json:
         print_json(result.to_json())
     return result.exit_code
+
+
+def _trained(batch: Batch, *, resume: bool, checkpoint_every: float | None, seed: int, is_verbose: bool) -> BatchResult:
+    """What the flow has come to, however it ended."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from flows.flow_runs import result_of
+    from flows.train_batch import train_batch
+    from flows.views import shown
+
+    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
+    heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
+    with (
+        shown(error_console(), is_verbose=is_verbose),
+        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}),
+    ):
+        return result_of(
+            train_batch,
+            batch.to_json(),
+            name=batch.name,
+            resume=resume,
+            checkpoint_every_s=checkpoint_every,
+            seed=seed,
+        )
 
 
 def profile(
     batch_file: BatchFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the planning problem is written.")],
     as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
     """Measure the jobs of a batch file, and write what is to be planned: `ringmaster plan` reads it."""
     from tasks.batch import load_batch
@@ -124,7 +153,7 @@ def profile(
     from flows.views import shown
 
     console = error_console()
-    with shown(console):
+    with shown(console, is_verbose=verbose):
         measured = profile_batch(batch.to_json())
     for name, fault in measured.profiled.faults.items():
         console.print(f"[red]{name}:[/] {escape(fault)}", highlight=False)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.faults import InputError
@@ -115,9 +114,10 @@ class Search:
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
         from techniques.engine.models.at_checkpoint import export_checkpoint
+        from techniques.engine.scratch import ScratchFolder
 
-        with TemporaryDirectory(prefix="ringmaster-") as aside:
-            folder = Path(aside) / f"step-{step}"
+        with ScratchFolder() as aside:
+            folder = aside.path / f"step-{step}"
             try:
                 export_checkpoint(root, name, finished=self.home.model_dir(node), folder=folder)
             except (ValueError, OSError) as error:

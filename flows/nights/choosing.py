@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from flows.batch_records import failures_told
 from flows.local_executor import PLANNING_TIME_LIMIT_S
 from flows.nights.looking import Checked
 from flows.nights.night import Night, current_clock
@@ -117,6 +118,7 @@ def _profiled(night: Night, jobs: Sequence[Job]) -> Profiled:
         known=bench.known,
         notice=notice,
         hold=partial(bench.all_devices, notice),
+        failed=failures_told(),
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from flows import settings
 from flows.faults import InputError
+from flows.flow_runs import result_of
 from flows.nights.choosing import Chosen
 from flows.nights.looking import TRAINED, Checked, trained_of
 from flows.nights.night import Night
-from flows.pool.run import place_of_run
+from flows.pool.run import newest_run
 from flows.result import BatchResult
 from flows.run_folder import folder_to_resume
 from flows.train_batch import train_batch
@@ -44,7 +45,8 @@ def train(night: Night, checks: Mapping[str, Checked], chosen: Chosen, *, seed: 
         night.save(is_trained=True)
         return None
     night.save(training=batch.to_json())
-    result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+    # A job that fails is its model's failure; what becomes of the others does not depend on it.
+    result = result_of(train_batch, batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(night, check, _recorded(night, check, result))
@@ -84,13 +86,11 @@ def _can_go_on(batch: Batch) -> bool:
     address, home = settings.pool(), settings.home()
     try:
         if address is None:
-            folder_to_resume(batch, home)
-        else:
-            with closing(Database(address.database)) as database:
-                place_of_run(batch, database, home=home, resume=True)
-    except InputError:  # it is done, or was never begun
+            return folder_to_resume(batch, home) is not None
+        with closing(Database(address.database)) as database:
+            return newest_run(batch, database, home) is not None
+    except InputError:  # it is done
         return False
-    return True
 
 
 def _is_there(night: Night, uri: str) -> bool:

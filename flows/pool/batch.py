@@ -22,15 +22,16 @@ from prefect.exceptions import TerminationSignal
 
 from flows import settings
 from flows.batch_artifacts import DecisionArtifact
-from flows.batch_records import finish_records, log_decision
+from flows.batch_records import finish_records, log_decision, tell_refused
 from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
 from flows.fusing import choose_together
+from flows.interrupts import stopped_by_signals
 from flows.page_links import flow_run_page, show_records
 from flows.pool.own_node import healthy
 from flows.pool.profiling import profile_on_pool
 from flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
 from flows.result import BatchResult, collect
-from flows.run_folder import alone_in, base_weights, checkpoint_root_of
+from flows.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
 from flows.settings import PoolAddress
 from flows.views import current_view
 from flows.waiting import for_prefect, notices
@@ -120,6 +121,7 @@ def train_on_pool(
         database.read(check_release)
         stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=resume)
+        note_start(batch, home)
         # A process that followed the run before us, and was taken for dead, may still be about to end.
         stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
@@ -138,6 +140,7 @@ def train_on_pool(
             if resume or run.journal.get(IS_OVER):
                 shown_until = reopen(run, submission)
             view.notice(f"{key} is followed again")
+        begun(batch, home)
         return _follow(run, submission, shown, after=shown_until, conductor=conductor)
 
 
@@ -159,6 +162,7 @@ def _hand_over(
     checkpoint_root = checkpoint_root_of(journal, resume=False)
     batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
     profiled = profile(batch, key=run.id, database=run.database)
+    tell_refused(profiled)
     faults = with_orphans(profiled)
     journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - started_s})
     journal.put(
@@ -233,7 +237,11 @@ def _follow(
     tensors = TensorStore(settings.tensors(settings.home()))
     recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=notice, tensors=tensors)
     recorder.begin(
-        Recorded(jobs={job.name: job for job in submission.jobs}, surveys=surveys, profiles=submission.profiles),
+        Recorded(
+            jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
+            surveys=surveys,
+            profiles=submission.profiles,
+        ),
         devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
         num_trials=profiling["num_trials"],
     )
@@ -324,11 +332,7 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
     A process that Prefect has started and ends for another reason leaves the batch alone: the event tells so.
     """
     is_left = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield is_left
-        return
     notice = current_view.get().notice
-    is_asked = threading.Event()
 
     def act() -> None:
         if is_started_by_prefect() and not is_being_cancelled():
@@ -337,16 +341,5 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
         notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
         run.ask(wishes.CANCEL)
 
-    def stop(*_: object) -> None:
-        if is_asked.is_set():
-            raise KeyboardInterrupt
-        is_asked.set()
-        # Not here: a handler may interrupt the very thread that holds a lock of the database.
-        threading.Thread(target=act, name="cancel", daemon=True).start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stopped_by_signals(act):
         yield is_left
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

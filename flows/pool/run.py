@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.faults import InputError
 from flows.flow_runs import root_run, runs_fact
-from flows.run_folder import fresh_folder
+from flows.run_folder import fresh_folder, was_being_started
 from model_lineage.ledger import Ledger
 from tasks.batch import Batch
 from tasks.execution.journal import DONE, PAUSED, STOPPED, WAITING, Journal
@@ -86,22 +86,25 @@ def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) 
     if which in known:
         key, folder = known[which]
         return str(key), Path(folder)
-    if resume:
-        key, folder = _newest(batch, database)
-    else:
+    found = newest_run(batch, database, home) if resume else None
+    if found is None:  # also where the last one was killed before the pool had it
         folder = fresh_folder(batch, home)
-        key = f"{batch.name}-{folder.name}"
+        found = f"{batch.name}-{folder.name}", folder
+    key, folder = found
     if root:
         pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
     return key, folder
 
 
-def _newest(batch: Batch, database: Database) -> tuple[str, Path]:
-    """The newest run of the batch on the pool, which must not be done and must be of the same file."""
+def newest_run(batch: Batch, database: Database, home: Path) -> tuple[str, Path] | None:
+    """The newest run of the batch on the pool, which must not be done and must be of the same file.
+
+    None where there is nothing to resume: the pool has none, or the last one was killed before the pool had it.
+    """
     submissions = Submissions(database)
     mine = [key for key, name, _ in submissions.names() if name == batch.name]
     if not mine:
-        raise InputError([f"the pool knows no run of batch {batch.name!r}. To fix: leave out --resume"])
+        return None
     same = [key for key in mine if Journal(database, batch=key).get("digest") == digest(batch.to_json())]
     if not same:
         raise InputError(
@@ -113,6 +116,8 @@ def _newest(batch: Batch, database: Database) -> tuple[str, Path]:
     journal = Journal(database, batch=same[-1])
     is_done = all(record.status == DONE for record in journal.jobs().values())
     if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == ENDED:
+        if was_being_started(batch, home):
+            return None
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
     submission = submissions.find(same[-1])
     assert submission is not None, "its name is there"

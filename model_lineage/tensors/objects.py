@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from model_lineage.faults import RingmasterError
 from model_lineage.tensors.planes import Packed, needs_parent, pack, unpack
 
 DEEPEST = 4  # differences of differences: each costs another read
@@ -19,7 +20,7 @@ _MAGIC = b"RMT1"
 _NOBODY = bytes(_DIGEST_BYTES)
 
 
-class ObjectFault(ValueError):
+class ObjectFault(RingmasterError, ValueError):
     """An object is missing, or is not what its name says."""
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from model_lineage.faults import RingmasterError
 from model_lineage.tensors.layout import ITEM_BYTES, Layout, TensorPart, by_name, full_name, map_file, read_layout
 from model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
 
@@ -27,7 +28,7 @@ WEIGHTS = ".safetensors"
 SOMEBODY = "somebody"  # owns what was there before owners were marked, and never gives it up
 
 
-class StoreFault(ValueError):
+class StoreFault(RingmasterError, ValueError):
     """A model cannot be added, or cannot be read from the store; says which file or object, and why."""
 
 

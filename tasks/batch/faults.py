@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from model_lineage.faults import RingmasterError
+
 Place = tuple[str | int, ...]
 """Where a value stands in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
 
@@ -35,7 +37,7 @@ class Fault:
         return f"{where}: {what}" if where else what
 
 
-class BatchFileError(ValueError):
+class BatchFileError(RingmasterError, ValueError):
     """A batch that cannot be run, with every fault that was found in it, in the order of the file."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:

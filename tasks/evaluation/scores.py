@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tasks.evaluation.resampling import Rows
 from tasks.profiling.trials import Site, slots_of
 from techniques import Job
 from techniques.engine.scoring import Progress, ScoringOrder
+from techniques.engine.scratch import ScratchFolder
 from techniques.values import to_json
 
 SCORER = "techniques.engine.scoring:main"
@@ -112,15 +112,15 @@ def score_models(
     log = site.cache_dir / "scoring.log"
     scores: dict[str, Scores] = {}
     faults: dict[str, str] = {}
-    with TemporaryDirectory(prefix="ringmaster-scores-") as folder:
+    with ScratchFolder(prefix="ringmaster-scores-") as scratch:
         order = ScoringOrder(
             job=job,
             models={name: str(path) for name, path in models.items()},
             slot=slots_of([device])[0],
             cache_dir=str(site.cache_dir),
-            folder=folder,
+            folder=str(scratch.path),
             data=data,
-            cases=None if cases is None else _write_cases(cases, Path(folder)),
+            cases=None if cases is None else _write_cases(cases, scratch.path),
             encode=None if cases is None else cases.encode,
             slicers=slicers or {},
             keep_inputs=keep_inputs,

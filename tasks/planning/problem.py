@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from model_lineage.faults import RingmasterError
 from tasks.planning.problem_faults import faults_of
 
 
-class ProblemError(ValueError):
+class ProblemError(RingmasterError, ValueError):
     """A problem that cannot be planned; `faults` says in words everything that is wrong with it."""
 
     def __init__(self, faults: Iterable[str]) -> None:

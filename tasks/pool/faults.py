@@ -1,7 +1,9 @@
 """What keeps a process from working with a pool at all."""
 
+from model_lineage.faults import RingmasterError
 
-class OtherRelease(ValueError):
+
+class OtherRelease(RingmasterError, ValueError):
     """A database or a pool is of another release of Ringmaster; nothing was started."""
 
     @property

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from model_lineage.faults import RingmasterError
 from tasks.execution.leases import Leases
 
 LOOK_EVERY_S = 1.0
 WORKER = "worker "
 
 
-class AlreadyServed(ValueError):
+class AlreadyServed(RingmasterError, ValueError):
     """A worker of the same name serves this machine."""
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from tasks.execution.journal import WAITING
+from tasks.execution.events import JobEnded
+from tasks.execution.journal import FAILED, WAITING
 from tasks.planning.terms import Terms
 from tasks.pool.database import Database
 from tasks.pool.schema import BATCHES, JOBS
+from tasks.pool.told import keep
 from techniques import Job, Profile
 from techniques.values import from_json, to_json
 
@@ -78,8 +80,8 @@ class Submissions:
     ) -> None:
         """Hands a batch over; one of the same id that is there already is left as it is.
 
-        failed: by job name, why it cannot be trained at all; those jobs are recorded as failed. details: of their
-        records, by job name.
+        failed: by job name, why it cannot be trained at all; those jobs are recorded as failed, and told to have.
+        details: of their records, by job name.
         """
         faults, known = failed or {}, details or {}
 
@@ -90,7 +92,7 @@ class Submissions:
             connection.execute(insert(BATCHES).values(**row, submitted_s=time.time()))
             names = dict.fromkeys([*(job.name for job in submission.jobs), *faults])
             for name in names:
-                stands = {"status": "failed", "message": faults[name]} if name in faults else {"status": WAITING}
+                stands = {"status": FAILED, "message": faults[name]} if name in faults else {"status": WAITING}
                 row = {
                     "batch": submission.id,
                     "name": name,
@@ -100,6 +102,8 @@ class Submissions:
                     **stands,
                 }
                 connection.execute(insert(JOBS).values(**row))
+            for name, why in faults.items():
+                keep(connection, submission.id, JobEnded(job=name, status=FAILED, message=why, details={}))
 
         self._database.write(act)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from tasks.execution import events
 from tasks.execution.events import ExecutionEvent, Planned
@@ -38,8 +38,7 @@ class Told:
 
     def tell(self, batch: str, event: ExecutionEvent) -> None:
         """Keeps an event for whoever follows the batch; the jobs in it bear their names within the batch."""
-        row = {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
-        self._database.write(lambda connection: connection.execute(insert(TOLD).values(**row)))
+        self._database.write(lambda connection: keep(connection, batch, event))
 
     def after(self, batch: str, number: int, *, most: int = 1000) -> list[Entry]:
         """The events of a batch after the one of that number (0 for all), the oldest first."""
@@ -66,6 +65,12 @@ class Told:
                 return
             if not entries:
                 clock.wait(LOOK_EVERY_S)
+
+
+def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
+    """Keeps an event as part of a transaction."""
+    row = {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
+    connection.execute(insert(TOLD).values(**row))
 
 
 def _content(event: ExecutionEvent) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from tasks.profiling.grouping import Group, classes
 from tasks.profiling.groups import group_profiles, group_searches, groups_among
 from tasks.profiling.layouts import Layout, layouts
 from tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
+from tasks.profiling.reasons import why_nothing_fits
 from tasks.profiling.search import LONG_STEPS, Failure, Result, Search, quickest_looking_first, worthwhile
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
@@ -27,6 +28,14 @@ SURVEYOR = "techniques.engine.survey:main"
 
 Notice = Callable[[str], None]
 """Takes a line of progress for a person."""
+
+Failed = Callable[[str, str], None]
+"""Takes the name of a job that cannot be trained, and why, as soon as that is known."""
+
+
+def untold(job: str, why: str) -> None:
+    """Tells nobody: whoever asked reads the faults."""
+
 
 Hold = Callable[[], AbstractContextManager[None]]
 """Makes what keeps the devices of trials free of anything else while it is open."""
@@ -76,15 +85,16 @@ def profile_jobs(
     hold: Hold = nullcontext,
     num_nodes: int = 1,
     may_try: bool = True,
+    failed: Failed = untold,
 ) -> Profiled:
     """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
 
     hold: entered before the first trial and left after the last; not at all where none is needed. num_nodes: nodes like
     this one that a gang may be spread over where a job needs it. may_try: False for no trials at all: jobs of which
-    nothing was measured before get predicted profiles.
+    nothing was measured before get predicted profiles. failed: is told of each job that cannot be trained.
     """
     known = known or Known()
-    surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice)
+    surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice, failed=failed)
     jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
     searches, searches_of = _searches(jobs, surveys, cluster, import_paths=site.import_paths)
     every = sorted({f for search in searches.values() for f in search.fingerprints})
@@ -111,7 +121,8 @@ def profile_jobs(
     profiles |= _over_nodes(homeless, site=site, cluster=cluster, num_nodes=num_nodes, notice=notice)
     for name, mine in searches_of.items():
         if not profiles[name]:
-            faults[name] = _why_nothing_fits(surveys[name], [f for s in mine for f in s.failures])
+            faults[name] = why_nothing_fits(surveys[name].refusals, [f for s in mine for f in s.failures])
+            failed(name, faults[name])
     return Profiled(
         jobs=tuple(jobs),
         surveys=surveys,
@@ -173,6 +184,7 @@ def survey_jobs(
     cluster: Cluster,
     notice: Notice,
     shapes: Sequence[GangShape] | None = None,
+    failed: Failed = untold,
 ) -> tuple[dict[str, Survey], dict[str, str]]:
     """Prepares data and sizes models in worker processes; surveys, and faults, by job name.
 
@@ -190,25 +202,32 @@ def survey_jobs(
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
         gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )
-    return run_survey(order, server=site.server, notice=notice)
+    return run_survey(order, server=site.server, notice=notice, failed=failed)
 
 
-def run_survey(order: SurveyOrder, *, server: ForkServer, notice: Notice) -> tuple[dict[str, Survey], dict[str, str]]:
+def run_survey(
+    order: SurveyOrder, *, server: ForkServer, notice: Notice, failed: Failed = untold
+) -> tuple[dict[str, Survey], dict[str, str]]:
     """Carries out an order in worker processes; surveys, and faults, by job name."""
     Path(order.cache_dir).mkdir(parents=True, exist_ok=True)
     surveys: dict[str, Survey] = {}
     faults: dict[str, str] = {}
+
+    def fail(job: str, why: str) -> None:
+        faults[job] = why
+        failed(job, why)
+
     left = list(order.jobs)
     while left:
-        status = _survey(replace(order, jobs=tuple(left)), surveys, faults, server=server, notice=notice)
+        status = _survey(replace(order, jobs=tuple(left)), surveys, fail, server=server, notice=notice)
         left = [job for job in left if job.name not in surveys and job.name not in faults]
         if left:
-            faults[left.pop(0).name] = f"the process that looked at it ended with status {status}"
+            fail(left.pop(0).name, f"the process that looked at it ended with status {status}")
     return surveys, faults
 
 
 def _survey(
-    order: SurveyOrder, surveys: dict[str, Survey], faults: dict[str, str], *, server: ForkServer, notice: Notice
+    order: SurveyOrder, surveys: dict[str, Survey], fail: Failed, *, server: ForkServer, notice: Notice
 ) -> int | None:
     """Looks at jobs in order in one worker process; returns its exit status, None where it vanished."""
     log = Path(order.cache_dir) / "survey.log"
@@ -222,7 +241,7 @@ def _survey(
                     survey = from_json(Survey, event["survey"])
                     surveys[survey.job] = survey
                 case "fault":
-                    faults[event["job"]] = event["message"]
+                    fail(event["job"], event["message"])
     except ChannelClosed:  # the fork server itself is gone; the next call starts another
         return None
     finally:
@@ -322,12 +341,6 @@ def _run(
 def _take_known(searches: Mapping[str, Search], found: Mapping[str, Result]) -> None:
     for search in searches.values():
         search.next_trial(found)
-
-
-def _why_nothing_fits(survey: Survey, failures: Sequence[Failure]) -> str:
-    reasons = [f"{r.technique} on {r.num_devices}: {r.reason}" for r in survey.refusals if r.config is None]
-    reasons += [f"trial: {failure.message}" for failure in failures]
-    return "no technique can train it here. " + "; ".join(reasons)
 
 
 def _json(result: Result) -> dict[str, Any]:

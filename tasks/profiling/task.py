@@ -9,7 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.cluster import Cluster
-from tasks.profiling.stage import Hold, Known, Notice, Profiled, profile_jobs
+from tasks.profiling.stage import Failed, Hold, Known, Notice, Profiled, profile_jobs, untold
 from tasks.profiling.trials import Site
 from techniques import Job
 
@@ -25,6 +25,9 @@ def profile_task(
     notice: Notice,
     hold: Hold = nullcontext,
     num_nodes: int = 1,
+    failed: Failed = untold,
 ) -> Profiled:
     """Surveys the jobs and measures what is not known of them."""
-    return profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=notice, hold=hold, num_nodes=num_nodes)
+    return profile_jobs(
+        jobs, site=site, cluster=cluster, known=known, notice=notice, hold=hold, num_nodes=num_nodes, failed=failed
+    )

@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 
 from model_lineage import Ledger
+from model_lineage.faults import RingmasterError
 from tasks.pool.database import Database
 from tasks.promotion import decisions
 from tasks.promotion.decisions import DecisionRecord
@@ -54,7 +55,7 @@ MOVES = Table(
 STRANGER_S = 600.0  # after which a row of another machine is taken for left behind; moves take a second
 
 
-class PromotionRefused(ValueError):
+class PromotionRefused(RingmasterError, ValueError):
     """Another promotion of the same model is under way, or was quicker."""
 
 

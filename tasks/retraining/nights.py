@@ -21,6 +21,7 @@ import psutil
 from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from model_lineage.faults import RingmasterError
 from tasks.pool.database import Database
 from tasks.retraining.dates import Clock
 
@@ -52,7 +53,7 @@ BEAT_S = 5.0
 SILENCE_S = 20.0  # after which a holder on another machine, that has not beaten meanwhile, is taken for dead
 
 
-class NightHeld(ValueError):
+class NightHeld(RingmasterError, ValueError):
     """Another process works on a night of the same models."""
 
 

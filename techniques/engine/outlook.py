@@ -144,7 +144,9 @@ class Outlook:
 
     def _refusal(self, technique: Technique, shape: GangShape, config: Config, num_bytes: int) -> Refusal:
         reason = f"needs {num_bytes / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device"
-        return Refusal(technique=technique.name, num_devices=shape.num_devices, reason=reason, config=config)
+        return Refusal(
+            technique=technique.name, num_devices=shape.num_devices, reason=reason, config=config, is_too_large=True
+        )
 
     def _is_doubtful(self, technique: Technique, config: Config, shape: GangShape, least_bytes: int) -> bool:
         if isinstance(technique, BlackBox) or "micro_batch" not in config:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Self
 
 from techniques.engine.channel import Channel, ChannelClosed
 from techniques.engine.fence import TICK, seconds_since_boot
+from techniques.engine.scratch import ScratchFolder
 
 # What every worker imports. Optimizers pull in torch._dynamo at their first step: seconds, unless it is there already.
 PRELOAD = (
@@ -42,13 +41,14 @@ class ForkServer:
     def __init__(
         self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ringmaster-"))
-        self._socket_path = self._folder / "forkserver"
-        self._log = log or self._folder / "log"
+        self._folder = ScratchFolder()
+        self._socket_path = self._folder.path / "forkserver"
+        self._log = log or self._folder.path / "log"
         self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
         self._fence_after_s = fence_after_s
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
         """Starts the server where it is not running; returns when it is ready to fork."""
@@ -84,10 +84,12 @@ class ForkServer:
                 os.write(process.stdin.fileno(), TICK.pack(seconds_since_boot() if heard_s is None else heard_s))
 
     def close(self) -> None:
-        """Ends the server and every worker that it started."""
+        """Ends the server and every worker that it started; one that is being started is not waited for."""
+        if (starting := self._starting) is not None:
+            starting.kill()
         with self._lock:
             self._hang_up()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -123,10 +125,12 @@ class ForkServer:
                 preexec_fn=_restore_signals,
             )
         assert process.stdin is not None and process.stdout is not None
+        self._starting = process
         killer = threading.Timer(START_TIMEOUT_S, process.kill)
         killer.start()
         line = process.stdout.readline()
         killer.cancel()
+        self._starting = None
         process.stdout.close()
         if line != b"ready\n":
             process.kill()

@@ -69,8 +69,15 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
                 reason = reason or _needless(technique, found, shape)
             found[name], too_large = ([], []) if reason else outlook.weigh(technique, shape)
             if not found[name]:
-                reason = reason or _least_too_large(too_large, shape)
-                refusals.append(Refusal(technique=name, num_devices=shape.num_devices, reason=reason))
+                least = _least_too_large(too_large, shape)
+                refusals.append(
+                    Refusal(
+                        technique=name,
+                        num_devices=shape.num_devices,
+                        reason=reason or least,
+                        is_too_large=reason is None,
+                    )
+                )
             refusals += [refusal for refusal, _ in too_large]
         candidates += [candidate for group in found.values() for candidate in group]
     return Survey(

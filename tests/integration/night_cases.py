@@ -49,13 +49,15 @@ class Case:
 
     def run(self, night: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
         """One night's answer, at a moment by the clock."""
+        from flows.flow_runs import result_of
         from flows.nights.night import current_clock
         from flows.retrain_daily import retrain_daily
 
         moment_s = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
         token = current_clock.set(lambda: moment_s)
         try:
-            answer = retrain_daily(file=str(self.folder / "retraining.yaml"), night=night, force=list(force))
+            file = str(self.folder / "retraining.yaml")
+            answer = result_of(retrain_daily, file=file, night=night, force=list(force))
         finally:
             current_clock.reset(token)
         return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}

@@ -73,10 +73,11 @@ class Nights:
 
     def run(self, night: str) -> None:
         """The retraining of a night, the one after the last."""
+        from flows.flow_runs import result_of
         from flows.retrain_daily import retrain_daily
 
         day = date(2026, 11, 1) + timedelta(days=len(self.answers))
-        answer = retrain_daily(file=str(self.folder / "retraining.yaml"), night=day.isoformat())
+        answer = result_of(retrain_daily, file=str(self.folder / "retraining.yaml"), night=day.isoformat())
         plain = json.loads(json.dumps(answer, allow_nan=False))
         records = self.ledger.models()
         versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in records}

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.interrupts import STOPPING
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 
 # `exact` leaves a model with dropout one option only, so that every run of it must end in the same bits.
@@ -68,21 +69,23 @@ class Place:
         self.batch.write_text(BATCH)
         self._num_runs = 0
 
+    @property
+    def environment(self):
+        """Of the processes that run here."""
+        source = str(Path(__file__).parents[2])
+        return {**os.environ, "RINGMASTER_HOME": str(self.home), "PYTHONPATH": source, "COLUMNS": "200"}
+
     @contextmanager
     def run(self, *options, batch=None):
         """A started `ringmaster run`; killed at the end, should it still live."""
         self._num_runs += 1
         stdout = self.folder / f"stdout-{self._num_runs}"
         command = [sys.executable, "-m", self.program, "run", str(batch or self.batch), "--json", *options]
-        environment = {
-            **os.environ,
-            "RINGMASTER_HOME": str(self.home),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "COLUMNS": "200",
-        }
         with (
             stdout.open("wb") as file,
-            subprocess.Popen(command, cwd=self.folder, env=environment, stdout=file, stderr=subprocess.PIPE) as process,
+            subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=file, stderr=subprocess.PIPE
+            ) as process,
         ):
             run = Run(process, stdout)
             try:
@@ -120,7 +123,8 @@ class Run:
     def result(self, *, exit_code):
         """Its JSON object, once it has ended with that code."""
         _, rest = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == exit_code, (self.said + rest).decode()
+        self.said += rest
+        assert self.process.returncode == exit_code, self.said.decode()
         return json.loads(self._stdout.read_text())
 
     def until_checkpointed(self, folder, job="long"):
@@ -227,7 +231,9 @@ def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(plac
         started = run.tree()
         run.until_checkpointed(place.newest)
         run.process.send_signal(signal.SIGINT)
-        result = run.result(exit_code=1)
+        run.hear(STOPPING)
+        result = run.result(exit_code=130)
+    assert f"to go on: ringmaster run {place.batch} --json {' '.join(FAST_CHECKPOINTS)} --resume" in run.said.decode()
     assert result["status"] == "interrupted"
     assert_gone(started)
     reached = result["jobs"][0]["num_steps"]

@@ -105,7 +105,7 @@ def test_an_interrupted_group_is_resumed_to_the_same_bits(place, alone):
         started = run.tree()
         run.until_checkpointed(place.newest, job=leader)
         run.process.send_signal(signal.SIGINT)
-        result = run.result(exit_code=1)
+        result = run.result(exit_code=130)
     assert result["status"] == "interrupted"
     assert_gone(started)
     steps = {job["name"]: job["num_steps"] for job in result["jobs"]}

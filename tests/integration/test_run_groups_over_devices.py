@@ -44,7 +44,7 @@ def test_a_group_over_two_devices_is_interrupted_and_resumed_to_nearly_the_same_
         leader = next(name for name in NAMES if f"{name} and " in run.said.decode())
         run.until_checkpointed(place.newest, job=leader)
         run.process.send_signal(signal.SIGINT)
-        assert run.result(exit_code=1)["status"] == "interrupted"
+        assert run.result(exit_code=130)["status"] == "interrupted"
     with place.run("--resume") as run:
         result = run.result(exit_code=0)
     groups = result["fusion"]["groups"]

@@ -15,7 +15,7 @@ class FakeLedger:
         self.away = 0
         self.num_refused = 0
         self.refused = threading.Event()
-        self.kept, self.notes = [], {}
+        self.kept, self.notes, self.tags = [], {}, {}
         self.runs, self.points, self.models, self.tables, self.statuses = {}, [], {}, {}, {}
 
     def _answer(self):
@@ -68,6 +68,10 @@ class FakeLedger:
     def set_note(self, run_id, markdown):
         self._answer()
         self.notes[run_id] = markdown
+
+    def set_tags(self, run_id, tags):
+        self._answer()
+        self.tags.setdefault(run_id, {}).update(tags)
 
     def write_json(self, run_id, path, value):
         self._answer()

@@ -20,12 +20,13 @@ from flows.views import View, current_view
 from model_lineage import waiting
 from tasks import recording
 from tasks.batch import Batch
-from tasks.execution.events import Planned
+from tasks.execution.events import JobEnded, Planned
 from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database, file_url
 from tasks.pool.requests import Requests
 from tasks.pool.submissions import ENDED, Submissions
+from tasks.pool.told import Told
 from tasks.profiling.stage import Profiled
 from techniques.surveys import Survey
 from tests.unit.execution.fakes import job, profile
@@ -129,6 +130,18 @@ def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(ben
     failed = "a (no technique can train it here), b (its base a has failed), d (its loss is NaN)"
     assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
     assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
+    ends = [e.event for e in Told(bench.database).after(bench.ids()[0], 0) if isinstance(e.event, JobEnded)]
+    assert {e.job: e.message for e in ends if e.status == "failed"} == {
+        "a": "no technique can train it here",
+        "b": "its base a has failed",
+        "d": "its loss is NaN",
+    }
+    assert {name: bench.ledger.statuses[f"run of {name}"] for name in "abcd"} == {
+        "a": "FAILED",
+        "b": "FAILED",
+        "c": "FINISHED",
+        "d": "FAILED",
+    }
 
 
 def test_a_batch_of_which_nothing_can_be_trained_ends_at_once(bench):
@@ -162,7 +175,7 @@ class Killed(BaseException):
     """The process is gone, at once."""
 
 
-def die(*_):
+def die(*_, **__):
     raise Killed
 
 
@@ -193,8 +206,6 @@ def test_what_a_resume_that_died_had_left_waiting_is_trained_by_the_next(bench, 
 
 
 def test_resume_goes_on_with_the_newest_run_and_only_with_what_is_left(bench):
-    with pytest.raises(InputError, match="knows no run of batch 'nightly'"):
-        bench.train(resume=True)
     with played(bench.database) as executor:
         executor.failing = {"b": "its loss is NaN"}
         assert bench.train().status == "failed"
@@ -206,6 +217,19 @@ def test_resume_goes_on_with_the_newest_run_and_only_with_what_is_left(bench):
             bench.train(resume=True)
         with pytest.raises(InputError, match="has changed since nightly-"):
             bench.train(batch_of(job("a")), resume=True)
+
+
+def test_resume_starts_what_was_killed_before_the_pool_had_it(bench, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Submissions, "submit", die)
+        bench.train()
+    with played(bench.database):
+        assert bench.train(resume=True).status == "done"
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Submissions, "submit", die)
+            bench.train()
+        assert bench.train(resume=True).status == "done", "not the one before, which is done"
+    assert len(bench.ids()) == 2
 
 
 def test_resume_has_paused_jobs_go_on(bench):

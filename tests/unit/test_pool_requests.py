@@ -1,12 +1,11 @@
 """What a person asks of a pool: found by name, answered, and refused with what there is."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli, flow_runs
+from flows import cli
 from flows.batch_form import EXAMPLES
 from flows.commands.pool import _kept
 from flows.faults import InputError
@@ -189,16 +188,3 @@ def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path
     (tmp_path / "no.json").write_text("{")
     with pytest.raises(BatchFileError):
         as_batch(str(tmp_path / "no.json"))
-
-
-def test_only_a_deployments_run_ends_as_failed_or_cancelled(monkeypatch):
-    def end(deployment, status):
-        context = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
-        monkeypatch.setattr(flow_runs.FlowRunContext, "get", lambda: context)
-        return flow_runs.ended({"status": status}, status=status, message="1 of 2 jobs are done; failed: a")
-
-    assert end(None, "failed") == {"status": "failed"}
-    assert end("d", "done") == {"status": "done"}
-    state = end("d", "failed")
-    assert (state.name, state.message) == ("Failed", "1 of 2 jobs are done; failed: a")
-    assert end("d", "cancelled").name == "Cancelled"

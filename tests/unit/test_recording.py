@@ -1,6 +1,7 @@
 """Records come late where MLflow is away, in order, and none is lost or doubled."""
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tasks import recording
 from tasks.batch import Batch
 from tasks.execution.dispatch import PlannedSegment
 from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, Journal
+from tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
 from tasks.pool.database import Database, file_url
 from tasks.pool.told import Told
 from tasks.profiling.options import planning_problem
@@ -97,6 +98,17 @@ def test_what_is_said_while_mlflow_is_away_is_recorded_once_it_is_back(database)
     check(ledger)
     assert ledger.statuses["run of nightly"] == "FINISHED"
     assert AWAY in notices[0] and notices[-1].startswith("MLflow is back")
+
+
+def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with_the_reason(database):
+    ledger = FakeLedger()
+    recorder = Recorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(replace(recorded(), surveys={}, profiles={}), devices=["d"], num_trials=0)
+    recorder.listen(JobEnded(job="b", status=FAILED, message="no such file", details={}))
+    assert recorder.close() == []
+    assert ledger.statuses["run of b"] == "FAILED"
+    assert ledger.notes["run of b"] == "**Failed**: no such file"
+    assert ledger.tags["run of b"] == {"ringmaster.reason": "no such file"}
 
 
 def test_a_batchs_page_leads_to_its_flow_run(database):

@@ -1,0 +1,13 @@
+"""Where `ringmaster` starts: it answers Ctrl-C before it imports anything that takes time."""
+
+import sys
+
+from flows import interrupts
+
+
+def main() -> None:
+    """The entry point of the command line."""
+    with interrupts.command(sys.argv[1:]):
+        from flows.cli import main as run_command
+
+        run_command()

@@ -1,0 +1,54 @@
+"""Why a job cannot be trained, in words for a person: the cause first, and no more than helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tasks.profiling.search import Failure
+from techniques.surveys import Refusal
+
+MOST_REASONS = 3
+MORE = "--verbose shows all that was left out"
+
+
+def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -> str:
+    """Why no technique can train a job: what its trials died of; without trials, what was lacking."""
+    if failures:
+        return _why_trials_failed(failures)
+    left_out = [refusal for refusal in refusals if refusal.config is None]
+    too_large = [refusal for refusal in left_out if refusal.is_too_large]
+    reasons = _by_reason(too_large or left_out)
+    said = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MOST_REASONS])
+    remedy = "larger devices, or a smaller model" if too_large else "let it use other gang sizes or techniques"
+    return f"no technique can train it here: {said or 'none was asked for'}. To fix: {remedy}; {MORE}"
+
+
+def _why_trials_failed(failures: Sequence[Failure]) -> str:
+    """The exceptions of a job's trials, each once; want of memory last, as it may be the smaller trouble."""
+    in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
+    causes = dict.fromkeys(failure.message for failure in in_order)
+    said = "; ".join(list(causes)[:MOST_REASONS])
+    return f"{said} (in its trial)" if len(failures) == 1 else f"{said} (in each of its {len(failures)} trials)"
+
+
+def refusal_lines(refused: Mapping[str, Iterable[Refusal]]) -> list[str]:
+    """Which techniques were left out for which jobs, and why; jobs for which the same holds share a line."""
+    jobs: dict[str, list[str]] = {}
+    for job, refusals in refused.items():
+        reasons = _by_reason([refusal for refusal in refusals if refusal.config is None])
+        if said := "; ".join(f"{where}: {reason}" for reason, where in reasons.items()):
+            jobs.setdefault(said, []).append(job)
+    return [f"left out for {_few(names)}: {said}" for said, names in jobs.items()]
+
+
+def _by_reason(refusals: Iterable[Refusal]) -> dict[str, str]:
+    """What each reason holds for: "ddp on 1, fsdp on 1"."""
+    where: dict[str, list[str]] = {}
+    for refusal in refusals:
+        where.setdefault(refusal.reason, []).append(f"{refusal.technique} on {refusal.num_devices}")
+    return {reason: ", ".join(names) for reason, names in where.items()}
+
+
+def _few(names: Sequence[str]) -> str:
+    first, *others = names
+    return f"{first} and {len(others)} more" if others else first
