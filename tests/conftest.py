@@ -3,6 +3,10 @@
 import os
 from contextlib import suppress
 
+# Numerics as in a gang, and before torch is imported: one thread, whose sums are the same wherever a result lies in
+# memory. Several threads of a busy machine wait for each other in loops: a test would take ten times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_CBWR", "AUTO")
 # Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
 

@@ -1,0 +1,3 @@
+import pytest
+
+from tasks.planning.pieces import PieceSearch
