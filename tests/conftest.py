@@ -20,4 +20,6 @@ with suppress(ImportError):  # a machine with a GPU may have torch and pytest al
     # fails has failed because of a change.
     settings.register_profile("searching", patient)
     settings.register_profile("patient", patient, derandomize=True, database=None)
+    # `--hypothesis-profile full` draws ten times as many.
+    settings.register_profile("full", patient, derandomize=True, database=None, max_examples=1000)
     settings.load_profile("patient")

@@ -1,3 +1,1 @@
-import pytest
 
-from tasks.planning.pieces import PieceSearch
