@@ -5,12 +5,12 @@ from contextlib import suppress
 
 import pytest
 
+# Numerics as in a gang, and before torch is imported: one thread, whose sums are the same wherever a result lies in
+# memory. Several threads of a busy machine wait for each other in loops: a test would take ten times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_CBWR", "AUTO")
 # Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
-
-# As ranks have them: products that do not depend on where in memory they lie, and one thread.
-os.environ.setdefault("MKL_CBWR", "AUTO")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with suppress(ImportError):  # a machine with a GPU may have torch and pytest alone, and runs what needs no more
     from hypothesis import HealthCheck, settings
@@ -22,6 +22,8 @@ with suppress(ImportError):  # a machine with a GPU may have torch and pytest al
     # fails has failed because of a change.
     settings.register_profile("searching", patient)
     settings.register_profile("patient", patient, derandomize=True, database=None)
+    # `--hypothesis-profile full` draws ten times as many.
+    settings.register_profile("full", patient, derandomize=True, database=None, max_examples=1000)
     settings.load_profile("patient")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -68,9 +69,14 @@ def fingerprint(
 
     memory_bytes: of a device: what ran out of memory may fit into more of it. code: digest of a user's own technique.
     """
-    versions: dict[str, Any] = {library: version(library) for library in LIBRARIES}
     device = [device_kind, round(memory_bytes / 2**30)]
-    return digest([key, technique, code, dict(config), num_devices, device, versions, TRIALS_VERSION], length=32)
+    return digest([key, technique, code, dict(config), num_devices, device, _versions(), TRIALS_VERSION], length=32)
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Of the libraries; once a process, since each is parsed from a file and every config has a fingerprint."""
+    return {library: version(library) for library in LIBRARIES}
 
 
 def technique_code(name: str, import_paths: tuple[str, ...]) -> str:

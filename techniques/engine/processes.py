@@ -150,7 +150,8 @@ def _environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "OMP_NUM_THREADS": "1",
-        # Else MKL rounds by where in memory a matrix happens to lie, and a job may end in other bits each time.
+        # Else MKL adds in another order, on AMD's CPUs, where a result begins elsewhere in memory: a job that is
+        # resumed, or trained in a group, would not end in the same bits.
         "MKL_CBWR": os.environ.get("MKL_CBWR", "AUTO"),
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def imports(root: Path) -> Iterator[Import]:
         for node in ast.walk(ast.parse((root / file).read_text())):
             for module in _imported(node, file):
                 yield Import(file, node.lineno, module)
+
+
+@cache
+def imports_here() -> tuple[Import, ...]:
+    return tuple(imports(ROOT))
 
 
 def _imported(node: ast.AST, file: Path) -> list[str]:
@@ -94,13 +100,13 @@ RULES: dict[str, Callable[[Import], bool]] = {
 }
 
 
-def violations(root: Path, rule: str) -> list[str]:
-    return [f"{i.file}:{i.line} imports {i.module}: {rule}" for i in imports(root) if RULES[rule](i)]
+def violations(found: Iterable[Import], rule: str) -> list[str]:
+    return [f"{i.file}:{i.line} imports {i.module}: {rule}" for i in found if RULES[rule](i)]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_imports_keep_the_rule(rule: str):
-    broken = violations(ROOT, rule)
+    broken = violations(imports_here(), rule)
     assert not broken, "\n".join(broken)
 
 
@@ -129,7 +135,7 @@ def test_a_broken_rule_is_told_with_file_and_line(file: str, source: str, rule: 
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source)
     (rule,) = (text for text in RULES if text.startswith(rule))
-    (told,) = violations(tmp_path, rule)
+    (told,) = violations(imports(tmp_path), rule)
     assert told.startswith(f"{file}:{len(source.splitlines())} imports ")
     assert told.endswith(rule)
 
@@ -148,7 +154,7 @@ def test_a_broken_rule_is_told_with_file_and_line(file: str, source: str, rule: 
 def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Path):
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source)
-    assert [told for rule in RULES for told in violations(tmp_path, rule)] == []
+    assert [told for rule in RULES for told in violations(imports(tmp_path), rule)] == []
 
 
 def imported_by(*names: str) -> set[str]:
@@ -176,7 +182,7 @@ def test_what_is_imported_is_named_among_the_dependencies():
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
     # Distributions whose modules bear other names; pydantic_core is pydantic's own, and pinned by it.
     named |= {"sklearn", "yaml", "pynvml", "pydantic_core"}
-    foreign = {i.module.partition(".")[0] for i in imports(ROOT)} - sys.stdlib_module_names - {*PACKAGES, ""}
+    foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {*PACKAGES, ""}
     assert foreign - named == set()
 
 

@@ -5,11 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.batch import Batch, BatchFileError, parse_batch
 from tasks.batch.document import read
+from tests.drawing import draws
 
 RIGHT = {
     "name": "n",
@@ -78,7 +79,7 @@ def test_the_file_that_is_changed_here_is_right():
     assert isinstance(outcome(json.dumps(RIGHT)), Batch)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@draws(100)
 @given(place=st.sampled_from(places(RIGHT)), value=VALUES)
 def test_a_changed_file_gives_a_batch_or_faults(place: tuple[Any, ...], value: Any):
     answer = outcome(json.dumps(replaced(RIGHT, place, value), indent=1))
@@ -88,7 +89,7 @@ def test_a_changed_file_gives_a_batch_or_faults(place: tuple[Any, ...], value: A
         assert Batch.from_json(json.loads(json.dumps(answer.to_json()))) == answer
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@draws(100)
 @given(text=st.text(alphabet="ab:-?[]{}&*!|>'\"#% \n\t<,01.e~", max_size=40))
 def test_any_text_gives_a_batch_or_faults(text: str):
     assert isinstance(outcome(text), Batch | BatchFileError)

@@ -1,6 +1,7 @@
 import dataclasses
 import multiprocessing
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,9 @@ def users(tmp_path, monkeypatch):
     sys.modules.pop("mine_data", None)
 
 
-def test_the_standard_library_is_text_that_every_machine_has(cache):
+def test_the_standard_library_is_text_that_every_machine_has(cache, monkeypatch):
+    part = Path(sysconfig.get_path("stdlib")) / "email"  # which is enough to see
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(part))
     spec = DataSpec(source="python-stdlib", seq_len=64, vocab_size=512)
     prepared = prepare(spec, cache_dir=cache)
     training, held_out = open_data(spec, cache_dir=cache, prepared=prepared)
@@ -53,7 +56,7 @@ def test_the_standard_library_is_text_that_every_machine_has(cache):
     assert prepared.vocab_size == 512
     assert (prepared.num_samples, prepared.num_held_out) == (len(training), len(held_out))
     assert 0.05 < len(held_out) / (len(training) + len(held_out)) < 0.2
-    ids = fetch(training, range(0, len(training), 500))["input_ids"]
+    ids = fetch(training, range(0, len(training), 50))["input_ids"]
     assert 0 <= int(ids.min()) <= int(ids.max()) < 512
     assert from_json(PreparedData, to_json(prepared)) == prepared
 

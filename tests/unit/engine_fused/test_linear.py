@@ -1,22 +1,23 @@
 """Products of several adapters at once are, bit by bit, what each is by itself."""
 
 import itertools
+import os
 
 import pytest
 import torch
 
+from techniques.engine import processes
 from techniques.engine.fused.linear import _product
 
 SIDES = (1, 2, 3, 8, 64, 257)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in a gang; several share a product's sums in another way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def test_tests_compute_as_gangs_do():
+    """By one thread, as several share a product's sums in another way, and the same wherever a result lies."""
+    gangs = processes._environment()
+    for name in ("OMP_NUM_THREADS", "MKL_CBWR"):
+        assert os.environ[name] == gangs[name]
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("num_adapters", [1, 2, 5])

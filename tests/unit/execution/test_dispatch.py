@@ -2,12 +2,13 @@
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.execution.cadence import MOST_OVERHEAD, checkpoint_interval_s
 from tasks.execution.dispatch import PlannedSegment, in_steps, startable
 from tasks.planning import Plan, Segment
+from tests.drawing import draws
 
 
 def planned(job, *devices, at=0.0, last_step=1):
@@ -65,7 +66,7 @@ def orders(draw):
     return segments, bases, draw(st.randoms(use_true_random=False))
 
 
-@settings(max_examples=300, deadline=None)
+@draws(100)
 @given(orders())
 def test_everything_starts_once_in_order_and_no_device_serves_two(case):
     segments, bases, draw = case
@@ -105,7 +106,7 @@ def plan_of(works, *, job="a"):
 shares = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=6).map(lambda parts: [p / math.fsum(parts) for p in parts])
 
 
-@settings(max_examples=500, deadline=None)
+@draws(150)
 @given(shares, st.integers(1, 40), st.integers(0, 40))
 def test_segments_cover_all_steps_exactly(works, num_steps, steps_done):
     steps_done = min(steps_done, num_steps)

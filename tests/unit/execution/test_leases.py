@@ -52,9 +52,10 @@ def test_nobody_gives_back_what_another_holds(tmp_path):
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_not_its_heir(tmp_path):
     leases = Leases(tmp_path / "leases.db")
-    other = identity(os.getppid())
+    boot, _, born = identity(os.getpid()).rpartition(":")
+    dead = f"{boot}:{int(born) - 1}"
     with sqlite3.connect(tmp_path / "leases.db") as db:
-        db.execute("INSERT INTO device_leases VALUES ('n:cpu:0', 'old', ?, ?, 0)", (os.getpid(), other))
+        db.execute("INSERT INTO device_leases VALUES ('n:cpu:0', 'old', ?, ?, 0)", (os.getpid(), dead))
     assert leases.held() == {}
     assert leases.take(["n:cpu:0"], holder="new")
 

@@ -106,10 +106,11 @@ def eventful():
     return jobs, profiles, script
 
 
-def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_path):
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.full)])
+def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_path, every):
     moment, died = 0, True
     while died:
-        moment += 1
+        moment += every
         folder = tmp_path / str(moment)
         jobs, profiles, script = eventful()
         runner = FakeRunner(moment, script=script)

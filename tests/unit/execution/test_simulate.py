@@ -1,7 +1,7 @@
 """Plans played against a world in which predictions are wrong and devices fail."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
@@ -22,10 +22,15 @@ simulate = partial(simulated, make_plan=at_once)
 REPLANS = pytest.mark.parametrize("replan", ["never", "completions", "clock"])
 
 
+@cache
+def planned():
+    problem = tiny(num_jobs=4)
+    return problem, solve(problem)
+
+
 @REPLANS
 def test_without_errors_a_plan_takes_what_it_says(replan):
-    problem = tiny(num_jobs=4)
-    plan = solve(problem)
+    problem, plan = planned()
     done = simulate(problem, plan, noise=0.0, replan=replan)
     assert plan.lower_bound_s * (1 - 1e-9) <= done.makespan_s <= plan.makespan_s * (1 + 1e-6)
     if replan == "never":
@@ -36,8 +41,7 @@ def test_without_errors_a_plan_takes_what_it_says(replan):
 
 @REPLANS
 def test_errors_and_failures_repeat_with_their_seed_and_cost_time(replan):
-    problem = tiny(num_jobs=4)
-    plan = solve(problem)
+    problem, plan = planned()
     faulty = {"noise": 0.25, "failures_per_day": 500.0, "repair_s": 20.0, "seed": 3, "replan": replan}
     first = simulate(problem, plan, **faulty)
     assert first == simulate(problem, plan, **faulty)
@@ -47,9 +51,9 @@ def test_errors_and_failures_repeat_with_their_seed_and_cost_time(replan):
 
 @REPLANS
 def test_nobody_beats_the_bound_of_who_knows_the_runtimes(replan):
-    problem = tiny(num_jobs=4)
+    problem, plan = planned()
     bound_s = clairvoyant(problem, noise=0.25, seed=1).lower_bound_s
-    done = simulate(problem, solve(problem), noise=0.25, seed=1, replan=replan)
+    done = simulate(problem, plan, noise=0.25, seed=1, replan=replan)
     assert done.makespan_s >= bound_s * (1 - 1e-9)
 
 

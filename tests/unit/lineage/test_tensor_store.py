@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from model_lineage.tensors import StoreFault, TensorStore
 from model_lineage.tensors.planes import pack, unpack
+from tests.drawing import draws
 
 RANDOM = np.random.default_rng(0)
 
@@ -40,7 +41,7 @@ def store(tmp_path):
     return TensorStore(tmp_path / "store")
 
 
-@settings(max_examples=60, deadline=None)
+@draws(30)
 @given(
     content=st.binary(max_size=300),
     repeat=st.integers(1, 40),

@@ -4,11 +4,12 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.cli import main
 from tasks.planning import Problem, ProblemError, solve, verify
+from tests.drawing import draws
 
 
 def problem_file(**changes) -> dict:
@@ -177,7 +178,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@draws(60)
 @given(st.data())
 def test_any_value_anywhere_is_read_or_named(data):
     """One value of a problem that uses every key is replaced by anything at all."""

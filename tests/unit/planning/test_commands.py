@@ -20,7 +20,7 @@ def run(*arguments: object):
 
 def test_plan_and_simulate(tmp_path):
     problem, plan, picture = tmp_path / "problem.json", tmp_path / "plan.json", tmp_path / "plan.svg"
-    done = run("plan", "--draw", "tiny", "-o", plan, "--save-problem", problem, "--svg", picture)
+    done = run("plan", "--draw", "tiny-3x2", "-o", plan, "--save-problem", problem, "--svg", picture)
     assert done.exit_code == 0, done.output
     for word in ("makespan", "no plan beats", "current practice", "even split", "optimus", "seconds by stage"):
         assert word in done.output
@@ -47,7 +47,7 @@ def test_a_plan_of_groups_says_what_they_save_and_is_simulated(tmp_path):
 
 def test_check_judges_a_plan_and_its_bound(tmp_path):
     problem, plan = tmp_path / "problem.json", tmp_path / "plan.json"
-    run("plan", "--draw", "tiny", "-o", plan, "--save-problem", problem)
+    run("plan", "--draw", "tiny-3x2", "-o", plan, "--save-problem", problem)
     right = run("check", problem, plan)
     assert right.exit_code == 0, right.output
     assert "keep every rule" in right.output
@@ -84,8 +84,8 @@ def test_wrong_files_are_told(tmp_path, text, says):
 
 def test_a_plan_of_another_problem_is_refused(tmp_path):
     plan, problem = tmp_path / "plan.json", tmp_path / "problem.json"
-    run("plan", "--draw", "tiny", "--seed", "1", "-o", plan)
-    run("plan", "--draw", "tiny", "--seed", "2", "--save-problem", problem)
+    run("plan", "--draw", "tiny-3x2", "--seed", "1", "-o", plan)
+    run("plan", "--draw", "tiny-3x2", "--seed", "2", "--save-problem", problem)
     assert isinstance(run("simulate", problem, plan).exception, InputError)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
@@ -16,6 +16,7 @@ from tasks.planning.local_search import rank
 from tasks.planning.plan import Certificate
 from tasks.planning.problem import Running
 from tasks.planning.retiming import retimed
+from tests.drawing import draws
 
 from .draw import problems, tiny
 from .test_whole_problem import whole_problems
@@ -90,7 +91,7 @@ def test_constrained_plans_are_valid_and_better_than_simple_ones(rules, objectiv
     assert rank(plan, problem, objective) <= rank(simple, problem, objective)
 
 
-@settings(max_examples=8, deadline=None)
+@draws(4)
 @given(whole_problems(), st.data(), st.sampled_from(["makespan", "weighted", "cost"]))
 def test_odd_problems_with_running_jobs(problem, data, objective):
     """Jobs that run, pinned ones too: every plan is valid, its bound holds, and none is worse than a simple one."""
@@ -188,7 +189,7 @@ def test_fixed_seconds_are_part_of_what_prices_prove():
     assert plan.makespan_s >= 116.0
 
 
-@settings(max_examples=10, deadline=None)
+@draws(5)
 @given(problems(max_jobs=5), st.sampled_from(["makespan", "weighted"]))
 def test_a_time_limit_of_nothing_still_gives_a_plan(problem, objective):
     plan = solve(problem, time_limit_s=0.0, objective=objective)

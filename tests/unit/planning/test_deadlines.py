@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning import Node, Option, PlanningJob, Problem, ProblemError, solve, verify
@@ -11,6 +11,7 @@ from tasks.planning.baselines import BASELINES
 from tasks.planning.deadlines import conflicts, unmet
 from tasks.planning.families import draw
 from tasks.planning.plan import Plan, Segment
+from tests.drawing import draws
 
 from .draw import tiny
 from .test_whole_problem import whole_problems
@@ -84,7 +85,7 @@ def test_jobs_that_are_late_in_the_best_plan_are_named():
     assert unmet(plan, due).endswith("ends jobs late: j1 (2.0 s after 45.0 s)")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@draws(20)
 @given(whole_problems(), st.integers(0, len(BASELINES) - 1), st.booleans())
 def test_no_conflict_is_told_of_deadlines_that_a_plan_meets(problem, rule, is_leaving):
     """Deadlines, and ends of nodes, that a known plan just meets."""

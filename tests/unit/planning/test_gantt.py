@@ -1,15 +1,16 @@
 from xml.etree import ElementTree
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from tasks.planning.gantt import render_svg
 from tasks.planning.gantt_text import render_text, rows
+from tests.drawing import draws
 
 from .draw import problems, tiny
 
 
-@settings(max_examples=20, deadline=None)
+@draws(5)
 @given(problems(max_jobs=4))
 def test_pictures_are_well_formed(problem):
     plan = solve(problem, preemption="never")

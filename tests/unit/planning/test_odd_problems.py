@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning import Node, Plan, Problem, ProblemError, solve, verify
@@ -14,6 +14,7 @@ from tasks.planning.listing import schedule
 from tasks.planning.local_search import lateness_s
 from tasks.planning.problem import Running
 from tasks.planning.verify import objective_value
+from tests.drawing import draws
 
 from .draw import problems, tiny
 from .test_whole_problem import whole_problems
@@ -53,7 +54,7 @@ def odd_problems(draw) -> Problem:
         return problem
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@draws(80)
 @given(odd_problems())
 def test_every_value_has_a_file(problem):
     assert Problem.from_json(problem.to_json()) == problem
@@ -61,7 +62,7 @@ def test_every_value_has_a_file(problem):
 
 
 @pytest.mark.parametrize("preemption", ["auto", "never"])
-@settings(max_examples=6, deadline=None, derandomize=True)
+@draws(4)
 @given(problem=odd_problems(), objective=st.sampled_from(["makespan", "weighted", "cost"]))
 def test_every_plan_keeps_every_rule(preemption, problem, objective):
     try:
@@ -74,7 +75,7 @@ def test_every_plan_keeps_every_rule(preemption, problem, objective):
     assert Plan.from_json(plan.to_json()) == plan
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@draws(20)
 @given(whole_problems(), st.randoms(use_true_random=False))
 def test_bounds_are_below_every_simple_plan_and_know_no_order(problem, random):
     bound_s, rigid_s = preemptive_bound(problem).seconds, rigid_bound(problem, time_limit_s=5.0)[0]
@@ -89,7 +90,7 @@ def test_bounds_are_below_every_simple_plan_and_know_no_order(problem, random):
     assert preemptive_bound(shuffled).seconds == pytest.approx(bound_s, rel=1e-6)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@draws(4)
 @given(problems(max_jobs=5, with_after=False), st.randoms(use_true_random=False))
 def test_the_order_of_jobs_and_nodes_changes_no_more_than_the_gap(problem, random):
     plan = solve(problem)

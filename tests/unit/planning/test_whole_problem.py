@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, Segment, solve, verify
 from tasks.planning.families import draw
+from tests.drawing import draws
 
 from .draw import problems, tiny
 
@@ -40,7 +41,7 @@ def whole_problems(draw_) -> Problem:
     return replace(problem, nodes=nodes, jobs=tuple(jobs))
 
 
-@settings(max_examples=10, deadline=None)
+@draws(5)
 @given(whole_problems(), st.sampled_from(["makespan", "weighted", "cost"]))
 def test_every_plan_is_valid_and_its_bounds_hold(problem, objective):
     assert Problem.from_json(problem.to_json()) == problem
@@ -51,7 +52,7 @@ def test_every_plan_is_valid_and_its_bounds_hold(problem, objective):
         assert plan.value_bound <= plan.value * (1 + 1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@draws(5)
 @given(problems(max_jobs=6, with_after=False), st.integers(0, 5))
 def test_types_of_devices_are_kept_apart(problem, seed):
     nodes = tuple(replace(node, device_type="ab"[i % 2]) for i, node in enumerate(problem.nodes))

@@ -95,7 +95,7 @@ def test_the_option_the_device_and_the_libraries_count(monkeypatch):
             ]
         ),
     }
-    monkeypatch.setattr(module, "version", lambda name: "0")
+    monkeypatch.setattr(module, "_versions", lambda: {"torch": "0"})
     others.add(fingerprint("k", **options))
     assert len(others | {first}) == 7
 

@@ -112,7 +112,7 @@ def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
     assert worthwhile([unfit, threads, ddp, tensor])[1:] == [ddp, tensor]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
     """Else a second run of a batch would go on searching where the first one had stopped."""
     from tasks.profiling import stage

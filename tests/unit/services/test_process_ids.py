@@ -10,6 +10,7 @@ import pytest
 
 from flows.services.process_ids import ProcessId, reap
 
+WAITING = "import signal; print(flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 WITH_CHILD = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
 
@@ -35,7 +36,7 @@ def start():
 
 
 def test_a_process_is_itself_until_it_ends(start):
-    process, _ = start("print(flush=True); input()")
+    process, _ = start(WAITING)
     assert process.lives()
     assert not process.wait(0)
     assert process.end(grace_s=120)
@@ -50,7 +51,7 @@ def test_one_that_has_ended_and_was_not_waited_for_does_not_live(start):
 
 
 def test_another_process_of_the_same_number_is_left_alone(start):
-    process, _ = start("print(flush=True); input()")
+    process, _ = start(WAITING)
     earlier = replace(process, born="another-boot:1")
     assert not earlier.lives()
     assert not earlier.signal(signal.SIGKILL)

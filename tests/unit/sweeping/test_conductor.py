@@ -41,11 +41,11 @@ def test_a_plan_goes_no_further_than_the_rung(tmp_path):
 @pytest.mark.parametrize("policy", ["none", "asha"])
 def test_tpe_proposes_the_same_trials_in_whatever_order_they_end(tmp_path, policy):
     found = []
-    for seed in range(3):
+    for seed in range(2):
         swept = Swept(tmp_path / str(seed), spec(sampler="tpe", policy=policy), runner=Gangs(seed=seed)).run()
         found.append(swept.conductor.values)
         assert set(swept.statuses.values()) <= {DONE, STOPPED}
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert len({str(values) for values in found[0].values()}) == 16, "nothing is proposed twice"
 
 
@@ -85,11 +85,12 @@ def test_a_proposed_shape_that_cannot_be_trained_here_ends_that_trial_alone(tmp_
     assert len(swept.conductor.values) == 16 and swept.names(DONE)
 
 
+@pytest.mark.parametrize("every", [30, pytest.param(5, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("sampler", "policy"), [("random", "asha"), ("random", "halving"), ("tpe", "asha")])
-def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path, sampler, policy):
+def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path, sampler, policy, every):
     asked = spec(sampler=sampler, policy=policy, num_trials=8)
     whole = Swept(tmp_path / "whole", asked).run()
-    for num_messages in range(1, 60, 10):
+    for num_messages in range(1, 60, every):
         folder, gangs = tmp_path / str(num_messages), Gangs()
         for each in range(3):  # again and again, each time a little later
             with suppress(Killed):
