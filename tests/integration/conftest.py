@@ -1,9 +1,36 @@
+import shutil
+
 import pytest
 
+from model_lineage import database
 from tasks.pool.database import Database, file_url
 from tasks.pool.submissions import Submissions
 from techniques.engine.processes import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
+
+MAKE_DATABASE = database._make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def databases_made_once(tmp_path_factory):
+    """MLflow makes a database in dozens of migrations, seconds each time: all but the first are copies of that one."""
+    folder = tmp_path_factory.mktemp("database")
+
+    def make(file):
+        first = folder / "mlflow.db"
+        if not first.exists():
+            MAKE_DATABASE(first)
+        shutil.copy(first, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "_make", make)
+        yield
+
+
+@pytest.fixture
+def databases_made_anew(monkeypatch):
+    """As outside of tests."""
+    monkeypatch.setattr(database, "_make", MAKE_DATABASE)
 
 
 @pytest.fixture(scope="session")

@@ -121,6 +121,7 @@ class Crashing:
         return getattr(self.client, name)
 
 
+@pytest.mark.full
 def test_whatever_moment_it_died_at_recording_again_completes_it_once(ledger, folder):
     client = ledger.client
     batch = ledger.start_batch("crashes", params={})

@@ -36,6 +36,7 @@ def history(ledger, run_id, key):
     return [(point.step, point.value) for point in ledger.client.get_metric_history(run_id, key)]
 
 
+@pytest.mark.usefixtures("databases_made_anew")
 def test_a_fresh_store_is_opened_silently_and_leaves_the_process_as_it_was(tmp_path, capfd):
     import mlflow
 
@@ -49,6 +50,7 @@ def test_a_fresh_store_is_opened_silently_and_leaves_the_process_as_it_was(tmp_p
     assert sorted(path.name for path in (tmp_path / "new folder").iterdir()) == ["artifacts", "mlflow.db"]
 
 
+@pytest.mark.usefixtures("databases_made_anew")
 def test_several_may_open_a_fresh_store_at_once(tmp_path):
     ledgers = [Ledger(f"sqlite:///{tmp_path}/mlflow.db", experiment="tests") for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -57,6 +59,7 @@ def test_several_may_open_a_fresh_store_at_once(tmp_path):
     assert len({one.experiment_id("tests") for one in ledgers}) == 1
 
 
+@pytest.mark.usefixtures("databases_made_anew")
 def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path, monkeypatch):
     def killed(source, target):
         target.write(source.read(5000))

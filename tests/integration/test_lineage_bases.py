@@ -120,6 +120,7 @@ def test_a_hub_name_that_nothing_is_known_of_is_a_root(home, ledger, tmp_path):
     assert home.snapshot.graph.ancestors(id) == ()
 
 
+@pytest.mark.full
 def test_whatever_moment_it_died_at_recording_a_base_again_completes_it_once(home, ledger, tmp_path):
     folder = model(tmp_path / "crashes", 1.0, base_model="org/elder")
     at, crashed = 0, True
