@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from techniques.engine.models.conversion import convert
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
+from tests.matrix import matrix
 
 FSDP = Layout("fsdp", 2, {"reshard": True})
 
@@ -42,7 +43,7 @@ def kill_at_checkpoint(number, *, rank):
     return on_event, told
 
 
-@pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
+@pytest.mark.parametrize("layout", matrix([SINGLE, FSDP], quick=[SINGLE]))
 def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW, num_steps=60)
     whole = bench.train(job, layout, tmp_path / "whole")
@@ -68,6 +69,7 @@ def test_a_save_tells_for_how_long_it_held_training_up(bench, tmp_path):
     assert steps_in(tmp_path)[-1] == 30
 
 
+@pytest.mark.full
 def test_a_store_without_renames_serves_every_technique_and_survives_kills(bench, tmp_path):
     job, root = bench.job(optimizer=ADAMW, num_steps=40), f"shelf://{tmp_path}/shelf"
     reached = 0

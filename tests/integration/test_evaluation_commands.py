@@ -73,6 +73,7 @@ def test_a_registered_model_is_examined_and_its_run_keeps_what_was_found(home):
     assert [line["value"] for line in first["metrics"]] == of_all
 
 
+@pytest.mark.full
 def test_faults_in_what_is_asked_end_with_2_at_once(home):
     exported(home / "one", IMAGES, cache_dir=home / "cache")
     for arguments, told in (

@@ -17,6 +17,14 @@ from techniques.engine.processes import ForkServer
 from tests.integration.workbench import SINGLE, Workbench
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_preloaded():
+    """What these workers do needs no torch, whose import takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("techniques.engine.processes.PRELOAD", ())
+        yield
+
+
 @pytest.fixture(scope="module")
 def server():
     with ForkServer() as running:
@@ -180,6 +188,7 @@ def fenced_soon(tmp_path, *, beside=()):
     raise AssertionError("no worker could be started")
 
 
+@pytest.mark.full
 def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
     with fenced_soon(tmp_path) as (server, lingering, _, gang):
         assert gang.wait(lambda event: None).status == LOST
@@ -193,6 +202,7 @@ def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
         assert (exit["status"], exit["fenced"]) == (1, False)
 
 
+@pytest.mark.full
 def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
     with fenced_soon(tmp_path, beside=["flood"]) as (_, _, pids, gang):  # how that one ended cannot be told
         for pid in pids:

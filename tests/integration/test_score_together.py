@@ -191,6 +191,7 @@ def test_what_comes_in_the_way_is_no_reason_to_say_nothing(words, alone, monkeyp
     assert sorted(alone) == sorted(models.values())
 
 
+@pytest.mark.full
 def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
     site = Site(server=bench.server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models, data = {"base": words.base, **words.adapters()}, to_json(words.prepared)

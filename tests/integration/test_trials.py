@@ -32,6 +32,7 @@ def known():
     return memory, kept
 
 
+@pytest.mark.full
 def test_a_second_run_tries_nothing(bench, here, known):
     memory, kept = known
     job = bench.job(num_steps=None, num_epochs=2.0, techniques=("single", "ddp", "fsdp"))
@@ -67,6 +68,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
     assert second.profiles == first.profiles
 
 
+@pytest.mark.full
 def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, known):
     memory, kept = known
     job = bench.job(adapter=Adapter(rank=4), num_steps=10**6, techniques=("single", "shared_base"), num_devices=(1,))
