@@ -154,7 +154,7 @@ class Chaos:
         yield "| killed | times | back after, median | at most | steps trained again |"
         yield "| --- | ---: | ---: | ---: | ---: |"
         for name in dict.fromkeys([*SHARES, *again]):
-            took = self.took_s.get(name, [0.0])
+            took = self.took_s.get(name, [0.0]) if name != "flow" else [0.0]  # who follows a batch shows at the end
             yield (
                 f"| {name.replace('_', ' ')} | {self.num_kills[name]} | {median(took):.1f} s | {max(took):.1f} s "
                 f"| {again[name]} |"
