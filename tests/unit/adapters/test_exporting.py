@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForSequenceClassification
 
@@ -54,6 +53,8 @@ def lora(*targets, saved=()):
     ids=["no head", "targets in a head", "head", "norm", "target and saved", "all but saved", "feedforward"],
 )
 def test_peft_adapts_and_saves_the_same_modules(tmp_path, make, adapter):
+    from peft import PeftModel  # here: it takes seconds, and each process of the tests imports all files
+
     torch.manual_seed(0)
     plain = make().eval()
     ours = attach(copy.deepcopy(plain), adapter, seed=0)

@@ -1,4 +1,3 @@
-import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +11,8 @@ def saved(tmp_path):
     """saved(columns, features=None): a data set in a folder; several splits where `columns` is by split."""
 
     def save(columns, features=None):
+        import datasets  # here: it takes seconds, and each process of the tests imports all files
+
         folder = str(tmp_path / "saved")
         if all(isinstance(value, dict) for value in columns.values()):
             splits = {name: datasets.Dataset.from_dict(part, features=features) for name, part in columns.items()}
@@ -48,6 +49,8 @@ def test_named_splits_are_taken_as_they_are(saved, text, tmp_path):
 
 
 def test_images_become_pixels_with_labels(saved, tmp_path):
+    import datasets
+
     features = datasets.Features(
         {
             "image": datasets.Image(),

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import chi2, ks_2samp
 
 from tasks.retraining.drift import DriftRule, Reference, drift_of, drifts_of, ks, psi, reference_of
 from techniques.values import from_json, to_json
@@ -14,6 +13,8 @@ NORMAL = DRAW.normal(size=2000)
 
 
 def test_the_index_is_the_sum_over_bins():
+    from scipy.stats import chi2
+
     then = Reference(num_rows=100, counts=(50, 50, 0), categories=("a", "b"))
     index, by_chance = psi(then, ["a"] * 80 + ["b"] * 20)
     p, q = np.array([50.5, 50.5, 0.5]) / 101.5, np.array([80.5, 20.5, 0.5]) / 101.5
@@ -89,6 +90,8 @@ def test_too_few_rows_tell_nothing():
 
 
 def test_the_kept_quantiles_give_nearly_the_p_of_all_values():
+    from scipy.stats import ks_2samp
+
     other = np.random.default_rng(5).normal(0.1, size=800)
     assert ks(reference_of(NORMAL[:900]), other) == pytest.approx(ks_2samp(NORMAL[:900], other).pvalue, rel=0.2)
 
