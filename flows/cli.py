@@ -65,12 +65,14 @@ INPUT_FAULT = 2
 
 def main() -> None:
     """The entry point: faults in the input are told without a traceback."""
+    from flows import ownership, settings
     from flows.faults import InputError
     from tasks.batch import BatchFileError
     from tasks.planning import ProblemError
     from tasks.pool.faults import OtherRelease
 
     try:
+        ownership.keep_to_owner(settings.home())
         app()
     except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
         sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
