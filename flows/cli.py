@@ -66,6 +66,7 @@ INPUT_FAULT = 2
 
 def main() -> None:
     """The command that is given: faults in its input are told without a traceback."""
+    from flows import ownership, settings
     from flows.faults import InputError
     from tasks.batch import BatchFileError
     from tasks.planning import ProblemError
@@ -73,6 +74,7 @@ def main() -> None:
 
     with interrupts.command(sys.argv[1:]):
         try:
+            ownership.keep_to_owner(settings.home())
             app()
         except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
             sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -38,12 +39,17 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
         console.print(f"[yellow]not recorded:[/] {escape(fault)}", highlight=False)
     if result.status == "cancelled":
         console.print("[bold]cancelled:[/] `ringmaster run BATCH.yaml --resume` goes on from the last checkpoints")
-    pool = settings.pool()
-    mlflow = f"mlflow ui --backend-store-uri {settings.tracking_uri(home)} --workers 1"
-    prefect = f"PREFECT_HOME={home / 'prefect'} prefect server start"
+    console.print(_where_to_look(home), style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _where_to_look(home: Path) -> str:
+    """How a browser gets to see the records: by servers that ask for a password, as a hand-started one would not."""
+    pool, mlflow = settings.pool(), settings.tracking_uri(home)
     if pool is not None:
-        mlflow, prefect = pool.mlflow_uri, pool.prefect_api.removesuffix("/api")
-    console.print(f"[dim]MLflow:[/]  {mlflow}\n[dim]Prefect:[/] {prefect}", highlight=False, soft_wrap=True)
+        return f"MLflow:  {pool.mlflow_uri}\nPrefect: {pool.prefect_api.removesuffix('/api')}"
+    command = f"RINGMASTER_HOME={shlex.quote(str(home))} ringmaster up --no-worker"
+    away = f"MLflow:  {mlflow}\n" if mlflow.startswith("http") else ""
+    return f"{away}In a browser: `{command}` says where; `ringmaster down` ends it"
 
 
 def _off(result: BatchResult) -> float:

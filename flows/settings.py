@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flows import ownership
 from flows.faults import InputError
 from model_lineage import QUIET_ENVIRONMENT
 
@@ -118,8 +119,9 @@ def embed(folder: Path) -> None:
     """Prepares the environment for a run that brings its own servers; must come before prefect and mlflow are imported.
 
     What the user has set stays: PREFECT_API_URL, for example, makes the same run report to a server. Where a pool is
-    up, its servers are the ones that are used.
+    up, its servers are the ones that are used. What this process writes from here on is its owner's alone.
     """
+    ownership.keep_to_owner(folder)
     address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),

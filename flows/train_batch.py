@@ -11,9 +11,9 @@ from prefect.artifacts import create_table_artifact
 from flows import settings
 from flows.batch_artifacts import show_cost
 from flows.batch_records import failures_told, finish_records, job_rows, tell_refused
+from flows.embedded_server import protect_embedded_server
 from flows.faults import BatchFailed
 from flows.flow_runs import cancel_batches, ended
-from flows.guard import guard_embedded_server
 from flows.local_executor import execute
 from flows.page_links import flow_run_page, show_records
 from flows.pool.batch import train_on_pool
@@ -29,6 +29,8 @@ from tasks.execution.measured import watching
 from tasks.profiling.task import profile_task
 from tasks.scribe import FLOW_RUN_PAGE
 from tasks.sweeping.conductor import Conductor
+
+protect_embedded_server()  # sweeps and retraining import this module too
 
 
 @flow(
@@ -91,7 +93,6 @@ def _train_here(
     batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int, conductor: Conductor | None
 ) -> BatchResult:
     """Trains a batch on this machine alone."""
-    guard_embedded_server()
     view = current_view.get()
     with open_workshop(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         since_s, started_s = time.time(), time.monotonic()

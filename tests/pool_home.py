@@ -53,6 +53,16 @@ class Home:
     def address(self):
         return PoolAddress(**json.loads((self.folder / "pool.json").read_text()))
 
+    @property
+    def user(self):
+        """USER:PASSWORD of both servers."""
+        address = self.address()
+        return f"{address.username}:{address.password}"
+
+    def ask(self, url, *, body=None):
+        """As `ask` below, with the password."""
+        return ask(url, user=self.user, body=body)
+
     def wait_until_nobody_is_left(self):
         """What the servers and nodes have started ends with them, in moments."""
         until("nobody is left", lambda: not self.processes(), seconds=END_PATIENCE_S)

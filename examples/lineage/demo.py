@@ -53,7 +53,9 @@ def main() -> int:
         return 1
     console.print(f"[bold green]Every answer was right.[/] It took {num_seconds:.0f} s. To go on from here:\n")
     console.print(f"  export RINGMASTER_HOME={HOME}\n  ringmaster lineage diff family.base family.school", style="dim")
-    console.print(f"  mlflow ui --backend-store-uri sqlite:///{HOME}/mlflow.db --workers 1", style="dim")
+    console.print(
+        "  ringmaster up --no-worker      # says where a browser finds all of it, and asks for a password", style="dim"
+    )
     return 0
 
 

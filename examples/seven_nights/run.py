@@ -208,11 +208,11 @@ def main() -> int:
     ):
         os.environ.pop(name, None)  # nothing of this reaches servers that are in use
     shutil.rmtree(HOME, ignore_errors=True)
-    HOME.mkdir(parents=True)
     os.environ["RINGMASTER_HOME"] = str(HOME)
     from flows import settings
 
     settings.embed(HOME)
+    HOME.mkdir(parents=True, exist_ok=True)  # it is there unless Prefect's own home is elsewhere
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -244,7 +244,7 @@ def main() -> int:
     took_s = time.monotonic() - started_s
     came = f"{num_wrong} expectations did not hold" if num_wrong else "all was as expected"
     console.print(f"\n{len(NIGHTS)} nights in {took_s:.0f} s; {came}.")
-    console.print(f"MLflow has all of it: .venv/bin/mlflow ui --backend-store-uri sqlite:///{HOME}/mlflow.db")
+    console.print(f"MLflow has all of it: RINGMASTER_HOME={HOME} .venv/bin/ringmaster up --no-worker")
     return 1 if num_wrong else 0
 
 

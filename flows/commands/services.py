@@ -22,12 +22,16 @@ def up(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="This machine's address for browsers and nodes; any but loopback needs a password.")
+        str, typer.Option(help="This machine's address for browsers and nodes; by default others do not reach it.")
     ] = "127.0.0.1",
     port_prefect: Annotated[int, typer.Option(help="Of Prefect's server.", min=1, max=65535)] = 4200,
     port_mlflow: Annotated[int, typer.Option(help="Of MLflow's server.", min=1, max=65535)] = 5000,
     password_file: Annotated[
-        Path | None, typer.Option(help="A file with one line, the password of both servers, which only you may read.")
+        Path | None,
+        typer.Option(
+            help="A file with one line, the password of both servers, which only you may read; without it, the one "
+            "that they had last, or a new one."
+        ),
     ] = None,
     worker: Annotated[bool, typer.Option(help="Whether this machine's devices serve, and flows run here.")] = True,
     notify: Annotated[
@@ -41,7 +45,7 @@ def up(
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the executor, and this machine as a node; `down` ends it."""
     from flows.services import databases as pool_databases
-    from flows.services import needed, up_and_down
+    from flows.services import needed, passwords, up_and_down
 
     home = settings.home()
     if up_and_down.is_up(home):
@@ -54,7 +58,7 @@ def up(
         host=host,
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,
-        password=needed.read_password(password_file) if password_file else "",
+        password=passwords.choose_password(home / "pool", given=password_file),
         worker=worker,
         notify=notify or "",
     )
@@ -71,16 +75,31 @@ def down() -> None:
 
 
 def _print_address(home: Path, as_json: bool) -> None:
-    """Where a browser finds the pool."""
+    """Where a browser finds the pool, and what lets it in; the password itself stays out of terminals and logs."""
+    from flows.services.passwords import password_file
+
     file = settings.pool_file(home)
     if not file.exists():
         raise InputError([f"the pool of {home} is still starting, or ending. To fix: wait for that `ringmaster up`"])
     address = settings.PoolAddress(**json.loads(file.read_text()))
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
+    kept = password_file(home / "pool")
     if as_json:
-        print_json({**urls, "work_pool": address.work_pool, "home": str(home)})
+        print_json({**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)})
+    else:
+        for name, url in urls.items():
+            typer.echo(f"{name:8} {url}")
+    console = error_console()
+    if not address.password:
+        what = "this pool was started by an earlier release, without a password: any web page can run programs here"
+        console.print(f"[red]{what}.[/] To fix: `ringmaster down`, then `ringmaster up`", highlight=False)
         return
-    for name, url in urls.items():
-        typer.echo(f"{name:8} {url}")
-    if address.password:
-        error_console().print(f"Both ask for a password; MLflow's user is {address.username}.", highlight=False)
+    how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
+    console.print(
+        f"Both ask for a password, the one that {how}\n"
+        f"  Prefect's page asks for one line: {address.username}:PASSWORD\n"
+        f"  MLflow's page asks for a user, {address.username}, and PASSWORD",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -174,15 +174,18 @@ def _hold(options: NodeOptions, notice: Notice) -> None:
 
 
 def _wait_for(url: str, notice: Notice) -> None:
-    """Until the server answers."""
+    """Until the server answers, and does not refuse the name by which it is asked for."""
     told = False
     while True:
         try:
-            if httpx.get(url, timeout=5.0).is_success:
+            answer = httpx.get(url, timeout=5.0)
+            if answer.is_success:
                 return
+            said = f"{answer.status_code} {answer.text[:100]}"
         except httpx.HTTPError as error:
-            if not told:
-                notice(f"waiting for {url}: {error}")
+            said = str(error)
+        if not told:
+            notice(f"waiting for {url}: {said}")
             told = True
         time.sleep(LOOK_EVERY_S)
 

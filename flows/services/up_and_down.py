@@ -23,7 +23,8 @@ from flows.output import error_console
 from flows.services.arrivals import Members
 from flows.services.databases import make_databases
 from flows.services.files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
-from flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults, write_user
+from flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults
+from flows.services.passwords import keep_password
 from flows.services.process_ids import ProcessId
 from flows.settings import PoolAddress
 from tasks.pool.database import Database
@@ -149,8 +150,9 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
             console.print(f"made database {name}", highlight=False)
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
-    write_user(options)
-    files.write_services(compose(options), address=options.address())
+    address = options.address()
+    keep_password(files.folder, username=address.username, password=address.password)
+    files.write_services(compose(options), address=address)
 
 
 def _supervise(files: ServiceFiles) -> ProcessId:

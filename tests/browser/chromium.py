@@ -32,9 +32,9 @@ class Chromium:
         self._playwright.stop()
 
     @contextmanager
-    def context(self):
-        """A person's own windows and cookies, closed at the end."""
-        context = self._browser.new_context(viewport=SIZE)
+    def context(self, **options):
+        """A person's own windows and cookies, closed at the end. options: of Playwright's `new_context`."""
+        context = self._browser.new_context(viewport=SIZE, **options)
         context.set_default_timeout(1000 * PATIENCE_S)
         try:
             yield context

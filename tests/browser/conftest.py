@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import PAGES, Chromium, keep_pages
+from tests.browser.prefect_pages import sign_in
 from tests.pool_home import Home
 
 HERE = Path(__file__).parent
@@ -41,14 +42,6 @@ def chromium():
         yield browser
 
 
-@pytest.fixture
-def page(chromium, request, tmp_path):
-    """A page of a browser that has never been here; what it shows is kept where the test fails."""
-    with chromium.context() as context:
-        request.node.stash[PAGES] = context
-        yield context.new_page()
-
-
 @pytest.fixture(scope="session")
 def home(tmp_path_factory, chromium):
     """A home whose pool is up: servers, executor, and this machine as its node."""
@@ -61,7 +54,25 @@ def home(tmp_path_factory, chromium):
         home.down()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prefect_url(home):
     """Where Prefect's pages are."""
     return home.address().prefect_api.removesuffix("/api")
+
+
+@pytest.fixture(scope="session")
+def signed_in(chromium, home, prefect_url):
+    """What the browser of a person keeps who has signed in to both servers."""
+    address = home.address()
+    credentials = {"username": address.username, "password": address.password, "origin": address.mlflow_uri}
+    with chromium.context() as context:
+        sign_in(context.new_page(), prefect_url, user=home.user)
+        return {"storage_state": context.storage_state(), "http_credentials": credentials}
+
+
+@pytest.fixture
+def page(chromium, signed_in, request, tmp_path):
+    """A page of a person's browser who has signed in and done no more; what it shows is kept where the test fails."""
+    with chromium.context(**signed_in) as context:
+        request.node.stash[PAGES] = context
+        yield context.new_page()

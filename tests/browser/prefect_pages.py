@@ -1,5 +1,6 @@
 """Prefect's own pages, as a person reads, fills and clicks them."""
 
+import base64
 import re
 from http import HTTPStatus
 from urllib.parse import urljoin
@@ -12,6 +13,14 @@ from tests.pool_home import ask
 RUN_PATIENCE_S = 600  # from a run's start to its end
 TRIES = 4
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def sign_in(page, url, *, user):
+    """From the first page that a person visits, past the one that asks for USER:PASSWORD, to the dashboard."""
+    page.goto(url)
+    page.get_by_placeholder("admin:pass").fill(user)
+    page.get_by_role("button", name="Login", exact=True).click()
+    page.wait_for_url("**/dashboard*")
 
 
 class Form:
@@ -90,7 +99,7 @@ def wait_for_state(page, url, name):
     address = _in_api(page, url)
 
     def look():
-        _, run = ask(address)
+        _, run = ask(address, user=_signed_in(page))
         if run["state"]["name"] == name:
             return run
         assert run["state"]["type"] not in ENDS, f"the run is {run['state']['name']}: {run['state']['message']}"
@@ -106,11 +115,17 @@ def _in_api(page, url):
     return f"{url}/api/flow_runs/{re.search(r'flow-run/([0-9a-f-]{36})', page.url).group(1)}"
 
 
+def _signed_in(page):
+    """The user, with the password, whom the page's browser has signed in."""
+    return base64.b64decode(page.evaluate("localStorage.getItem('prefect-password')")).decode()
+
+
 def open_answer(page, url):
     """Waits until the run of a page waits for an answer, and opens the form for it."""
     run = wait_for_state(page, url, "Suspended")
     form = run["state"]["state_details"]["run_input_keyset"]["schema"]
-    until("the form is there", lambda: ask(f"{_in_api(page, url)}/input/{form}")[0] == HTTPStatus.OK)
+    address = f"{_in_api(page, url)}/input/{form}"
+    until("the form is there", lambda: ask(address, user=_signed_in(page))[0] == HTTPStatus.OK)
     page.reload()  # a run has its form a moment after its state: the page may have looked for it in between
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("dialog")).to_be_visible()

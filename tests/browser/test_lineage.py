@@ -16,7 +16,6 @@ from tests.browser.mlflow_pages import (
     open_registry,
     picture,
 )
-from tests.pool_home import ask
 
 MODEL = {
     "architecture": "LlamaForCausalLM",
@@ -46,7 +45,7 @@ def family(home, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     url = home.address().mlflow_uri
     alias = {"name": "family.reviews", "alias": "champion", "version": "1"}
-    status, _ = ask(f"{url}/api/2.0/mlflow/registered-models/alias", body=alias)
+    status, _ = home.ask(f"{url}/api/2.0/mlflow/registered-models/alias", body=alias)
     assert status == 200
     return url
 

@@ -13,6 +13,7 @@ import sqlalchemy
 from flows.deployments import AUTOMATION
 from flows.pool.automations import SUBJECTS
 from flows.services.files import UP
+from tests.attacks import expect_closed_mlflow, expect_closed_prefect, open_to_others
 from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
 
@@ -46,11 +47,11 @@ def test_up_brings_a_pool_and_says_where_it_is(on_sqlite):
 def test_the_work_pool_and_the_deployments_are_there(on_sqlite):
     home, _ = on_sqlite
     api = home.address().prefect_api
-    assert ask(f"{api}/work_pools/ringmaster")[1]["type"] == "process"
-    _, deployments = ask(f"{api}/deployments/filter", body={})
+    assert home.ask(f"{api}/work_pools/ringmaster")[1]["type"] == "process"
+    _, deployments = home.ask(f"{api}/deployments/filter", body={})
     assert {"train-batch", "sweep", "retrain-daily", "segment"} <= {each["name"] for each in deployments}
     assert {each["work_pool_name"] for each in deployments} == {"ringmaster"}
-    _, automations = ask(f"{api}/automations/filter", body={})
+    _, automations = home.ask(f"{api}/automations/filter", body={})
     assert {each["name"] for each in automations} == {AUTOMATION, *SUBJECTS}
 
 
@@ -61,7 +62,7 @@ def test_scheduled_runs_are_on_their_way(on_sqlite):
     home, _ = on_sqlite
     url = f"{home.address().prefect_api}/flow_runs/count"
     body = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["retrain-daily"]}}}
-    until("Prefect has scheduled the nightly retraining", lambda: ask(url, body=body)[1] > 0)
+    until("Prefect has scheduled the nightly retraining", lambda: home.ask(url, body=body)[1] > 0)
 
 
 def test_up_twice_says_what_runs_and_starts_nothing(on_sqlite):
@@ -82,7 +83,7 @@ def test_a_server_that_dies_is_started_again(on_sqlite):
     first.process.signal(signal.SIGKILL)
     until("MLflow is up again", lambda: (s := home.states()["mlflow"]).status == UP and s.num_restarts > 0)
     assert home.states()["mlflow"].pid != first.pid
-    status, _ = ask(f"{home.address().mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
+    status, _ = home.ask(f"{home.address().mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
     assert status == 200
 
 
@@ -95,6 +96,27 @@ def test_a_pool_outlives_its_supervisor_and_the_next_up_takes_it_over(on_sqlite)
     assert again.returncode == 0, again.stderr
     assert "taking over" in again.stderr
     assert {name: state.pid for name, state in home.states().items()} == before
+
+
+def test_a_web_page_and_other_users_of_the_machine_are_kept_out(on_sqlite):
+    home, _ = on_sqlite
+    expect_closed_prefect(home.address().prefect_api, user=home.user)
+    expect_closed_mlflow(home.address().mlflow_uri, user=home.user)
+
+
+def test_up_says_where_the_password_is_and_does_not_print_it(on_sqlite):
+    home, done = on_sqlite
+    file = Path(json.loads(done.stdout)["password_file"])
+    assert file.read_text().strip() == home.address().password
+    assert f"cat {file}" in done.stderr
+    everything = [done.stdout, done.stderr, *(log.read_text() for log in (home.folder / "pool").glob("*.log"))]
+    everything += [process_arguments(process) for process in home.processes()]
+    assert not any(home.address().password in text for text in everything)
+
+
+def test_all_that_is_written_is_its_owners_alone(on_sqlite):
+    home, _ = on_sqlite
+    assert open_to_others(home.folder) == []
 
 
 def test_down_ends_all_of_it_in_order(on_sqlite):
@@ -160,14 +182,6 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path):
     assert f"port {home.ports[1]} of 127.0.0.1 cannot be used for mlflow" in done.stderr
     assert home.processes() == []
     assert not (tmp_path / "pool").exists()
-
-
-def test_other_machines_are_let_in_with_a_password_only(tmp_path):
-    home = Home(tmp_path)
-    done = home.up("--host", "0.0.0.0")
-    assert done.returncode == 2
-    assert "--password-file" in done.stderr
-    assert home.processes() == []
 
 
 def test_a_server_that_cannot_start_is_told_with_its_last_lines_and_nothing_is_left(tmp_path):

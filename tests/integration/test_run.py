@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from flows.interrupts import STOPPING
+from tests.attacks import expect_closed_prefect, open_to_others
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 
 # `exact` leaves a model with dropout one option only, so that every run of it must end in the same bits.
@@ -209,6 +210,11 @@ def test_a_child_starts_where_its_base_ended(first):
 
 
 @pytest.mark.full
+def test_all_that_is_written_is_its_owners_alone(place, first):
+    assert open_to_others(place.home) == []
+
+
+@pytest.mark.full
 def test_a_rank_that_is_killed_costs_one_interval_and_no_trial(place, first):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("long starts at step 0")
@@ -245,9 +251,11 @@ def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(plac
         run.hear(f"long starts at step {reached}")
         assert run.rank("long")
         helpers = run.tree()
-        commands = [command_of(process) for process in helpers]
-        assert any("forkserver" in command for command in commands)
-        assert any("uvicorn" in command for command in commands), "Prefect's embedded server"
+        assert any("forkserver" in command_of(process) for process in helpers)
+        (server,) = (process for process in helpers if "prefect_server" in command_of(process))
+        port = server.cmdline()[server.cmdline().index("--port") + 1]
+        user = server.environ()["PREFECT_SERVER_API_AUTH_STRING"]
+        expect_closed_prefect(f"http://127.0.0.1:{port}/api", user=user)
         run.until_checkpointed(folder)
         run.process.kill()
         run.process.wait()

@@ -1,6 +1,6 @@
 """Which processes a pool is made of, what each is told, and which choices are refused before anything starts."""
 
-import configparser
+import fnmatch
 import socket
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ import pytest
 
 from flows.faults import InputError
 from flows.services.databases import PoolDatabases, databases, make_databases
-from flows.services.needed import PoolOptions, compose, faults, is_loopback, read_password, write_user
+from flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
+from flows.services.needed import PoolOptions, compose, faults
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"
@@ -20,6 +21,7 @@ def options(tmp_path):
     return PoolOptions(
         home=tmp_path,
         databases=databases(None, home=tmp_path),
+        password=PASSWORD,
         port_prefect=(port := free_port()),
         port_mlflow=free_port(but=port),
     )
@@ -51,10 +53,8 @@ def test_loopback(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "node7.example.org"])
-def test_any_other_address_needs_a_password(options, host):
+def test_other_machines_reach_any_other_address(host):
     assert not is_loopback(host)
-    assert any("--password-file" in fault for fault in faults(replace(options, host=host)))
-    assert not any("--password-file" in f for f in faults(replace(options, host=host, password=PASSWORD)))
 
 
 def test_faults_are_told_all_at_once(options):
@@ -74,7 +74,7 @@ def test_the_two_servers_cannot_share_a_port(options):
 
 
 def test_an_address_of_another_machine_is_refused(options):
-    found = faults(replace(options, host="192.0.2.1", password=PASSWORD))
+    found = faults(replace(options, host="192.0.2.1"))
     assert "Cannot assign requested address" in found[0]
 
 
@@ -89,14 +89,8 @@ def test_every_process_belongs_to_the_pool_and_keeps_no_pickles(options):
         assert said["RINGMASTER_HOME"] == str(options.home)
 
 
-def test_without_a_password_nobody_is_asked_for_one(options):
-    every = by_name(options)
-    assert every["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"] is None  # whatever this process inherited
-    assert "--app-name" not in every["mlflow"].command
-
-
 def test_servers_ask_for_the_password_and_their_clients_know_it(options):
-    every = by_name(replace(options, password=PASSWORD))
+    every = by_name(options)
     assert every["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
     assert every["mlflow"].command[-2:] == ("--app-name", "basic-auth")
     assert len(every["mlflow"].environment["MLFLOW_FLASK_SERVER_SECRET_KEY"]) >= 32
@@ -112,62 +106,52 @@ def test_no_argument_that_others_can_read_holds_a_secret(options):
         prefect="postgresql+asyncpg://u:secret@h/p",
         mlflow="postgresql://u:secret@h/m",
     )
-    for service in compose(replace(options, databases=secret, password=PASSWORD)):
+    for service in compose(replace(options, databases=secret)):
         assert not any("secret" in word or PASSWORD in word for word in service.command)
     assert "secret" not in repr(secret)
-    assert PASSWORD not in repr(replace(options, password=PASSWORD))
+    assert PASSWORD not in repr(options)
 
 
 def test_pages_of_other_sites_may_not_use_the_servers(options):
-    every = by_name(replace(options, host="10.0.0.1", password=PASSWORD))
+    every = by_name(replace(options, host="10.0.0.1"))
     prefect, mlflow = every["prefect"].environment, every["mlflow"].environment
     assert prefect["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == f"http://10.0.0.1:{options.port_prefect}"
     assert mlflow["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] == f"http://10.0.0.1:{options.port_mlflow}"
-    assert mlflow["MLFLOW_SERVER_ALLOWED_HOSTS"].startswith(f"10.0.0.1:{options.port_mlflow},10.0.0.1,")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.0.0.1", "node7.example.org"])
+def test_the_servers_are_asked_for_by_their_own_names_alone(options, host):
+    every = by_name(replace(options, host=host))
+    assert every["prefect"].environment[ALLOWED_HOSTS].split(",") == [*names_of(host)]
+    allowed = every["mlflow"].environment["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
+
+    def takes(asked):  # as MLflow does
+        return any(fnmatch.fnmatch(asked, each) if "*" in each else asked == each for each in allowed)
+
+    own = f"[{host}]" if ":" in host else host
+    assert all(takes(name) for name in ("localhost", "127.0.0.1:5000", "[::1]:8080", own, f"{own}:5000"))
+    assert not any(takes(name) for name in ("evil.example", "10.evil.example", "localhost.evil.example:5000", ""))
+
+
+def test_who_listens_everywhere_may_be_asked_for_by_all_names_of_the_machine():
+    assert {"127.0.0.1", "localhost", socket.gethostname()} <= set(names_of("0.0.0.0"))
+
+
+def test_a_reverse_proxy_has_a_name_of_its_own(options, monkeypatch):
+    monkeypatch.setenv(ALLOWED_HOSTS, "pool.example.org, [2001:db8::1]")
+    every = by_name(options)
+    assert every["prefect"].environment[ALLOWED_HOSTS].split(",")[-2:] == ["pool.example.org", "2001:db8::1"]
+    assert "pool.example.org" in every["mlflow"].environment["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
 
 
 def test_who_listens_everywhere_is_reached_by_name(options):
-    everywhere = replace(options, host="0.0.0.0", password=PASSWORD)
+    everywhere = replace(options, host="0.0.0.0")
     assert everywhere.address().mlflow_uri == f"http://{socket.gethostname()}:{options.port_mlflow}"
     assert by_name(everywhere)["mlflow"].ready_url == f"http://127.0.0.1:{options.port_mlflow}/health"
 
 
 def test_addresses_of_ipv6_stand_in_brackets(options):
     assert replace(options, host="::1").address().prefect_api == f"http://[::1]:{options.port_prefect}/api"
-
-
-def test_mlflows_user_is_written_for_its_owner_alone(options):
-    guarded = replace(options, password=PASSWORD)
-    write_user(guarded)
-    file = options.folder / "mlflow-auth.ini"
-    assert file.stat().st_mode & 0o777 == 0o600
-    ini = configparser.ConfigParser()
-    ini.read(file)
-    assert (ini["mlflow"]["admin_username"], ini["mlflow"]["admin_password"]) == ("ringmaster", PASSWORD)
-
-
-def test_another_password_than_mlflows_users_were_made_with_is_refused(options):
-    write_user(replace(options, password=PASSWORD))
-    (options.folder / "mlflow-users.db").touch()
-    write_user(replace(options, password=PASSWORD))
-    with pytest.raises(InputError, match=r"To fix: give that one, or remove .*mlflow-users\.db"):
-        write_user(replace(options, password="another password"))
-
-
-def test_a_password_is_one_line_that_nobody_else_can_read(tmp_path):
-    file = tmp_path / "password"
-    file.write_text(f"{PASSWORD}\n")
-    file.chmod(0o600)
-    assert read_password(file) == PASSWORD
-    file.chmod(0o644)
-    with pytest.raises(InputError, match="chmod 600"):
-        read_password(file)
-    file.chmod(0o600)
-    file.write_text("")
-    with pytest.raises(InputError, match="one line"):
-        read_password(file)
-    with pytest.raises(InputError, match="No such file"):
-        read_password(tmp_path / "none")
 
 
 def test_databases_have_the_drivers_that_their_readers_want(tmp_path):

@@ -20,7 +20,7 @@ OPTIONS = PoolOptions(
     password="PASSWORD",
 )
 SERVICES = {service.name: service for service in compose(OPTIONS)}
-OF_ITS_OWN = ("MLFLOW_FLASK_SERVER_SECRET_KEY", "MLFLOW_SERVER_ALLOWED_HOSTS")
+OF_ITS_OWN = ("MLFLOW_FLASK_SERVER_SECRET_KEY",)
 
 
 class Unit:

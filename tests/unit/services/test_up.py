@@ -44,7 +44,9 @@ def mlflow():
 def options(tmp_path):
     port = free_port()
     where = databases(None, home=tmp_path)
-    return PoolOptions(home=tmp_path, databases=where, port_prefect=port, port_mlflow=free_port(but=port))
+    return PoolOptions(
+        home=tmp_path, databases=where, password="a password", port_prefect=port, port_mlflow=free_port(but=port)
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""The password of a pool's servers: one that a person gives, or one that is drawn; kept where only its owner reads."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from flows.faults import InputError
+from flows.services.files import write_secret
+
+SHORTEST_PASSWORD = 12  # what MLflow takes
+# MLflow hashes the password anew in each request, which takes a quarter of a second, unless it remembers who was right.
+REMEMBERED_S = 60
+
+
+def password_file(folder: Path) -> Path:
+    """Where the password of the servers of a home is kept. folder: that of the home's services."""
+    return folder / "password"
+
+
+def choose_password(folder: Path, *, given: Path | None) -> str:
+    """What `given` holds, else what was chosen before, else a new password. Raises InputError where a file is unfit.
+
+    Nothing is written: `keep_password` does that once all else is known to be right.
+    """
+    if given is not None:
+        return read_password(given)
+    kept = password_file(folder)
+    return read_password(kept) if kept.exists() else secrets.token_urlsafe(24)
+
+
+def read_password(file: Path) -> str:
+    """The one line of a password file. Raises InputError where others may read it, or it is no such file."""
+    try:
+        if file.stat().st_mode & 0o077:
+            raise InputError([f"others than you may read {file}. To fix: chmod 600 {file}"])
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        raise InputError([f"the password file {file} cannot be read: {error.strerror}"]) from error
+    if len(lines) != 1 or not lines[0].strip():
+        raise InputError([f"{file} is to hold one line, the password; it has {len(lines)} lines"])
+    return lines[0].strip()
+
+
+def keep_password(folder: Path, *, username: str, password: str) -> None:
+    """Keeps the password, for the next time and for people, and tells MLflow who may enter.
+
+    Raises InputError where MLflow's users were made with another password.
+    """
+    users, file = folder / "mlflow-users.db", folder / "mlflow-auth.ini"
+    # Read by configparser, to which a % is special.
+    line = f"admin_password = {password.replace('%', '%%')}"
+    if users.exists() and file.exists() and line not in file.read_text().splitlines():
+        raise InputError(
+            [
+                "MLflow's users were made with another password. To fix: give that one by --password-file, or remove "
+                f"{users}: it is made anew, and users that were added by hand must be added again"
+            ]
+        )
+    text = [
+        "[mlflow]",
+        "default_permission = READ",
+        f"database_uri = sqlite:///{users}",
+        f"admin_username = {username}",
+        line,
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth",
+        f"auth_cache_ttl_seconds = {REMEMBERED_S}",
+    ]
+    write_secret(file, "\n".join(text) + "\n")
+    write_secret(password_file(folder), f"{password}\n")

@@ -1,0 +1,105 @@
+"""What a page of another site, or another user of this machine, may try on servers that listen on loopback."""
+
+import asyncio
+import base64
+import http.client
+import json
+import stat
+from urllib.parse import urlsplit
+
+import websockets
+
+SITE = "http://evil.example"
+PATIENCE_S = 120
+UNAUTHORIZED = 401
+# What would run a program of the attacker's choice as soon as anything happens.
+AUTOMATION = {
+    "name": "evil",
+    "trigger": {"type": "event", "posture": "Reactive", "expect": ["*"], "threshold": 1, "within": 0},
+    "actions": [{"type": "run-deployment", "deployment_id": "00000000-0000-0000-0000-000000000001"}],
+}
+SOCKETS = ("events/in", "events/out", "logs/out", "task_runs/subscriptions/scheduled")
+
+
+def send(url, *, method="GET", headers=None, body=None, user=None):
+    """The status and the headers of an answer. What `headers` leaves out is not sent, Content-Type neither."""
+    parts = urlsplit(url)
+    every = dict(headers or {})
+    if user:
+        every["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+    try:
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path or "/"
+        connection.request(method, path, headers=every, body=None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def expect_closed_prefect(api, *, user):
+    """Prefect's server, whose URL ends in `/api`, serves who knows the password and asks by its own name: nobody else.
+
+    user: USER:PASSWORD.
+    """
+    page = {"Origin": SITE}
+    automations = f"{api}/automations/"
+    for headers in (page, {**page, "Content-Type": "text/plain"}, {**page, "Content-Type": "application/json"}, {}):
+        assert send(automations, method="POST", headers=headers, body=AUTOMATION)[0] == UNAUTHORIZED
+    assert send(automations, method="POST", headers=page, body=AUTOMATION, user="ringmaster:wrong")[0] == UNAUTHORIZED
+    filter = {"method": "POST", "body": {"limit": 1}, "user": user}
+    assert send(f"{api}/flows/filter", **filter)[0] == 200
+    for name in ("evil.example", "evil.example:4200", "127.0.0.1.evil.example"):
+        assert send(f"{api}/flows/filter", headers={"Host": name}, **filter)[0] == 400
+        assert send(f"{api}/health", headers={"Host": name})[0] == 400
+    for method in ("GET", "OPTIONS"):
+        asked = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        _, answered = send(f"{api}/health", method=method, headers=asked)
+        assert answered.get("access-control-allow-origin") is None
+    asyncio.run(_expect_closed_sockets(api.replace("http", "ws", 1), user))
+
+
+async def _expect_closed_sockets(api, user):
+    for path in SOCKETS:
+        assert await _greet(f"{api}/{path}", user) == "auth_success", path
+        for stranger in ("ringmaster:wrong", None):
+            assert await _greet(f"{api}/{path}", stranger) is None, path
+        assert await _greet(f"{api}/{path}", user, {"Host": "evil.example"}) is None, path
+
+
+async def _greet(url, user, headers=None):
+    """What a socket says to who comes with a password, or without any; None where it is closed at once."""
+    protocol = ["prefect"] if user else None
+    try:
+        async with websockets.connect(url, subprotocols=protocol, additional_headers=headers) as socket:
+            if user:
+                await socket.send(json.dumps({"type": "auth", "token": user}))
+            return json.loads(await socket.recv())["type"]
+    except (websockets.InvalidStatus, websockets.ConnectionClosed):
+        return None
+
+
+def expect_closed_mlflow(url, *, user):
+    """MLflow's server likewise. user: USER:PASSWORD."""
+    experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
+    assert send(experiment)[0] == UNAUTHORIZED
+    assert send(experiment, user="ringmaster:wrong wrong")[0] == UNAUTHORIZED
+    status, answered = send(experiment, headers={"Origin": SITE}, user=user)
+    assert (status, answered.get("access-control-allow-origin")) == (200, None)
+    for name in ("evil.example", "10.evil.example", "192.168.evil.example:5000", "localhost.evil.example"):
+        assert send(experiment, headers={"Host": name}, user=user)[0] == 403
+    make = f"{url}/api/2.0/mlflow/experiments/create"
+    for kind in ("text/plain", "application/json"):
+        headers = {"Origin": SITE, "Content-Type": kind}
+        assert send(make, method="POST", headers=headers, body={"name": "evil"}, user=user)[0] == 403
+
+
+def open_to_others(folder):
+    """What in a folder, itself included, other users of the machine may read, write or enter."""
+    found = []
+    for path in (folder, *sorted(folder.rglob("*"))):
+        mode = path.lstat().st_mode
+        if mode & 0o077 and not stat.S_ISLNK(mode):
+            found.append(f"{stat.filemode(mode)} {path.relative_to(folder)}")
+    return found

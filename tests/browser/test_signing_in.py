@@ -1,0 +1,52 @@
+"""What `ringmaster up` prints lets a person's browser in, and nothing else does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed. To fix: pip install -e '.[dev]'")
+
+from playwright.sync_api import expect
+
+from tests.browser.prefect_pages import sign_in
+
+
+@pytest.fixture
+def told(home):
+    """(user, password) as a person finds them who reads what `up` says."""
+    said = home.up().stderr
+    file = Path(re.search(r"`cat (.+)`", said).group(1))
+    user = re.search(r"asks for one line: (\w+):PASSWORD", said).group(1)
+    assert f"MLflow's page asks for a user, {user}, and PASSWORD" in said
+    return user, file.read_text().strip()
+
+
+def test_the_instructions_let_a_person_into_prefects_pages(chromium, prefect_url, told):
+    with chromium.context() as context:
+        page = context.new_page()
+        sign_in(page, prefect_url, user=":".join(told))
+        page.get_by_role("link", name="Deployments", exact=True).click()
+        expect(page.get_by_text("train-batch").first).to_be_visible()
+
+
+def test_a_wrong_password_lets_nobody_into_prefects_pages(chromium, prefect_url):
+    with chromium.context() as context:
+        page = context.new_page()
+        with page.expect_response(lambda answer: answer.status == 401):
+            page.goto(f"{prefect_url}/deployments")
+        page.get_by_placeholder("admin:pass").fill("ringmaster:wrong")
+        with page.expect_response(lambda answer: answer.status == 401):
+            page.get_by_role("button", name="Login", exact=True).click()
+        expect(page.get_by_placeholder("admin:pass")).to_be_visible()
+
+
+def test_the_instructions_let_a_person_into_mlflows_pages(chromium, home, told):
+    user, password = told
+    url = home.address().mlflow_uri
+    with chromium.context() as context:
+        assert context.request.get(url).status == 401
+    with chromium.context(http_credentials={"username": user, "password": password}) as context:
+        page = context.new_page()
+        page.goto(f"{url}/#/experiments")
+        expect(page.get_by_role("link", name="Default").first).to_be_visible()
