@@ -67,13 +67,14 @@ def main() -> None:
     """The entry point: faults in the input are told without a traceback."""
     from flows.faults import InputError
     from tasks.batch import BatchFileError
+    from tasks.messages import listed
     from tasks.planning import ProblemError
     from tasks.pool.faults import OtherRelease
 
     try:
         app()
     except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
-        sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
+        sys.stderr.write(f"{listed(error.faults)}\n")
         sys.exit(INPUT_FAULT)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from tasks.messages import listed
 from tasks.planning.problem_faults import faults_of
 
 
@@ -18,7 +19,7 @@ class ProblemError(ValueError):
 
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults: tuple[str, ...] = tuple(faults)
-        super().__init__("; ".join(self.faults))
+        super().__init__(listed(self.faults, between="; "))
 
 
 @dataclass(frozen=True)
