@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ def _tensors(header: Any, body: int) -> Iterator[TensorPart]:
 
 
 def _tensor(name: str, entry: Any, body: int) -> TensorPart:
-    said = entry if isinstance(entry, dict) else {}
+    said: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
     if not name.isprintable() or name.count(".") > DEEPEST_NAME:
         raise ValueError(f"{name[:80]!r} is no parameter's name")
@@ -149,5 +149,5 @@ def _tensor(name: str, entry: Any, body: int) -> TensorPart:
     return TensorPart(name=name, dtype=dtype, shape=tuple(shape), start=body + first, end=body + last)
 
 
-def _are_counts(values: Any) -> bool:
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)

@@ -13,7 +13,7 @@ from techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, Ad
 Raw = Mapping[str, Any]
 Edge = tuple[str, str]
 """A job's name, and that of one of its parents."""
-MOST_STEPS = 1_000_000
+MOST_STEPS = 200_000
 """Of the search for circles."""
 MOST_NAMED = 500
 """Jobs among which a remedy looks for the one that was meant."""
