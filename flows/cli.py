@@ -69,6 +69,7 @@ def main() -> None:
     from flows import ownership, settings
     from flows.faults import InputError
     from tasks.batch import BatchFileError
+    from tasks.messages import listed
     from tasks.planning import ProblemError
     from tasks.pool.faults import OtherRelease
 
@@ -77,7 +78,7 @@ def main() -> None:
             ownership.keep_to_owner(settings.home())
             app()
         except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
-            sys.stderr.write("\n".join(str(fault) for fault in error.faults) + "\n")
+            sys.stderr.write(f"{listed(error.faults)}\n")
             sys.exit(INPUT_FAULT)
 
 

@@ -17,12 +17,13 @@ from flows.faults import InputError
 from flows.pool.own_node import own_node
 from tasks.batch import document
 from tasks.batch.data_schema import Data
-from tasks.batch.faults import place_text
+from tasks.batch.faults import got, place_text
 from tasks.batch.wording import findings
 from tasks.cluster import Device, detect
 from tasks.datasets.naming import NamedData
 from tasks.evaluation.suite import Suite, load_suite
 from tasks.execution.leases import leases_of
+from tasks.files import beside, is_file, text_of
 from tasks.profiling.stage import Notice
 from tasks.profiling.trials import Site
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
@@ -71,17 +72,22 @@ def data_spec(text: str) -> DataSpec:
     A data set is named by a mapping, and found in datasets.yaml beside that file, else here. Raises InputError with
     every fault in it.
     """
-    file = Path(text)
-    if file.suffix in (".yaml", ".yml") and file.is_file():
-        said, folder = file.read_text(encoding="utf-8"), file.parent
+    if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
+        file = beside(Path(), text)
+        try:
+            said, folder = text_of(file), file.parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError([f"--data: {text} cannot be read: {error}. To fix: save it as UTF-8 text"]) from error
     elif text.lstrip().startswith("{"):
         said, folder = text, Path()
     else:
         said, folder = f"{{{'source' if text in SOURCES else 'path'}: {text!r}}}", Path()
     read = document.read(said)
-    if read.data is None:
+    if read.findings:
         raise InputError([f"--data: {finding.message}. To fix: {finding.remedy}." for finding in read.findings])
     raw = read.data["data"] if set(read.data) == {"data"} else read.data
+    if not isinstance(raw, dict):
+        raise InputError([f"--data: must be a mapping, {got(raw)}. To fix: write {{source: digits}}, say"])
     datasets = NamedData(None, folder=folder.resolve())
     raw = datasets.with_files({"data": raw}, origin=lambda place: place)["data"]
     if datasets.findings:

@@ -18,13 +18,15 @@ __all__ = [
     "SweepFailed",
 ]
 
+from tasks.messages import listed
+
 
 class InputError(RingmasterError, ValueError):
-    """The user's input cannot be worked with; nothing was started. `faults` are told all at once."""
+    """The user's input cannot be worked with; nothing was started. `faults` are all that is wrong."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)
-        super().__init__("\n".join(faults))
+        super().__init__(listed(self.faults))
 
 
 class RunFailed(RingmasterError):

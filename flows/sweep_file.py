@@ -14,6 +14,7 @@ from tasks.batch import BatchFileError, Fault, document, load_batch
 from tasks.batch.faults import got, place_text
 from tasks.batch.references import closest, is_folder
 from tasks.datasets.naming import NamedData
+from tasks.files import beside, is_file, text_of
 from tasks.sweeping.spec import SweepSpec
 
 EXAMPLE_FILE = "examples/sweep.yaml"
@@ -26,7 +27,9 @@ def spec_of(form: Sweep) -> SweepSpec:
     is_base = form.base.startswith("models:/") or is_folder(form.base)
     template = {**template, **({"base": form.base} if is_base else {}), **({"data": form.data} if form.data else {})}
     lame = [(parameter.key, fault) for parameter in form.space if (fault := parameter.fault())]
-    metrics = (template.get("evaluation") or {}).get("metrics") or ["loss"]
+    evaluation = template.get("evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+    metric = str(metrics[0]) if isinstance(metrics, list) and metrics else "loss"
     spec = SweepSpec(
         name=form.name,
         template=template,
@@ -34,7 +37,7 @@ def spec_of(form: Sweep) -> SweepSpec:
         space=tuple(parameter.parameter() for parameter in form.space if parameter.fault() is None),
         sampler=form.sampler,
         stopping=form.early_stopping.stopping(),
-        objective=form.objective or str(metrics[0]),
+        objective=form.objective or metric,
         num_trials=form.num_trials if form.sampler == "grid" else form.num_trials or 8,
         num_parallel=form.num_parallel,
         devices=form.devices.in_batch_file(),
@@ -54,7 +57,7 @@ def spec_of(form: Sweep) -> SweepSpec:
 def load_sweep(path: Path) -> Sweep:
     """The sweep of a YAML file; relative paths in it start in its folder. Raises BatchFileError with every fault."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         fault = Fault("", None, f"cannot be read: {error}", f"name a sweep's file, such as {EXAMPLE_FILE}", str(path))
         raise BatchFileError([fault]) from error
@@ -167,7 +170,10 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
     """The job that is varied, as plain values, and the folder where its paths start."""
     if isinstance(choice, InlineJob):
         return choice.job, Path(choice.folder)
-    path = Path(choice.path)
+    if not is_file(Path(), choice.path):
+        fault = f"there is no file {choice.path!r}"
+        raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
+    path = beside(Path(), choice.path)
     batch = load_batch(path)
     raw = document.read(batch.text).data
     assert raw is not None, "a batch that was loaded"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from tasks.batch import document
 from tasks.batch.field_types import NAME_PATTERN
 from tasks.sweeping.space import Choice, Range
 from tasks.sweeping.space import Parameter as SpaceParameter
@@ -70,16 +69,10 @@ def _listed(value: Any) -> Any:
     """Takes "1e-3, 3e-3" as well as a list: a form's line holds text. Nothing in it is nothing that was given."""
     if not isinstance(value, str):
         return value
-    try:
-        return [_number(each) for each in yaml.safe_load(f"[{value}]")] or None
-    except yaml.YAMLError as error:
-        raise ValueError("must be values between commas, such as 1e-3, 3e-3") from error
-
-
-def _number(value: Any) -> Any:
-    """YAML takes 1e-3 for text: it wants a dot in it."""
-    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value)
-    return float(value) if is_number else value
+    read = document.read(f"values: [{value}]")
+    if read.findings or read.data is None or read.data.keys() != {"values"}:
+        raise ValueError("must be values between commas, such as 1e-3, 3e-3")
+    return read.data["values"] or None
 
 
 class Parameter(Part):

@@ -5,15 +5,23 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from model_lineage.hub_cards import CARD, read_card
-from model_lineage.importing import MODEL_FILES, Fetch, base_ids, fetch_from_hub, registered_name
+from model_lineage.importing import (
+    MODEL_FILES,
+    Fetch,
+    fetch_from_hub,
+    planned_bases,
+    registered_name,
+    whole_or_nothing,
+)
 from model_lineage.ledger import Ledger
-from model_lineage.records import Origin
+from model_lineage.records import ModelRecord
 from model_lineage.snapshot import Node, Snapshot
 from model_lineage.tensors import TensorStore
+from model_lineage.tensors.folders import files_of
 
 SAID = (".json", ".txt", ".md", ".model", ".jinja")
 MOST_SAID_BYTES = 50_000_000  # of one file: what is larger than a large vocabulary is no description
@@ -36,31 +44,33 @@ def record_base(
     place = Path(source).expanduser()
     folder: Path | None = place if place.is_dir() else cached(source)
     source = str(place.resolve()) if place.is_dir() else source
-    with tempfile.TemporaryDirectory() as aside:
+    with ExitStack() as exits:
+        aside = exits.enter_context(tempfile.TemporaryDirectory())
         snapshot = Snapshot.of(ledger, cache=Path(aside) / "rows")
-        stored = None if folder is None or store is None else store.add(folder)
+        if folder is not None:
+            files_of(folder)  # before anything of it is read
+        attempt = exits.enter_context(whole_or_nothing(ledger, store))
+        stored = None if folder is None or store is None else store.add(folder, owner=attempt.owner)
         if (node := _known(ledger, snapshot, source, tensors_id=stored.id if stored else None)) is not None:
             if folder is not None and store is not None and node.record.tensors_id is None:
                 ledger.keep_tensors(node.record, folder, store=store)
             return node.id
         said = _said_of(source, folder, fetch, Path(aside) / "said")
         card = read_card(said)
-        known = {node.record.origin.source: node.id for node in snapshot.models if node.record.origin.source}
-        parents = base_ids(ledger, card, snapshot, known, fetch, path=(source,))
-        name, key = registered_name(source), f"import {source} {stored.id if stored else 'without weights'}"
-        run_id = ledger.start_batch(f"import {name}", params={"source": source}, key=key)
-        record = ledger.record_model(
-            name,
-            run_id=run_id,
+
+        def keep(record: ModelRecord) -> None:
+            if folder is not None and store is not None:
+                ledger.keep_tensors(record, folder, store=store)
+
+        return attempt.record(
+            registered_name(source),
+            key=f"import {source} {stored.id if stored else 'without weights'}",
+            source=source,
             folder=said,
-            kind="imported",
-            parents=parents,
-            origin=Origin(source=source, relation=card.relation),
-        )
-        if folder is not None and store is not None:
-            ledger.keep_tensors(record, folder, store=store)
-        ledger.finish_run(run_id)
-    return record.model_id
+            relation=card.relation,
+            bases=planned_bases(card, snapshot, fetch, source=source),
+            keep=keep,
+        ).model_id
 
 
 def _known(ledger: Ledger, snapshot: Snapshot, source: str, *, tensors_id: str | None) -> Node | None:

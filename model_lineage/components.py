@@ -11,7 +11,7 @@ from itertools import groupby
 
 from model_lineage.tensors import StoredModel
 from model_lineage.tensors.layout import ITEM_BYTES
-from model_lineage.tensors.store import StoredTensor
+from model_lineage.tensors.lists import StoredTensor
 
 SMALLEST_SHARE = 0.01  # of a model's bytes: equal biases and norms are no component
 

@@ -17,6 +17,7 @@ from model_lineage.records import ModelRecord
 
 CARD = "README.md"
 _FENCE = "---"
+MOST_CARD_BYTES = 5_000_000  # cards of models that were measured on everything have two
 RELATIONS = {
     "fine-tuned": "finetune",
     "distilled": "finetune",
@@ -67,18 +68,13 @@ def hub_card(
 
 def read_card(folder: Path) -> CardMetadata:
     """What the card in a model's folder says; nothing where there is none. Raises ValueError on one that is wrong."""
-    try:
-        text = (folder / CARD).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return CardMetadata()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{folder / CARD} is not UTF-8 ({error}). To fix: save it as UTF-8, or remove it") from error
+    text = card_text(folder)
     found = re.match(r"---\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
     if found is None:
         return CardMetadata()
     try:
-        head = yaml.safe_load(found[1]) or {}
-    except yaml.YAMLError as error:
+        head = yaml.load(found[1], Loader=_PlainLoader) or {}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder / CARD} begins with no valid YAML ({' '.join(str(error).split())}). To fix: mend it, or remove it"
         ) from error
@@ -92,6 +88,34 @@ def read_card(folder: Path) -> CardMetadata:
     )
 
 
+def card_text(folder: Path) -> str:
+    """The text of the card in a model's folder, empty where there is none. Raises ValueError where it is no text."""
+    path = folder / CARD
+    if not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_CARD_BYTES + 1)
+        if len(content) > MOST_CARD_BYTES:
+            raise ValueError(
+                f"{path} has more than {MOST_CARD_BYTES // 1_000_000} MB. To fix: shorten it, or remove it"
+            )
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}). To fix: save it as UTF-8, or remove it") from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases, which let a short text stand for one that fills the memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """A node of the text, as yaml has it."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "it has an alias (*)", event.start_mark)
+        return super().compose_node(parent, index)
+
+
 def _from(base_models: Sequence[str]) -> str:
     return f" from {', '.join(f'`{name}`' for name in base_models)}" if base_models else ""
 
@@ -99,4 +123,4 @@ def _from(base_models: Sequence[str]) -> str:
 def _texts(value: Any) -> tuple[str, ...]:
     """One or several names, as YAML has them."""
     values = value if isinstance(value, list) else [value]
-    return tuple(each for each in values if isinstance(each, str) and each)
+    return tuple(each for each in values if isinstance(each, str) and each and each.isprintable())

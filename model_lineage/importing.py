@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-from model_lineage.hub_cards import CARD, CardMetadata, read_card
+from model_lineage.faults import LedgerError
+from model_lineage.hub_cards import CARD, CardMetadata, card_text, read_card
 from model_lineage.ledger import Ledger
 from model_lineage.records import ModelRecord, Origin
 from model_lineage.snapshot import Snapshot, UnknownName
-from model_lineage.tensors import TensorStore
+from model_lineage.tensors import StoreFault, TensorStore
+from model_lineage.tensors.folders import files_of
+from model_lineage.tensors.layout import read_layout
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", CARD)
+READ_AS_JSON = ("config.json", "adapter_config.json", "generation_config.json", "model.json")
+MOST_JSON_BYTES = 10_000_000  # of each of these
 MOST_GENERATIONS = 8  # of bases of bases whose cards are followed
+MOST_BASES = 32  # of one card
+MOST_STUBS = 100  # nodes that one import makes of models of which only cards speak
 
 Fetch = Callable[[str, tuple[str, ...]], Path]
 """Brings files of these patterns from a hub name; returns their folder. Raises OSError where it cannot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stub:
+    """A base that the lineage does not know yet: what its card says, if it can be read. Nothing is recorded of it."""
+
+    name: str
+    text: str
+    relation: str | None = None
+    bases: tuple[str | Stub, ...] = ()
 
 
 def import_model(
@@ -27,33 +48,51 @@ def import_model(
 
     Its card's base models are its parents: those that the lineage knows, by where they were imported from or by their
     names, and for each other one a node without weights, whose own card is followed in turn. The same model imported
-    again is the same node. Raises ValueError (LedgerError, StoreFault) where there is no model, OSError where the hub
-    cannot be reached.
+    again is the same node. All of it is looked into first; where something fails later, what was recorded until then
+    is taken back. Raises ValueError (LedgerError, StoreFault) where there is no model that can be trusted, OSError
+    where the hub cannot be reached.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
         source = str(folder.resolve())
     else:
         folder = fetch(source, MODEL_FILES)
-    if not any(folder.rglob("*.safetensors")):
-        raise ValueError(f"{source} holds no safetensors. To fix: name a model's folder, or a hub name that has them")
+    inspect(folder)
     card = read_card(folder)
-    stored = store.add(folder)
-    known = {node.record.origin.source: node.id for node in snapshot.models if node.record.origin.source is not None}
-    parents = base_ids(ledger, card, snapshot, known, fetch, path=(source,))
-    key = f"import {name} {stored.id}"
-    run_id = ledger.start_batch(f"import {name}", params={"source": source}, key=key)
-    record = ledger.record_model(
-        name,
-        run_id=run_id,
-        folder=folder,
-        kind="imported",
-        parents=parents,
-        origin=Origin(source=source, relation=card.relation),
-    )
-    ledger.keep_tensors(record, folder, store=store)
-    ledger.finish_run(run_id)
-    return record
+    bases = planned_bases(card, snapshot, fetch, source=source)
+    with whole_or_nothing(ledger, store) as attempt:
+        stored = store.add(folder, owner=attempt.owner)
+        return attempt.record(
+            name,
+            key=f"import {name} {stored.id}",
+            source=source,
+            folder=folder,
+            relation=card.relation,
+            bases=bases,
+            keep=lambda record: ledger.keep_tensors(record, folder, store=store),
+        )
+
+
+def inspect(folder: Path) -> None:
+    """Raises ValueError where a folder holds no model, or what no model's folder should hold; writes nothing."""
+    files = files_of(folder)
+    if not any(name.endswith(".safetensors") for name, _ in files):
+        raise ValueError(f"{folder} holds no safetensors. To fix: name a model's folder, or a hub name that has them")
+    for name, path in files:
+        if name.endswith(".safetensors"):
+            read_layout(path, named=str(folder / name))
+        elif PurePosixPath(name).name in READ_AS_JSON:
+            _check_json(path, named=folder / name)
+
+
+def _check_json(path: Path, *, named: Path) -> None:
+    try:
+        if path.stat().st_size > MOST_JSON_BYTES:
+            raise ValueError(f"it has more than {MOST_JSON_BYTES // 1_000_000} MB")
+        if not isinstance(json.loads(path.read_bytes()), dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
 
 
 def registered_name(source: str) -> str:
@@ -78,55 +117,113 @@ def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
         ) from error
 
 
-def base_ids(
-    ledger: Ledger,
-    card: CardMetadata,
-    snapshot: Snapshot,
-    known: Mapping[str, str],
-    fetch: Fetch,
-    *,
-    path: tuple[str, ...],
-) -> list[str]:
-    """The ids of a card's base models; nodes are made for those that nobody knows yet."""
-    ids = []
-    for base in card.base_models:
+def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, source: str) -> tuple[str | Stub, ...]:
+    """The base models of the card of `source`: ids of those that are known, and what is to be recorded of others.
+
+    Raises ValueError where cards name each other, or there are too many of them.
+    """
+    # One that an import left half recorded is none: it is recorded again, which completes it.
+    models = [node for node in snapshot.models if node.is_ready]
+    known = {node.record.origin.source: node.id for node in models if node.record.origin.source is not None}
+    num_stubs = 0
+
+    def bases_of(card: CardMetadata, path: tuple[str, ...]) -> tuple[str | Stub, ...]:
+        if len(names := dict.fromkeys(card.base_models)) > MOST_BASES:
+            said = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
+            raise ValueError(f"{said}. To fix: mend the card")
+        return tuple(known.get(base) or _by_name(snapshot, base) or stub(base, path) for base in names)
+
+    def stub(base: str, path: tuple[str, ...]) -> Stub:
+        nonlocal num_stubs
+        num_stubs += 1
         if base in path:
             raise ValueError(f"the cards name each other as bases: {' -> '.join([*path, base])}. To fix: mend one")
-        ids.append(known.get(base) or _by_name(snapshot, base) or _stub(ledger, base, snapshot, known, fetch, path))
-    return ids
+        if num_stubs > MOST_STUBS:
+            raise ValueError(f"the cards below {source} name more than {MOST_STUBS} models. To fix: mend its card")
+        card, text = CardMetadata(), f"# {base}\n\nIts weights are not here.\n"
+        if len(path) < MOST_GENERATIONS:
+            with suppress(OSError, ValueError):  # it has no card that can be read: it is a root
+                fetched = fetch(base, (CARD,))
+                card, text = read_card(fetched), card_text(fetched)
+        return Stub(name=base, text=text, relation=card.relation, bases=bases_of(card, (*path, base)))
+
+    return bases_of(card, (source,))
 
 
 def _by_name(snapshot: Snapshot, base: str) -> str | None:
     try:
-        return snapshot.find(base).id
+        node = snapshot.find(base)
     except UnknownName:
         return None
+    return node.id if node.is_ready else None
 
 
-def _stub(
-    ledger: Ledger, base: str, snapshot: Snapshot, known: Mapping[str, str], fetch: Fetch, path: tuple[str, ...]
-) -> str:
-    """A node for a base whose weights are elsewhere: its card, where it can be read, and its own bases."""
-    card, text = CardMetadata(), f"# {base}\n\nIts weights are not here.\n"
-    if len(path) < MOST_GENERATIONS:
-        try:
-            fetched = fetch(base, (CARD,))
-            card = read_card(fetched)
-            text = (fetched / CARD).read_text(encoding="utf-8")
-        except (OSError, ValueError):  # it has no card that can be read: it is a root
-            card = CardMetadata()
-    parents = base_ids(ledger, card, snapshot, known, fetch, path=(*path, base))
-    name = registered_name(base)
-    run_id = ledger.start_batch(f"import {name}", params={"source": base}, key=f"import {name} without weights")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / CARD).write_text(text, encoding="utf-8")
-        record = ledger.record_model(
+class Attempt:
+    """What one import has recorded so far. owner: as whom it keeps tensors, until they have the model's own."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.owner = ledger.owner(f"importing-{uuid.uuid4().hex}")
+        self.runs: list[str] = []  # those that were not there before
+        self._ledger = ledger
+
+    def record(
+        self,
+        name: str,
+        *,
+        key: str,
+        source: str,
+        folder: Path,
+        relation: str | None,
+        bases: Sequence[str | Stub],
+        keep: Callable[[ModelRecord], object] | None = None,
+    ) -> ModelRecord:
+        """Records a model by a run of its own, after its bases. keep: what is to be done before the run has ended."""
+        parents = [base if isinstance(base, str) else self._stub(base) for base in bases]
+        is_new = self._ledger.batch_run(key) is None
+        run_id = self._ledger.start_batch(f"import {name}", params={"source": source}, key=key)
+        self.runs += [run_id] if is_new else []
+        record = self._ledger.record_model(
             name,
             run_id=run_id,
-            folder=Path(folder),
+            folder=folder,
             kind="imported",
             parents=parents,
-            origin=Origin(source=base, relation=card.relation),
+            origin=Origin(source=source, relation=relation),
         )
-    ledger.finish_run(run_id)
-    return record.model_id
+        if keep is not None:
+            keep(record)
+        self._ledger.finish_run(run_id)
+        return record
+
+    def _stub(self, base: Stub) -> str:
+        """A node for a base whose weights are elsewhere."""
+        name = registered_name(base.name)
+        with tempfile.TemporaryDirectory() as aside:
+            (Path(aside) / CARD).write_text(base.text, encoding="utf-8")
+            record = self.record(
+                name,
+                key=f"import {name} without weights",
+                source=base.name,
+                folder=Path(aside),
+                relation=base.relation,
+                bases=base.bases,
+            )
+        return record.model_id
+
+
+@contextmanager
+def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[Attempt]:
+    """An import that is taken back where it fails, as far as the ledger and the store can be reached."""
+    attempt = Attempt(ledger)
+    try:
+        yield attempt
+    except BaseException:
+        with suppress(LedgerError):
+            for run_id in reversed(attempt.runs):
+                ledger.take_back(run_id)
+        if store is not None:
+            with suppress(StoreFault, OSError):
+                store.gc(drop=[attempt.owner, *ledger.gone(store.owners(), but=())], waits=False)
+        raise
+    if store is not None:
+        store.disown(attempt.owner)

@@ -114,6 +114,24 @@ class Models(Families):
         client.set_logged_model_tags(model.model_id, {VERSIONS: tag})
         return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
 
+    def take_back(self, run_id: str) -> None:
+        """Deletes a run and the models that it made, versions included, as if they had never been recorded.
+
+        Files go with `mlflow gc`, as those of all that is deleted in MLflow.
+        """
+        client = self.client
+        versions = client.search_model_versions(f"run_id = '{run_id}'")
+        for version in versions:
+            client.delete_model_version(version.name, str(version.version))
+            if not client.search_model_versions(f"name = '{version.name}'"):
+                client.delete_registered_model(version.name)
+        experiment_id = client.get_run(run_id).info.experiment_id
+        for model in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+            for parent in json.loads(model.tags.get(PARENTS, "[]")):
+                self._unlink_child(parent, model.model_id)
+            client.delete_logged_model(model.model_id)
+        client.delete_run(run_id)
+
     def metrics_of(self, record: ModelRecord) -> dict[str, float]:
         """What was measured of a recorded model at the end of its training, finite values only."""
         return {metric.key: metric.value for metric in self.client.get_logged_model(record.model_id).metrics or []}
@@ -256,6 +274,20 @@ class Models(Families):
             text = cards.with_children(version.description or "", _child_lines(tags))
             self.client.update_model_version(parent.registered_name, str(parent.version), text)
             self.client.set_logged_model_tags(parent.model_id, {_NOTE: text})
+
+    def _unlink_child(self, parent_id: str, child_id: str) -> None:
+        """Lets a parent's page show the child no longer that `_link_child` let it show."""
+        parent = self.client.get_logged_model(parent_id)
+        if f"{CHILD}{child_id}" not in parent.tags:
+            return
+        self.client.delete_logged_model_tag(parent_id, f"{CHILD}{child_id}")
+        record = record_of(parent)
+        if record.version is not None:
+            tags = _child_tags(self.client.get_logged_model(parent_id).tags)
+            version = self.client.get_model_version(record.registered_name, str(record.version))
+            text = cards.with_children(version.description or "", _child_lines(tags))
+            self.client.update_model_version(record.registered_name, str(record.version), text)
+            self.client.set_logged_model_tags(parent_id, {_NOTE: text})
 
 
 def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ class Runs(Connection):
 
         key: names this very batch; where a start with the same key got as far as making the run, that run goes on.
         """
-        run_id = self._batch_run(key) if key else None
+        run_id = self.batch_run(key) if key else None
         if run_id is None:
             run_id = self._create_run(name, tags={"ringmaster.type": "batch", **({BATCH_KEY: key} if key else {})})
         else:
@@ -173,8 +173,8 @@ class Runs(Connection):
         experiment_id = self.experiment_id(self.experiment)
         return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
 
-    def _batch_run(self, key: str) -> str | None:
-        """The run that was started for the batch of that key already."""
+    def batch_run(self, key: str) -> str | None:
+        """The run that was started for the batch of that key already, None where there is none."""
         experiment_id = self.experiment_id(self.experiment)
         found = self.client.search_runs([experiment_id], f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
         return found[0].info.run_id if found else None

@@ -134,9 +134,10 @@ def _catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
     from tasks.batch import document
     from tasks.batch.faults import Fault, place_text
     from tasks.datasets.catalogue import catalogue_of
+    from tasks.files import text_of
 
     try:
-        read = document.read(file.read_text(encoding="utf-8"))
+        read = document.read(text_of(file))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError([f"{file} cannot be read: {error}. To fix: name a file with `datasets:`"]) from error
     raw = read.data if isinstance(read.data, dict) else {}

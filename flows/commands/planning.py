@@ -12,10 +12,13 @@ import typer
 
 from flows.faults import InputError
 from flows.output import AsJson, output_console, print_json
+from tasks.files import text_of
 
 if TYPE_CHECKING:
     from tasks.planning import Plan, Problem
 
+MAX_BYTES = 200_000_000
+"""Of a problem or a plan: 10,000 jobs of 100 options are half of that."""
 Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan", "weighted", "cost"]
 
@@ -178,7 +181,7 @@ def _plan(path: Path) -> Plan:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text_of(path, max_bytes=MAX_BYTES))
     except OSError as error:
         raise InputError([f"{path}: {error.strerror}"]) from None
     except (ValueError, RecursionError) as error:

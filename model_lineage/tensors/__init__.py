@@ -5,10 +5,12 @@
     child = store.add(Path("models/child"), parent=base.id)
     store.restore(child.id, Path("out"))  # the very bytes that were added
 
-Its rooms: `planes` (how bytes are arranged and compressed), `objects` (files named by what they hold), `layout` (what a
-safetensors file consists of), `store` (models, restoring, `gc` and `fsck`).
+Its parts: `folders` (which files a model has), `planes` (how bytes are arranged and compressed), `objects` (files named
+by what they hold), `layout` (what a safetensors file consists of), `lists` (what a model consists of), `store` (models,
+restoring, `gc` and `fsck`).
 """
 
-from model_lineage.tensors.store import StoredModel, StoreFault, TensorStore
+from model_lineage.tensors.lists import StoredModel
+from model_lineage.tensors.store import StoreFault, TensorStore
 
 __all__ = ["StoreFault", "StoredModel", "TensorStore"]

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
 ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
+ITEM_BITS = {**{dtype: 8 * size for dtype, size in ITEM_BYTES.items()}, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MOST_DIMENSIONS = 64  # of a tensor; torch has no more
+DEEPEST_NAME = 100  # modules within one another, by the dots of a parameter's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +37,7 @@ class TensorPart:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one number; 1 for kinds that are not known."""
+        """Bytes of one number; 1 for kinds of less than a byte."""
         return ITEM_BYTES.get(self.dtype, 1)
 
 
@@ -49,22 +54,41 @@ class Layout:
         return self.content[tensor.start : tensor.end]
 
 
-def read_layout(path: Path) -> Layout:
-    """The layout of a safetensors file. Raises ValueError where it is cut off or is none."""
-    content = map_file(path)
+def read_layout(path: Path, *, named: str | None = None) -> Layout:
+    """The layout of a safetensors file. Raises ValueError where it is cut off or is none.
+
+    named: what messages call it, where its bytes are kept under another name.
+    """
+    content, named = map_file(path), named or str(path)
+    remedy = "To fix: fetch or save the file again"
     if len(content) < 8:
-        raise ValueError(f"{path} is no safetensors file: it has {len(content)} bytes")
+        raise ValueError(f"{named} is no safetensors file: it has {len(content)} bytes. {remedy}")
     body = 8 + int.from_bytes(content[:8], "little")
+    if body - 8 > MOST_HEADER_BYTES:
+        raise ValueError(f"{named} is no safetensors file: its header would have {body - 8} bytes. {remedy}")
     if body > len(content):
-        raise ValueError(f"{path} is cut off: its header alone has {body} bytes, the file {len(content)}")
+        raise ValueError(f"{named} is cut off: its header alone has {body} bytes, the file {len(content)}. {remedy}")
     try:
-        tensors = tuple(sorted(_tensors(json.loads(bytes(content[8:body])), body), key=lambda t: (t.start, t.end)))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no safetensors file: its header cannot be read ({error})") from error
+        tensors = tuple(
+            sorted(
+                _tensors(json.loads(bytes(content[8:body]), object_pairs_hook=_each_once), body),
+                key=lambda t: (t.start, t.end),
+            )
+        )
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{named} is no safetensors file: its header cannot be read ({error}). {remedy}") from error
     ends = [body, *(tensor.end for tensor in tensors)]
     if [tensor.start for tensor in tensors] != ends[:-1] or ends[-1] != len(content):
-        raise ValueError(f"{path} is damaged: its tensors do not fill it ({ends[-1]} bytes of {len(content)})")
+        raise ValueError(
+            f"{named} is damaged: its tensors do not fill it ({ends[-1]} bytes of {len(content)}). {remedy}"
+        )
     return Layout(content=content, header=content[:body], tensors=tensors)
+
+
+def plain_layout(path: Path) -> Layout:
+    """A file that is no safetensors: all of it is its header."""
+    content = map_file(path)
+    return Layout(content=content, header=content, tensors=())
 
 
 def full_name(path: str, name: str) -> str:
@@ -86,9 +110,44 @@ def map_file(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _tensors(header: dict[str, Any], body: int) -> Iterator[TensorPart]:
+def num_bytes(dtype: str, shape: Sequence[int]) -> int | None:
+    """What a tensor takes; None for kinds that are not known, and shapes that do not end with a whole byte."""
+    bits = ITEM_BITS.get(dtype, 0) * math.prod(shape)
+    return None if dtype not in ITEM_BITS or bits % 8 else bits // 8
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys must differ: of two tensors of one name nobody could say which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it names something twice")
+    return found
+
+
+def _tensors(header: Any, body: int) -> Iterator[TensorPart]:
+    if not isinstance(header, dict):
+        raise ValueError("it is no object")
     for name, entry in header.items():
         if name != "__metadata__":
-            first, last = (int(offset) for offset in entry["data_offsets"])
-            shape = tuple(entry["shape"])
-            yield TensorPart(name=name, dtype=entry["dtype"], shape=shape, start=body + first, end=body + last)
+            yield _tensor(name, entry, body)
+
+
+def _tensor(name: str, entry: Any, body: int) -> TensorPart:
+    said: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    if not name.isprintable() or name.count(".") > DEEPEST_NAME:
+        raise ValueError(f"{name[:80]!r} is no parameter's name")
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
+        raise ValueError(f"{name} is of {str(dtype)[:40]!r}, which is no kind of number")
+    if not _are_counts(shape) or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{name} has the shape {str(shape)[:80]}")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"{name} has the data_offsets {str(offsets)[:80]}")
+    first, last = offsets
+    if num_bytes(dtype, shape) != last - first:
+        raise ValueError(f"{name} has {last - first} bytes, and its shape {shape} of {dtype} takes others")
+    return TensorPart(name=name, dtype=dtype, shape=tuple(shape), start=body + first, end=body + last)
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)

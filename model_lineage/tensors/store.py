@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
-from collections.abc import Collection, Iterator, Sequence
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from model_lineage.faults import RingmasterError
-from model_lineage.tensors.layout import ITEM_BYTES, Layout, TensorPart, by_name, full_name, map_file, read_layout
+from model_lineage.tensors.folders import files_of
+from model_lineage.tensors.layout import Layout, TensorPart, full_name, plain_layout, read_layout
+from model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor, files_in, odd_tensors
 from model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
 
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy let others run meanwhile
@@ -30,53 +31,6 @@ SOMEBODY = "somebody"  # owns what was there before owners were marked, and neve
 
 class StoreFault(RingmasterError, ValueError):
     """A model cannot be added, or cannot be read from the store; says which file or object, and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
-    """A tensor of a model: digest of its bytes, by which it is kept."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredFile:
-    """A file of a model: `head` is the digest of a safetensors header, or of the whole of any other file."""
-
-    path: str
-    head: str
-    tensors: tuple[StoredTensor, ...] = ()
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """What it is made of, in its order."""
-        return (self.head, *(tensor.digest for tensor in self.tensors))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredModel:
-    """A model in the store."""
-
-    id: str
-    files: tuple[StoredFile, ...]
-
-    @property
-    def tensors(self) -> dict[str, StoredTensor]:
-        """Its tensors by name; after their files where names repeat."""
-        return by_name([(file.path, tensor.name, tensor) for file in self.files for tensor in file.tensors])
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of its tensors, as a program has them."""
-        return sum(math.prod(t.shape) * ITEM_BYTES.get(t.dtype, 1) for t in self.tensors.values())
-
-    @property
-    def digests(self) -> set[str]:
-        """The objects that it needs, without what those are differences to."""
-        return {digest for file in self.files for digest in file.digests}
 
 
 class TensorStore:
@@ -90,14 +44,23 @@ class TensorStore:
         """Keeps the model in a folder; tensors that a parent has too are kept as differences where that is smaller.
 
         parent: id of a model in the store. owner: who wants it, for `gc`; what nobody ever wanted stays. Raises
-        StoreFault where a file is damaged or the parent is not there.
+        StoreFault where a file is damaged or none of the folder's, or the parent is not there. Where it raises,
+        nothing of the model is left behind.
         """
         related = {} if parent is None else self.model(parent).tensors
-        paths = sorted(path for path in model_dir.rglob("*") if path.is_file())
-        if not paths:
-            raise StoreFault(f"{model_dir} holds no files. To fix: give the folder of a model")
+        layouts = _layouts(model_dir)
+        try:
+            return self._added(layouts, related, owner=owner)
+        except BaseException:
+            with suppress(StoreFault, OSError):  # damage, or another writer: the next `gc` takes it away
+                self.gc(drop=(), waits=False)
+            raise
+
+    def _added(
+        self, layouts: Mapping[str, Layout], related: Mapping[str, StoredTensor], *, owner: str | None
+    ) -> StoredModel:
         with self._locked(fcntl.LOCK_SH), ThreadPoolExecutor(NUM_THREADS) as pool:
-            files = tuple(self._add_file(path, path.relative_to(model_dir), related, pool) for path in paths)
+            files = tuple(self._add_file(name, layout, related, pool) for name, layout in layouts.items())
             content = json.dumps([asdict(file) for file in files], sort_keys=True).encode()
             model = StoredModel(id=digest_of(content)[:32], files=files)
             self._begin_owners()
@@ -112,11 +75,15 @@ class TensorStore:
     def restore(self, id: str, folder: Path) -> None:
         """Writes the files of a model into a folder, bit for bit as they were; each appears complete or not at all.
 
-        Raises StoreFault where something is missing or damaged; nothing is written then under its name.
+        Raises StoreFault where something is missing or damaged; nothing is written then under its name, and a folder
+        that was not there is not there afterwards.
         """
         model = self.model(id)
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder, prefix=".restoring-") as aside, ThreadPoolExecutor(NUM_THREADS) as pool:
+        with (
+            _made(folder),
+            TemporaryDirectory(dir=folder, prefix=".restoring-") as aside,
+            ThreadPoolExecutor(NUM_THREADS) as pool,
+        ):
             for number, file in enumerate(model.files):
                 with (Path(aside) / str(number)).open("wb") as out:
                     for content in pool.map(self._content, file.digests):
@@ -126,21 +93,31 @@ class TensorStore:
             for number, file in enumerate(model.files):
                 target = folder / file.path
                 target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.parent.resolve().is_relative_to(folder.resolve()):
+                    raise StoreFault(f"{target} leads out of {folder}, by a link. To fix: name a new folder")
                 (Path(aside) / str(number)).replace(target)
 
     def model(self, id: str) -> StoredModel:
-        """A model that was added. Raises StoreFault where there is none of that id."""
+        """A model that was added. Raises StoreFault where there is none of that id, or its list is another."""
         try:
-            entries = json.loads(self._path(id).read_bytes())
-        except FileNotFoundError:
+            content = self._path(id).read_bytes()
+        except (OSError, ValueError):
             raise StoreFault(f"there is no model {id!r} in {self.folder}; it has {len(self.ids())}") from None
-        except json.JSONDecodeError as error:
-            raise StoreFault(f"the list of model {id} is damaged: {error}") from error
-        return StoredModel(id=id, files=tuple(_file(entry) for entry in entries))
+        try:
+            if digest_of(content)[:32] != id:
+                raise ValueError("its content has another digest")
+            return StoredModel(id=id, files=files_in(json.loads(content)))
+        except (ValueError, RecursionError) as error:
+            raise StoreFault(f"the list of model {id} is damaged: {error}. {self._remedy}") from error
 
     def ids(self) -> list[str]:
         """The models that are there."""
         return sorted(path.stem for path in (self.folder / "models").glob("*.json"))
+
+    def disown(self, owner: str) -> None:
+        """Takes back that somebody wants what is there; what others want, too, stays."""
+        for mark in (self.folder / "owners").glob(f"*/{owner}"):
+            mark.unlink(missing_ok=True)
 
     def owners(self) -> set[str]:
         """Everybody who wants a model."""
@@ -158,14 +135,15 @@ class TensorStore:
             self._path(model.id).stat().st_size for model in models
         )
 
-    def gc(self, *, drop: Collection[str]) -> int:
+    def gc(self, *, drop: Collection[str], waits: bool = True) -> int:
         """Drops those owners, the models that nobody else owns, and every object that no other model needs.
 
+        waits: for writers; else raises BlockingIOError where there are some.
         Returns the bytes that are free now. Raises StoreFault, having dropped nothing, where it cannot be told what is
         needed, as something is damaged.
         """
         gone = set(drop)
-        with self._locked(fcntl.LOCK_EX):
+        with self._locked(fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
             self._begin_owners()
             marks = {id: {mark.name for mark in self._owners(id).glob("*")} for id in self.ids()}
             dropped = [id for id, owners in marks.items() if owners and owners <= gone]
@@ -193,10 +171,12 @@ class TensorStore:
         faults = [f"{fault}" for fault in damaged.values()]
         for id in self.ids():
             try:
-                needs = self.model(id).digests
+                model = self.model(id)
             except StoreFault as error:
                 faults.append(str(error))
                 continue
+            needs = model.digests
+            faults += [f"model {id}: {fault}" for fault in odd_tensors(model)]
             missing = sorted(digest for digest in needs if digest not in self.objects)
             hurt = sorted(needs & set(damaged))
             if missing or hurt:
@@ -207,22 +187,15 @@ class TensorStore:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _add_file(
-        self, path: Path, name: Path, related: dict[str, StoredTensor], pool: ThreadPoolExecutor
+        self, name: str, layout: Layout, related: Mapping[str, StoredTensor], pool: ThreadPoolExecutor
     ) -> StoredFile:
-        if path.suffix != WEIGHTS:
-            return StoredFile(path=name.as_posix(), head=self.objects.put(map_file(path), item_bytes=1))
-        try:
-            layout = read_layout(path)
-        except ValueError as error:
-            raise StoreFault(str(error)) from error
-
         def add(tensor: TensorPart) -> StoredTensor:
-            like = related.get(full_name(name.as_posix(), tensor.name)) or related.get(tensor.name)
+            like = related.get(full_name(name, tensor.name)) or related.get(tensor.name)
             return self._add_tensor(layout, tensor, like=like)
 
         tensors = tuple(pool.map(add, layout.tensors))
         head = self.objects.put(layout.header, item_bytes=1)
-        return StoredFile(path=name.as_posix(), head=head, tensors=tensors)
+        return StoredFile(path=name, head=head, tensors=tensors)
 
     def _add_tensor(self, layout: Layout, tensor: TensorPart, *, like: StoredTensor | None) -> StoredTensor:
         is_like = like is not None and (like.dtype, like.shape) == (tensor.dtype, tensor.shape)
@@ -262,6 +235,8 @@ class TensorStore:
         return needed
 
     def _path(self, id: str) -> Path:
+        if "/" in id or id in ("", ".", ".."):
+            raise ValueError(f"{id!r} is no model's id")
         return self.folder / "models" / f"{id}.json"
 
     @property
@@ -290,6 +265,28 @@ class TensorStore:
             yield
 
 
-def _file(entry: dict[str, Any]) -> StoredFile:
-    tensors = tuple(StoredTensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in entry["tensors"])
-    return StoredFile(path=entry["path"], head=entry["head"], tensors=tensors)
+def _layouts(model_dir: Path) -> dict[str, Layout]:
+    """The files of a model by name, looked into before any is kept; one without tensors is its own header."""
+    try:
+        found = {
+            name: read_layout(path, named=str(model_dir / name)) if name.endswith(WEIGHTS) else plain_layout(path)
+            for name, path in files_of(model_dir)
+        }
+    except ValueError as error:
+        raise StoreFault(str(error)) from error
+    if not found:
+        raise StoreFault(f"{model_dir} holds no files. To fix: give the folder of a model")
+    return found
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder to write into; where that fails, all of it that was not there before goes again."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in missing[-1:]:
+            shutil.rmtree(path, ignore_errors=True)
+        raise

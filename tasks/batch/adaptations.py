@@ -1,7 +1,7 @@
 """Rules of adaptations: what each kind needs, and whether the models that it comes from fit each other."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,6 +11,12 @@ from tasks.batch.references import closest, is_folder
 from techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
 
 Raw = Mapping[str, Any]
+Edge = tuple[str, str]
+"""A job's name, and that of one of its parents."""
+MOST_STEPS = 200_000
+"""Of the search for circles."""
+MOST_NAMED = 500
+"""Jobs among which a remedy looks for the one that was meant."""
 
 OF_KIND = {
     "teacher": DISTILLED,
@@ -67,8 +73,13 @@ def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     yield from ((place, name) for place, name in named if isinstance(name, str))
 
 
-def parent_findings(place: Place, job: Raw, *, key: Place, parent: str, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    """What is wrong with one model that a job comes from. key: where in the job it is named; place: in the batch."""
+def parent_findings(
+    place: Place, job: Raw, *, key: Place, parent: str, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
+) -> Iterator[Finding]:
+    """What is wrong with one model that a job comes from. key: where in the job it is named; place: in the batch.
+
+    circles: of these jobs.
+    """
     if parent.startswith("models:/"):
         if not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", parent):
             yield Finding(
@@ -78,12 +89,13 @@ def parent_findings(place: Place, job: Raw, *, key: Place, parent: str, jobs: Ma
     if is_folder(parent):
         return
     if parent not in jobs:
-        remedy = closest(parent, jobs, what="The jobs of this batch are")
+        names = jobs if len(jobs) <= MOST_NAMED else ()
+        remedy = closest(parent, names, what="The jobs of this batch are") if names else "name a job of this batch"
         yield Finding(place, f"no job is named {parent!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
         return
-    if circle := _circle(job["name"], parent, jobs):
-        if circle[0] == min(circle, key=list(jobs).index):
-            what = "bases" if all(jobs[a].get("base") == b for a, b in _pairs(circle)) else "parents"
+    if (circle := circles.get((job["name"], parent))) is not None:
+        if circle:
+            what = "bases" if all(jobs[a].get("base") == b for a, b in pairwise(circle)) else "parents"
             yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
         return
     other = jobs[parent]
@@ -208,22 +220,65 @@ def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iter
         yield Finding(place, message, "give both models the same vocab_size")
 
 
-def _circle(name: str, parent: str, jobs: Mapping[str, Raw]) -> list[str]:
-    """The way from job `name` over its `parent` back to itself, or nothing where it does not lead there."""
-    ways, seen = [[name, parent]], {parent}
-    while ways:
-        way = ways.pop()
-        if way[-1] == name:
-            return way
-        for _, further in parents_of(jobs[way[-1]]):
-            if further in jobs and (further == name or further not in seen):
-                seen.add(further)
-                ways.append([*way, further])
-    return []
+def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
+    """By (job, parent) on a circle: the way from the job over that parent back to itself.
+
+    The way is told once, by the first job on it; to the others it is empty. Of so many circles that finding them would
+    take long, only some are found.
+    """
+    parents = {name: [p for _, p in parents_of(job) if p in jobs] for name, job in jobs.items()}
+    # What has no parent left, or is nobody's parent, is on no circle.
+    for is_upwards in (True, False):
+        done = set(_in_order(parents if is_upwards else _reversed(parents)))
+        parents = {name: [p for p in ps if p not in done] for name, ps in parents.items() if name not in done}
+    order = {name: i for i, name in enumerate(jobs)}
+    found: dict[Edge, list[str]] = {}
+    num_steps = 0
+    for name in parents:
+        for parent in parents[name]:
+            if num_steps > MOST_STEPS:
+                return found
+            came_from, ends = {parent: name}, [parent]
+            while ends and name not in came_from:
+                end = ends.pop()
+                num_steps += 1
+                for further in parents[end]:
+                    if further not in came_from:
+                        came_from[further] = end
+                        ends.append(further)
+            if parent == name or name in came_from:
+                way = _way(name, parent, came_from)
+                found[name, parent] = way if order[name] == min(order[each] for each in way) else []
+    return found
 
 
-def _pairs(way: list[str]) -> Iterable[tuple[str, str]]:
-    return pairwise(way)
+def _way(name: str, parent: str, came_from: Mapping[str, str]) -> list[str]:
+    """The circle of a job over a parent, from itself to itself, where each was come to from another."""
+    way = [name]
+    while parent != name and came_from[way[-1]] != parent:
+        way.append(came_from[way[-1]])
+    return [name, *([parent] if parent != name else []), *reversed(way)]
+
+
+def _reversed(ways: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {name: [] for name in ways}
+    for name, others in ways.items():
+        for other in others:
+            found[other].append(name)
+    return found
+
+
+def _in_order(ways: Mapping[str, list[str]]) -> list[str]:
+    """Those from which no way leads into a circle."""
+    back = _reversed(ways)
+    left = {name: len(others) for name, others in ways.items()}
+    done = [name for name, num in left.items() if not num]
+    for name in done:  # which grows
+        for other in back[name]:
+            left[other] -= 1
+            if not left[other]:
+                done.append(other)
+    return done
 
 
 def _mapping(raw: Any) -> Raw:

@@ -61,8 +61,9 @@ def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
             yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
     targets, scaled = said.get("targets"), said.get("feedforward")
     if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
+        known = {name for name in targets if isinstance(name, str)}
         for i, name in enumerate(scaled):
-            if name not in targets:
+            if isinstance(name, str) and name not in known:
                 yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
 
 

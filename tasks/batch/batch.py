@@ -16,6 +16,7 @@ from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from tasks.batch.field_types import NAME_PATTERN
 from tasks.batch.schema import PLANNED, BatchEntry, GridEntry, JobEntry
 from tasks.cluster import Devices
+from tasks.files import text_of
 from tasks.planning.search import Objective
 from tasks.planning.terms import Terms
 from techniques.adapters.peft_format import resolved
@@ -141,7 +142,7 @@ class Batch:
 def load_batch(path: Path) -> Batch:
     """The batch of a YAML or JSON file. Raises BatchFileError with every fault in it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         fault = Fault("", None, f"cannot be read: {reason}", "name a batch file, such as batch.yaml", str(path))
@@ -182,6 +183,8 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         jobs += entry.jobs
     except ValidationError as error:
         found += datasets.named(wording.findings(error))
+    if (fault := grid.too_many(_list(raw.get("jobs")), _list(raw.get("grid")))) is not None:
+        return None, [], [*found, fault]
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
     for combination in _combinations(_list(raw.get("grid")), found=found):
         placed.append((combination.origin, combination.raw))

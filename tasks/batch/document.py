@@ -12,11 +12,14 @@ from typing import Any
 import yaml
 
 from tasks.batch.faults import Finding, Place
+from tasks.messages import shortened
 
 MAX_DEPTH = 50
 """Levels of lists and mappings within one another: a batch file needs about six."""
 MAX_VALUES = 100_000
 """Values that a batch file may hold once its aliases are written out: above any real file, below any bomb."""
+MAX_DIGITS = 300
+"""Of a whole number: what is longer fits in no number with a point, nor in any database."""
 
 _FLATTER = "write flat lists of jobs, without anchors inside anchors"
 
@@ -136,14 +139,17 @@ class _Reader:
     def scalar(self, node: yaml.Node, *, place: Place) -> Any:
         read_scalar = _SCALARS.get(node.tag)
         if read_scalar is None:
-            self.add(place, f"has the tag {node.tag}", "write plain values, without tags", node=node)
+            self.add(place, f"has the tag {shortened(node.tag, 60)}", "write plain values, without tags", node=node)
             return None
         text = self.whole(node.value, place=place, node=node)
         try:
             return read_scalar(text)
+        except _TooLongError:
+            self.add(place, f"is a number of more than {MAX_DIGITS} digits", "write a smaller one", node=node)
         except ValueError:
-            self.add(place, f"{node.value!r} is no {node.tag.rpartition(':')[2]}", "remove the tag", node=node)
-            return None
+            said = f"{shortened(repr(node.value), 60)} is no {node.tag.rpartition(':')[2]}"
+            self.add(place, said, "remove the tag", node=node)
+        return None
 
     def whole(self, text: str, *, place: Place, node: yaml.Node) -> str:
         """`text` with its characters in one piece: JSON escapes one beyond 16 bits as two halves, which YAML leaves."""
@@ -182,7 +188,13 @@ for _name, _pattern, _starts in _PATTERNS:
     _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_pattern})\Z"), _starts)
 
 
+class _TooLongError(ValueError):
+    """A number with more digits than anybody means."""
+
+
 def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise _TooLongError
     return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
 
 

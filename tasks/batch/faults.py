@@ -4,6 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from model_lineage.faults import RingmasterError
+from tasks.messages import listed, printable, shortened
+
+MOST_PLACE, MOST_SAID = 200, 1000
+"""Characters of a place, and of a message or a remedy, that a fault prints: a file may hold keys of any length."""
 
 Place = tuple[str | int, ...]
 """Where a value stands in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
@@ -21,7 +25,8 @@ def place_text(place: Place) -> str:
 class Fault:
     """One thing that is wrong. `place` is empty for the whole file, `line` None where there is no file.
 
-    Prints as `mixed.yaml:12: jobs[3].optimizer.lr: must be greater than 0, got -1. To fix: ...`.
+    Prints as `mixed.yaml:12: jobs[3].optimizer.lr: must be greater than 0, got -1. To fix: ...`, on one line, whatever
+    characters the file holds.
     """
 
     place: str
@@ -32,18 +37,21 @@ class Fault:
 
     def __str__(self) -> str:
         source = ":".join(str(part) for part in (self.file, self.line) if part)
-        where = ": ".join(part for part in (source, self.place) if part)
-        what = f"{self.message}. To fix: {self.remedy}."
-        return f"{where}: {what}" if where else what
+        where = ": ".join(part for part in (source, shortened(self.place, MOST_PLACE)) if part)
+        what = f"{shortened(self.message, MOST_SAID)}. To fix: {shortened(self.remedy, MOST_SAID)}."
+        return printable(f"{where}: {what}" if where else what)
 
 
 class BatchFileError(RingmasterError, ValueError):
-    """A batch that cannot be run, with every fault that was found in it, in the order of the file."""
+    """A batch that cannot be run: `faults` are all that were found in it, in the order of the file.
+
+    Its text has the first of them.
+    """
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         assert self.faults, "an error without a fault"
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        super().__init__(listed(self.faults))
 
 
 @dataclass(frozen=True)
@@ -66,5 +74,4 @@ def got(value: object) -> str:
         return "got a mapping"
     if isinstance(value, (list, tuple)):
         return "got a list"
-    text = repr(value)
-    return f"got {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"got {shortened(repr(value), 60)}"

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -13,7 +13,11 @@ from tasks.batch.faults import Finding, Place
 from tasks.batch.schema import section_at
 
 MAX_JOBS = 10_000
-"""Combinations that one grid entry may have; more are a slip of the pen that would fill the memory."""
+"""Jobs of a batch, its own and those that its grids make; more are a slip of the pen that would fill the memory."""
+MAX_VALUES = 2_000_000
+"""Values of all these jobs together, such as numbers and texts: 200 of each of 10,000 jobs."""
+MAX_KEYS = 50
+"""Keys that one grid entry may vary."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,36 @@ class Combination:
             if place and place == path[: len(place)] and place[0] not in self.template:
                 return (*self.entry, "over", key)
         return (*self.entry, "template", *place)
+
+
+def num_jobs(over: Any) -> int:
+    """How many jobs a grid entry makes, without making them; 0 where its shape is wrong."""
+    if not isinstance(over, Mapping):
+        return 0
+    return math.prod(len(values) if isinstance(values, list) else 0 for values in over.values())
+
+
+def too_many(jobs: Sequence[Any], entries: Sequence[Any]) -> Finding | None:
+    """Why a batch of these jobs and grid entries would be too large, told before it is made; None where it is not."""
+    grids = [entry for entry in entries if isinstance(entry, Mapping)]
+    nums = [num_jobs(entry.get("over")) for entry in grids]
+    if max(nums, default=0) > MAX_JOBS:
+        return None  # of that entry alone, which is told where it stands
+    place: Place = ("grid",) if grids else ("jobs",)
+    if (num := len(jobs) + sum(nums)) > MAX_JOBS:
+        return Finding(place, f"makes a batch of {num:,} jobs", f"keep to {MAX_JOBS:,}, or divide it into several")
+    values = sum(n * _num_values(entry.get("template")) for n, entry in zip(nums, grids, strict=True))
+    if values > MAX_VALUES:
+        said = f"makes jobs of {values:,} values together"
+        return Finding(place, said, f"keep to {MAX_VALUES:,}: fewer combinations, or a smaller template")
+    return None
+
+
+def _num_values(value: Any) -> int:
+    """How many values there are in lists and mappings within one another."""
+    if isinstance(value, Mapping):
+        return 1 + sum(_num_values(item) for item in value.values())
+    return 1 + sum(_num_values(item) for item in value) if isinstance(value, list) else 1
 
 
 def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combination], list[Finding]]:
@@ -63,6 +97,12 @@ def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combinati
 
 
 def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at: Place) -> Iterator[Finding]:
+    if (num := num_jobs(over)) > MAX_JOBS:  # first: what follows compares the values with each other
+        yield Finding((*at, "over"), f"makes {num:,} jobs", f"keep to {MAX_JOBS:,} combinations")
+        return
+    if len(over) > MAX_KEYS:
+        yield Finding((*at, "over"), f"varies {len(over):,} keys", f"vary {MAX_KEYS} at the most")
+        return
     if not isinstance(template.get("name"), str):
         remedy = "name the template: the names of its jobs start with it"
         yield Finding((*at, "template", "name"), "is missing", remedy)
@@ -75,9 +115,6 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
     for short, long in itertools.permutations(over, 2):
         if long.startswith(f"{short}."):
             yield Finding((*at, "over", long), f"lies inside {short}, which is varied too", "vary one of the two")
-    num_jobs = math.prod(len(values) for values in over.values())
-    if num_jobs > MAX_JOBS:
-        yield Finding((*at, "over"), f"makes {num_jobs:,} jobs", f"keep to {MAX_JOBS:,} combinations")
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:

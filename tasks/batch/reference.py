@@ -11,9 +11,12 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from tasks.batch.data_schema import Section
+from tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
 from tasks.batch.schema import BatchEntry
+from tasks.files import MAX_BYTES
+from tasks.messages import MOST_FAULTS
 
-INTRODUCTION = """# Batch files
+INTRODUCTION = f"""# Batch files
 
 Every key that a batch file may have. A file with a fault is refused before anything starts, with all its faults, their
 lines and what to do. [mixed_batch.yaml](../examples/mixed_batch.yaml) is one to begin with; `ringmaster run FILE
@@ -22,6 +25,10 @@ lines and what to do. [mixed_batch.yaml](../examples/mixed_batch.yaml) is one to
     .venv/bin/python -m tasks.batch.reference --schema > batch.schema.json
 
 and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
+
+A batch has {MAX_JOBS:,} jobs at the most, those that its grids make included, and {MAX_VALUES:,} values in these;
+a grid entry varies {MAX_KEYS} keys at the most, and the file has {MAX_BYTES // 1_000_000} MB. What is larger is refused
+before it is expanded. {MOST_FAULTS} faults are printed, and the others counted.
 
 This page is made from what reads the files: `.venv/bin/python -m tasks.batch.reference > docs/batch-files.md`.
 """

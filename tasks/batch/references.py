@@ -22,6 +22,8 @@ from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from tasks.batch.faults import got
+from tasks.files import beside, is_file
+from tasks.messages import shortened
 from techniques import registry
 from techniques.adapters.peft_format import resolved
 from techniques.engine.data.files import is_url, matching
@@ -30,6 +32,10 @@ from techniques.job import Adapter
 
 MAX_LISTED = 16
 """Names that a remedy lists beside its best guess."""
+MAX_COMPARED = 2000
+"""Names among which a remedy looks for the nearest: among thousands that takes minutes for a file full of faults."""
+MAX_QUOTED = 200
+"""Characters of a value that a message quotes."""
 
 
 def wrong(problem: str, remedy: str) -> PydanticCustomError:
@@ -40,7 +46,7 @@ def wrong(problem: str, remedy: str) -> PydanticCustomError:
 def closest(name: str, names: Iterable[str], *, what: str = "Use one of") -> str:
     """The remedy for an unknown `name`: the nearest of `names`, and the others while they are few."""
     names = sorted(names)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    close = get_close_matches(name[:MAX_QUOTED], names[:MAX_COMPARED], n=1, cutoff=0.6)
     if close and len(names) > MAX_LISTED:
         return f"write `{close[0]}`, if that is meant"
     listed = ", ".join(names if len(names) <= 2 * MAX_LISTED else [*names[:MAX_LISTED], "..."])
@@ -189,12 +195,12 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
         raise wrong(f"cannot be divided into words: {error}", "write a command line, or a list of words") from error
     if not words or not all(isinstance(word, str) for word in words):
         raise wrong(f"must be a command line or a list of words, {got(value)}", 'write "python train.py"')
-    found = [_absolute(word, info) if Path(_absolute(word, info)).is_file() else word for word in words]
+    found = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
     # As the command will find it: what runs us comes first.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if not found[0].startswith("{") and shutil.which(found[0], path=path) is None:
         raise wrong(f"there is no program {words[0]!r}", "name one that is on the PATH, or a file that can be executed")
-    missing = [word for word in found[1:] if word.endswith((".py", ".sh")) and not Path(word).is_file()]
+    missing = [word for word in found[1:] if word.endswith((".py", ".sh")) and not is_file(Path(), word)]
     if missing:
         raise wrong(f"there is no file {missing[0]!r}", f"put it into {_folder(info)}, or give its whole path")
     return found
@@ -232,7 +238,10 @@ def _folder(info: ValidationInfo) -> Path:
 
 
 def _absolute(name: str, info: ValidationInfo) -> str:
-    return str(_folder(info) / Path(name).expanduser())
+    try:
+        return str(beside(_folder(info), name))
+    except ValueError as error:
+        raise wrong(f"{shortened(repr(name), MAX_QUOTED)} {error}", "name a file or folder that exists") from error
 
 
 def _looks_local(name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tasks.batch.adaptations import (
     adaptation_findings,
+    circles_of,
     is_rewriting,
     may_have_no_steps,
     parent_findings,
@@ -58,9 +59,10 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
             yield Finding(place(("name",)), message, "give every job a name of its own")
         else:
             first[job["name"]] = job
+    circles = circles_of(first)
     for place, job in named:
         for key, parent in parents_of(job):
-            yield from parent_findings(place(key), job, key=key, parent=parent, jobs=first)
+            yield from parent_findings(place(key), job, key=key, parent=parent, jobs=first, circles=circles)
         for finding in base_findings(job, first):
             yield replace(finding, place=place(finding.place))
 

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from tasks.batch import document, wording
 from tasks.batch.data_schema import Dataset, DatasetVersion
 from tasks.batch.faults import Finding, Place, got, place_text
+from tasks.files import beside, is_file, text_of
+from tasks.messages import shortened
 from techniques.engine.data.files import is_url
 
 FILE = "datasets.yaml"
@@ -45,7 +47,10 @@ class Entry:
 
     def location(self, path: str) -> str:
         """A path of it, absolute; a URL as it is."""
-        return path if is_url(path) else str(self.folder / Path(path).expanduser())
+        try:
+            return path if is_url(path) else str(beside(self.folder, path))
+        except ValueError:  # told where a job names it
+            return str(self.folder / path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,20 +70,23 @@ def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
     if raw is not None and not isinstance(raw, (str, Mapping)):
         message = f"must be a mapping of data sets, or the name of a file, {got(raw)}"
         return Catalogue(), [Finding(("datasets",), message, "write {reviews: {path: data/*.jsonl}}")]
+    if isinstance(raw, str) and not is_file(folder, raw):
+        message = f"there is no file {shortened(repr(raw), 200)}"
+        return Catalogue(), [Finding(("datasets",), message, f"name a file such as {FILE}, seen from this one")]
     if isinstance(raw, str):
-        return read_catalogue(folder / raw, at=("datasets",))
+        return read_catalogue(beside(folder, raw), at=("datasets",))
     own, found = _entries(raw if isinstance(raw, Mapping) else {}, folder=folder, at=("datasets",))
-    beside = Catalogue()
+    other = Catalogue()
     if (folder / FILE).is_file():
-        beside, wrong = read_catalogue(folder / FILE, at=("datasets",))
+        other, wrong = read_catalogue(folder / FILE, at=("datasets",))
         found += wrong
-    return Catalogue(entries={**beside.entries, **own}, sources=beside.sources), found
+    return Catalogue(entries={**other.entries, **own}, sources=other.sources), found
 
 
 def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Finding]]:
     """The data sets of a file with `datasets:`; what is wrong in it is told at `at`, with its place in the message."""
     try:
-        read = document.read(file.read_text(encoding="utf-8"))
+        read = document.read(text_of(file))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return Catalogue(), [Finding(at, f"{file} cannot be read: {why}", f"name a file such as {FILE}")]

@@ -12,6 +12,7 @@ from tasks.batch import BatchFileError, Fault, document
 from tasks.batch.data_schema import Section
 from tasks.batch.faults import Finding, place_text
 from tasks.batch.wording import findings
+from tasks.files import text_of
 
 Entry = TypeVar("Entry", bound=Section)
 
@@ -22,7 +23,7 @@ def load(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[F
     rules: what is wrong although each value is of its kind. what: the file in words, such as "a file of tests".
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
     read = document.read(text)

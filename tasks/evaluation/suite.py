@@ -18,6 +18,7 @@ from tasks.batch.data_schema import Section
 from tasks.batch.faults import Finding, Place
 from tasks.batch.field_types import Factory, Name, Whole
 from tasks.evaluation import declared
+from tasks.files import is_file
 
 MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")
 UP, DOWN, NOT_UP, NOT_DOWN = MOVES = ("up", "down", "not_up", "not_down")
@@ -37,10 +38,10 @@ Flip = Annotated[str, AfterValidator(references.one_of(("horizontal", "vertical"
 def _arrays(name: str, info: ValidationInfo) -> str:
     """A file of arrays, seen from the suite's folder, made absolute."""
     assert isinstance(info.context, dict), "validation needs the file's folder as its context"
-    file = Path(info.context["folder"]) / name
-    if file.suffix != ".npz" or not file.is_file():
-        raise references.wrong(f"there is no file {file} that ends in .npz", "write one with numpy.savez")
-    return str(file)
+    folder = Path(info.context["folder"])
+    if not name.endswith(".npz") or not is_file(folder, name):
+        raise references.wrong(f"there is no file {folder / name} that ends in .npz", "write one with numpy.savez")
+    return str(folder / name)
 
 
 class SliceEntry(Section):

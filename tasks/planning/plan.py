@@ -1,9 +1,15 @@
 """The answer: which job runs where, when and under which option, with what proves how good that is."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from tasks.planning.problem_faults import shown
+
+LARGEST = 10**18
+"""Of a whole number in a plan."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +59,14 @@ class Certificate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
-        """The certificate that a JSON object holds."""
+        """The certificate that a JSON object holds. Raises ValueError where it holds something else."""
+        said = _object(data, "certificate")
+        slots, typed = said.get("slot_prices", {}), _object(said.get("typed_prices", {}), "typed_prices")
+        jobs = {key: _prices(said.get(key, {}), key) for key in ("job_prices", "work_prices", "cover_prices")}
         return cls(
-            {int(slot): float(price) for slot, price in data.get("slot_prices", {}).items()},
-            {str(job): float(price) for job, price in data.get("job_prices", {}).items()},
-            {str(job): float(price) for job, price in data.get("work_prices", {}).items()},
-            {
-                str(kind): {int(slot): float(price) for slot, price in prices.items()}
-                for kind, prices in data.get("typed_prices", {}).items()
-            },
-            {str(job): float(price) for job, price in data.get("cover_prices", {}).items()},
+            slot_prices=_slot_prices(slots, "slot_prices"),
+            typed_prices={kind: _slot_prices(prices, f"typed_prices of {kind!r}") for kind, prices in typed.items()},
+            **jobs,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -139,34 +143,9 @@ class Plan:
         """The plan that a JSON object holds. Raises ValueError naming what is missing or of the wrong
         type."""
         try:
-            segments = tuple(
-                Segment(
-                    job=row["job"],
-                    option=row["option"],
-                    start_s=float(row["start"]),
-                    end_s=float(row["end"]),
-                    work=float(row["work"]),
-                    overhead_s=float(row.get("overhead", 0.0)),
-                    devices=tuple((node, tuple(ids)) for node, ids in row["gpus"]),
-                )
-                for row in data["segments"]
-            )
-            bound = data.get("lower_bound")
-            certificate = data.get("certificate") or data.get("extended_certificate")
-            return cls(
-                problem_name=data["instance"],
-                segments=segments,
-                lower_bound_s=None if bound is None else float(bound),
-                certificate=Certificate.from_json(certificate) if certificate else None,
-                proof=data.get("proof", ""),
-                method=data.get("method", ""),
-                seconds=data.get("seconds", {}),
-                objective=data.get("objective", "makespan"),
-                value=data.get("value"),
-                value_bound=data.get("value_bound"),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a plan: {type(error).__name__} {error}") from error
+            return _plan(_object(data, "it"))
+        except ValueError as error:
+            raise ValueError(f"not a plan: {error}. To fix: give what `ringmaster plan -o` wrote") from error
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
@@ -199,3 +178,83 @@ class Plan:
                 for s in self.segments
             ],
         }
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    certificate = data.get("certificate") or data.get("extended_certificate")
+    return Plan(
+        problem_name=_text(data.get("instance"), "instance"),
+        segments=tuple(_segment(row, f"segment {i}") for i, row in enumerate(_list(data.get("segments"), "segments"))),
+        lower_bound_s=_number_or_none(data.get("lower_bound"), "lower_bound"),
+        certificate=Certificate.from_json(certificate) if certificate else None,
+        proof=_text(data.get("proof", ""), "proof"),
+        method=_text(data.get("method", ""), "method"),
+        seconds=_prices(data.get("seconds", {}), "seconds"),
+        objective=_text(data.get("objective", "makespan"), "objective"),
+        value=_number_or_none(data.get("value"), "value"),
+        value_bound=_number_or_none(data.get("value_bound"), "value_bound"),
+    )
+
+
+def _segment(data: Any, place: str) -> Segment:
+    row = _object(data, place)
+    devices = []
+    for item in _list(row.get("gpus"), f"{place}, gpus"):
+        node, ids = item if isinstance(item, list) and len(item) == 2 else (None, None)
+        ids = [_index(device, f"{place}, gpus") for device in _list(ids, f"{place}, gpus")]
+        devices.append((_text(node, f"{place}, gpus"), tuple(ids)))
+    return Segment(
+        job=_text(row.get("job"), f"{place}, job"),
+        option=_index(row.get("option"), f"{place}, option"),
+        start_s=_number(row.get("start"), f"{place}, start"),
+        end_s=_number(row.get("end"), f"{place}, end"),
+        work=_number(row.get("work"), f"{place}, work"),
+        overhead_s=_number(row.get("overhead", 0.0), f"{place}, overhead"),
+        devices=tuple(devices),
+    )
+
+
+def _slot_prices(data: Any, place: str) -> dict[int, float]:
+    prices = _prices(data, place)
+    if wrong := [slot for slot in prices if not re.fullmatch("[1-9][0-9]{0,8}", slot)]:
+        raise ValueError(f"{place} must be by numbers of devices, not by {shown(wrong[0])}")
+    return {int(slot): price for slot, price in prices.items()}
+
+
+def _prices(data: Any, place: str) -> dict[str, float]:
+    return {name: _number(price, f"{place}, {shown(name)}") for name, price in _object(data, place).items()}
+
+
+def _object(data: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{place} must be an object, not {shown(data)}")
+    return data
+
+
+def _list(data: Any, place: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"{place} must be a list, not {shown(data)}")
+    return data
+
+
+def _text(data: Any, place: str) -> str:
+    if not isinstance(data, str):
+        raise ValueError(f"{place} must be text, not {shown(data)}")
+    return data
+
+
+def _index(data: Any, place: str) -> int:
+    if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data <= LARGEST:
+        raise ValueError(f"{place} must be a whole number from 0 on, not {shown(data)}")
+    return data
+
+
+def _number(data: Any, place: str) -> float:
+    """A number; one that is no number or infinite is a fault that `verify` tells."""
+    if not isinstance(data, (int, float)) or isinstance(data, bool) or (isinstance(data, int) and abs(data) > LARGEST):
+        raise ValueError(f"{place} must be a number, not {shown(data)}")
+    return float(data)
+
+
+def _number_or_none(data: Any, place: str) -> float | None:
+    return None if data is None else _number(data, place)

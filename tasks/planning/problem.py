@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from model_lineage.faults import RingmasterError
+from tasks.messages import listed
 from tasks.planning.problem_faults import faults_of
 
 
@@ -19,7 +20,7 @@ class ProblemError(RingmasterError, ValueError):
 
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults: tuple[str, ...] = tuple(faults)
-        super().__init__("; ".join(self.faults))
+        super().__init__(listed(self.faults, between="; "))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
     for job in problem.jobs:
         faults += _job_faults(job, by_job, jobs, problem.switch_cost_s, tolerance_s)
     faults += _memory_faults(plan, problem, tolerance_s) if not faults else []
-    return faults + list(_bound_faults(plan, problem))
+    is_readable = all(_unreadable(segment, jobs) is None for segment in plan.segments)
+    return faults + list(_bound_faults(plan, problem, is_readable=is_readable))
 
 
 def objective_value(plan: Plan, problem: Problem, objective: str) -> float:
@@ -208,11 +209,11 @@ def _gang(segment: Segment) -> frozenset[tuple[str, int]]:
     return frozenset((node, device) for node, ids in segment.devices for device in ids)
 
 
-def _bound_faults(plan: Plan, problem: Problem) -> Iterator[str]:
+def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterator[str]:
     bound_s, makespan_s = plan.lower_bound_s, plan.makespan_s
     if bound_s is not None and not bound_s <= makespan_s * (1 + 1e-6):
         yield f"lower bound {bound_s} above the makespan {makespan_s}"
-    if plan.value is not None:
+    if plan.value is not None and is_readable:
         found = objective_value(plan, problem, plan.objective)
         if abs(found - plan.value) > 1e-6 * max(1.0, abs(found)):
             yield f"{plan.objective} {plan.value} claimed, {found} found"

@@ -14,6 +14,7 @@ from tasks.batch.faults import Finding
 from tasks.batch.field_types import Metric, Name, Positive, Whole
 from tasks.evaluation import declared
 from tasks.evaluation.suite import Suite, load_suite
+from tasks.files import is_file
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -82,7 +83,7 @@ def load_policy(path: Path) -> Policy:
 
 def _findings(entry: PolicyEntry, path: Path) -> Iterator[Finding]:
     for i, suite in enumerate(entry.suites):
-        if not (path.parent / suite).is_file():
+        if not is_file(path.parent, suite):
             yield Finding(("suites", i), f"there is no file {suite!r}", "name a file, seen from the policy's folder")
     if entry.max_loss is not None and not entry.suites:
         yield Finding(("max_loss",), "asks for slices, and no suite has any", "name a suite with slices")

@@ -13,6 +13,7 @@ from tasks.batch import BatchFileError, Fault, document
 from tasks.batch.faults import Finding, place_text
 from tasks.batch.wording import findings as told
 from tasks.cluster import Devices
+from tasks.files import is_file, text_of
 from tasks.promotion.policy_file import Policy, load_policy
 from tasks.retraining.dates import Hours
 from tasks.retraining.drift import DriftRule
@@ -102,7 +103,7 @@ class Production:
 def load_production(path: Path) -> Production:
     """The production models of a YAML file. Raises BatchFileError with every fault in it, lines included."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         fault = Fault("", None, f"cannot be read: {error}", "name a file of models, such as retraining.yaml", str(path))
         raise BatchFileError([fault]) from error
@@ -183,7 +184,7 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
     try:
         entry = ProductionEntry.model_validate(raw, context={"folder": folder.resolve()})
         suites = [m.due.assertions.suite for m in entry.models if m.due.assertions is not None]
-        found += findings(entry, there={suite: (folder / suite).is_file() for suite in suites})
+        found += findings(entry, there={suite: is_file(folder, suite) for suite in suites})
     except ValidationError as error:
         found += told(error, root=ProductionEntry)
     batch, variants, wrong = jobs_of(raw, folder=folder)
@@ -243,6 +244,8 @@ def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Finding]]:
     """The policy that a file names, and what is wrong with it."""
     if not isinstance(name, str):
         return None, []
+    if not is_file(folder, name):
+        return None, [Finding(("policy",), f"there is no file {name!r}", "name a policy, seen from this file")]
     try:
         return load_policy(folder / name), []
     except BatchFileError as error:

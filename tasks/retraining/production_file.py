@@ -30,7 +30,7 @@ def _hour(value: str) -> str:
 def _zone(value: str) -> str:
     try:
         ZoneInfo(value)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # zones are files, and not every text is a file's name
         raise wrong(f"{value!r} is no time zone", "write UTC, or a name such as Europe/Berlin") from None
     return value
 

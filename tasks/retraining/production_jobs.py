@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tasks.batch import Batch, BatchFileError, parse_batch
 from tasks.batch.faults import Finding, Place
-from tasks.batch.grid import combinations
+from tasks.batch.grid import combinations, num_jobs, too_many
 
 ELSEWHERE = {
     "name": "write it beside job: it names the registered model",
@@ -44,7 +45,11 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
     origins: list[tuple[int, Place]] = []  # of each job: its model's position, and where its data or values stand
     variants: dict[str, list[str]] = {}
     found: list[Finding] = []
-    for i, model in enumerate(_list(raw.get("models"))):
+    models = _list(raw.get("models"))
+    grids = [{"over": model.get("sweep")} for model in models if isinstance(model, Mapping)]
+    if (fault := too_many(models, grids)) is not None:
+        return None, {}, [replace(fault, place=("models",))]
+    for i, model in enumerate(models):
         if not isinstance(model, Mapping) or not isinstance(job := model.get("job"), Mapping):
             continue
         own = {key: value for key, value in job.items() if key not in ELSEWHERE}
@@ -76,13 +81,12 @@ def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> t
     """The job under every combination of the values; those that are told elsewhere to be no lists give none."""
     if not all(isinstance(values, list) and values for values in over.values()):
         return [], []
+    if (num := num_jobs(over)) > MOST_VARIANTS:
+        said = f"makes {num} jobs, and {MOST_VARIANTS} are the most"
+        return [], [Finding((*at, "sweep"), said, "try fewer values, or search with `ringmaster sweep`")]
     made, wrong = combinations({"template": template, "over": dict(over)}, at=())
     found = [Finding((*at, "sweep", *finding.place[1:]), finding.message, finding.remedy) for finding in wrong]
-    raws = [combination.raw for combination in made]
-    if len(raws) > MOST_VARIANTS:
-        said = f"makes {len(raws)} jobs, and {MOST_VARIANTS} are the most"
-        return [], [Finding((*at, "sweep"), said, "try fewer values, or search with `ringmaster sweep`")]
-    return raws, found
+    return [combination.raw for combination in made], found
 
 
 def _place(text: str, origins: list[tuple[int, Place]]) -> Place:

@@ -12,6 +12,7 @@ from typing import Any
 from tasks.batch.faults import Finding
 
 MOST_TRIALS = 1000
+MOST_KEYS = 50
 MOST_SHAPES = 16  # that are profiled for one sweep whose trials are not known at its beginning
 
 # What changes from trial to trial without another speed, or another size: one profile serves all of them.
@@ -32,7 +33,12 @@ class Choice:
         """The values that a job must be able to have, by where they stand."""
         return {f"values[{i}]": value for i, value in enumerate(self.values)}
 
-    def listed(self) -> tuple[Any, ...] | None:
+    @property
+    def num_values(self) -> int | None:
+        """How many values there are."""
+        return len(self.values)
+
+    def listed(self) -> tuple[Any, ...]:
         """All values, for a grid."""
         return self.values
 
@@ -52,21 +58,35 @@ class Range:
     is_integer: bool = False
 
     def extremes(self) -> dict[str, Any]:
-        """Its two ends."""
-        return {"low": self.value(self.low), "high": self.value(self.high)}
+        """Its two ends, as far as they are numbers that a job may have."""
+        ends = {"low": self.low, "high": self.high}
+        return {name: self.value(number) for name, number in ends.items() if math.isfinite(number)}
 
     def value(self, number: float) -> int | float:
         """A number as a job has it."""
         return round(number) if self.is_integer else float(number)
 
-    def listed(self) -> tuple[Any, ...] | None:
-        """All values where they can be counted, else None."""
-        step = self.step or (1.0 if self.is_integer and not self.is_log else None)
-        if step is None or self.is_log:
+    @property
+    def num_values(self) -> int | None:
+        """How many values there are where they can be counted, else None."""
+        if self._step is None:
             return None
-        count = math.floor((self.high - self.low) / step + 1e-9) + 1
+        steps = (self.high - self.low) / self._step + 1e-9
+        return math.floor(steps) + 1 if math.isfinite(steps) else None
+
+    def listed(self) -> tuple[Any, ...]:
+        """All values of a range with a step, which may be a great many: `num_values` says how many."""
+        assert self._step is not None and self.num_values is not None, f"{self.key} cannot be listed"
         # Rounded to twelve digits: 0.1 + 2 x 0.1 is 0.3 to everybody but a computer.
-        return tuple(self.value(float(f"{self.low + i * step:.12g}")) for i in range(count))
+        numbers = (self.low + i * self._step for i in range(self.num_values))
+        return tuple(self.value(float(f"{number:.12g}")) for number in numbers)
+
+    @property
+    def _step(self) -> float | None:
+        """Between neighbouring values; None where there are values between any two."""
+        if self.is_log:
+            return None
+        return self.step or (1.0 if self.is_integer else None)
 
 
 Parameter = Choice | Range
@@ -74,14 +94,13 @@ Parameter = Choice | Range
 
 def num_combinations(space: Sequence[Parameter]) -> int | None:
     """How many different trials there can be; None where there is no end to them."""
-    sizes = [parameter.listed() for parameter in space]
-    return None if None in sizes else math.prod(len(size) for size in sizes if size is not None)
+    sizes = [parameter.num_values for parameter in space]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
 def combinations(space: Sequence[Parameter]) -> Iterator[Values]:
     """Every trial of a space that can be counted, the last parameter changing first."""
-    listed = [parameter.listed() or () for parameter in space]
-    for values in itertools.product(*listed):
+    for values in itertools.product(*(parameter.listed() for parameter in space)):
         yield {parameter.key: value for parameter, value in zip(space, values, strict=True)}
 
 
@@ -117,6 +136,8 @@ def with_values(template: Mapping[str, Any], values: Values) -> dict[str, Any]:
 
 def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> list[Finding]:
     """What keeps a space from being searched so; places begin with ("space", KEY)."""
+    if len(space) > MOST_KEYS:
+        return [Finding(("space",), f"varies {len(space):,} keys", f"vary {MOST_KEYS} at the most")]
     found = [finding for parameter in space for finding in _of_one(parameter)]
     keys = [parameter.key for parameter in space]
     for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]):
@@ -131,6 +152,10 @@ def _of_one(parameter: Parameter) -> Iterator[Finding]:
     place = ("space", parameter.key)
     if parameter.key == "name":
         yield Finding(place, "cannot be varied", "remove it: each trial gets a name of its own")
+    if isinstance(parameter, Choice) and len(parameter.values) > MOST_TRIALS:
+        problem = f"has {len(parameter.values):,} values, more than the {MOST_TRIALS:,} trials of any sweep"
+        yield Finding((*place, "values"), problem, "list fewer, or give a range")
+        return
     if isinstance(parameter, Choice):
         for i, value in enumerate(parameter.values):
             if value in parameter.values[:i]:
@@ -162,7 +187,7 @@ def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | N
     size = num_combinations(space)
     if sampler == "grid":
         for parameter in space:
-            if parameter.listed() is None:
+            if parameter.num_values is None:
                 remedy = "give it a step or values, or another sampler than grid"
                 yield Finding(("space", parameter.key), "is a range without a step, which a grid cannot list", remedy)
         most = min(num_trials or MOST_TRIALS, MOST_TRIALS)

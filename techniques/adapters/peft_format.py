@@ -51,7 +51,14 @@ def is_adapter(folder: Path) -> bool:
 
 def read_adapter(folder: Path) -> Adapter:
     """The adapter in a folder, to be trained on from there. Raises ValueError where it is none, or foreign."""
-    said = read_config(folder)
+    try:
+        return _adapter_of(read_config(folder), folder)
+    except (KeyError, TypeError) as error:
+        said = f"says nothing of {error}" if isinstance(error, KeyError) else f"has a value of another kind: {error}"
+        raise ValueError(f"adapter: {folder / CONFIG} {said}. To fix: save the adapter again") from error
+
+
+def _adapter_of(said: Mapping[str, Any], folder: Path) -> Adapter:
     kind = KINDS.get(str(said.get("peft_type")))
     if kind is None:
         there = ", ".join(KINDS)
@@ -105,7 +112,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         raise ValueError(
             f"adapter: {folder} has no {CONFIG}. To fix: give a folder that peft or we have saved"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"adapter: {folder / CONFIG} is not JSON: {error}. To fix: save the adapter again") from error
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"adapter: {folder} has no {WEIGHTS}. To fix: save the adapter as safetensors")

@@ -16,10 +16,10 @@ def architecture_in(folder: Path) -> str | None:
     """The class of the model that `save_pretrained` wrote there, None where nothing says it."""
     try:
         said = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     names = said.get("architectures") if isinstance(said, dict) else None
-    return str(names[0]) if names else None
+    return str(names[0]) if isinstance(names, list) and names else None
 
 
 @cache

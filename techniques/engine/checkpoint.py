@@ -235,15 +235,31 @@ class CheckpointStore:
 
 
 def read_manifest(place: Place, name: str) -> Manifest | None:
-    """The manifest of a checkpoint's folder, or None where it is missing, not readable, or not what was written."""
+    """The manifest of a checkpoint's folder, or None where it is missing, not readable, or not what was written.
+
+    One that names files outside of its folder was not written by us.
+    """
     try:
         with place.open(f"{name}/{MANIFEST}") as stream:
             said = json.loads(stream.read())
         checksum = said.pop("sha256")
         manifest = from_json(Manifest, said)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        is_of_its_folder = all(_is_plain(file) for file in _files_of(manifest))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+    if not is_of_its_folder:
         return None
     return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
+
+
+def _files_of(manifest: Manifest) -> Iterator[str]:
+    yield from manifest.files
+    yield from (piece.file for stored in manifest.tensors.values() for piece in stored.pieces)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it is the name of a file, and no way to one elsewhere."""
+    return "/" not in name and "\0" not in name and name not in ("", ".", "..")
 
 
 def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from flows.lineage.home import LineageHome
 from model_lineage import Ledger, LedgerError
 from model_lineage.bases import record_base
+from model_lineage.importing import import_model
 from model_lineage.snapshot import Snapshot
 from tests.integration.test_ledger_models import Crash, Crashing
 
@@ -187,3 +188,28 @@ def test_an_adapter_whose_base_has_gone_is_on_the_one_that_the_lineage_knows(hom
     assert (named / "model.safetensors").read_bytes() == weights
     tensors = (adapter / "adapter_model.safetensors").read_bytes()
     assert (found / "adapter_model.safetensors").read_bytes() == tensors
+
+
+def test_an_import_that_fails_on_its_way_leaves_nothing_and_goes_well_later(home, ledger, tmp_path, monkeypatch):
+    elder = model(tmp_path / "elder", 1.0)
+    hub = Hub(tmp_path)
+    parent = hub.record(ledger, str(elder), home.store)
+    before = (Snapshot.of(ledger, cache=tmp_path).nodes.keys(), list(home.store.objects), home.store.owners())
+    folder = model(tmp_path / "child", 2.0, base_model=[str(elder), "org/unknown"])
+
+    def imported():
+        snapshot = Snapshot.of(ledger, cache=tmp_path)
+        return import_model(ledger, str(folder), name="child", snapshot=snapshot, store=home.store, fetch=hub.fetch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "keep_tensors", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            imported()
+    assert (Snapshot.of(ledger, cache=tmp_path).nodes.keys(), list(home.store.objects), home.store.owners()) == before
+    assert [found.name for found in ledger.client.search_registered_models()] == ["elder"]
+    assert "child" not in ledger.client.get_model_version("elder", "1").description
+    record = imported()
+    assert record.version == 1 and parent in record.parents
+    assert ledger.owner(record.model_id) in home.store.owners()
+    assert not any("importing" in owner for owner in home.store.owners())
+    assert home.store.fsck() == []

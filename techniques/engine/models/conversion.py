@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from techniques.engine.checkpoint import Checkpoint, CheckpointStore
 from techniques.engine.models.megatron import LlamaShape, Named, from_megatron, to_megatron
@@ -196,7 +196,10 @@ def _lazy(files: Iterable[Path]) -> Named:
     """The tensors of safetensors files, which stay open for as long as one of them may be read."""
     found: Named = {}
     for file in files:
-        opened: Any = safe_open(file, framework="pt")
+        try:
+            opened: Any = safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} cannot be read: {error}. To fix: fetch or save the file again") from error
         for name in opened.keys():  # noqa: SIM118 - not a mapping
             stored = opened.get_slice(name)
             if (dtype := DTYPES.get(stored.get_dtype())) is None:
@@ -241,9 +244,11 @@ def _config(model: Model) -> dict[str, Any]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'} is no JSON: {error}") from error
+        config = json.loads((folder / "config.json").read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / 'config.json'} is no JSON: {error}. To fix: save the model again") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / 'config.json'} is no object. To fix: save the model again")
     return config
 
 

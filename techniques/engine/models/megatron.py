@@ -55,13 +55,14 @@ class LlamaShape:
         """From a Hugging Face config. Raises ValueError where that is not a Llama."""
         if (found := config.get("model_type")) != "llama":
             raise ValueError(f"the model is a {found}, and only Llamas are converted. To fix: give a Llama")
-        num_heads = config["num_attention_heads"]
+        sizes = {key: _size(config, key) for key in ("num_attention_heads", "num_hidden_layers", "vocab_size")}
+        num_heads = sizes["num_attention_heads"]
         return LlamaShape(
-            num_layers=config["num_hidden_layers"],
+            num_layers=sizes["num_hidden_layers"],
             num_heads=num_heads,
-            num_groups=config.get("num_key_value_heads") or num_heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
-            vocab_size=config["vocab_size"],
+            num_groups=_size(config, "num_key_value_heads", num_heads),
+            head_dim=_size(config, "head_dim") if config.get("head_dim") else _size(config, "hidden_size") // num_heads,
+            vocab_size=sizes["vocab_size"],
             is_tied=bool(config.get("tie_word_embeddings", False)),
         )
 
@@ -69,6 +70,14 @@ class LlamaShape:
     def group_rows(self) -> tuple[int, int, int]:
         """Rows of q, k and v in one group."""
         return self.num_heads // self.num_groups * self.head_dim, self.head_dim, self.head_dim
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A size that a config says. Raises ValueError where it does not, or says something else."""
+    value = config.get(key) or default
+    if type(value) is not int or value < 1:
+        raise ValueError(f"the model's config has no {key} that is a whole number above 0. To fix: mend config.json")
+    return value
 
 
 def to_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape, *, tp: int, pp: int) -> list[list[Named]]:

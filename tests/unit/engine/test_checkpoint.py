@@ -20,6 +20,7 @@ from techniques.engine.checkpoint import (
     StoredTensor,
 )
 from techniques.engine.places import MANIFEST
+from techniques.values import digest
 
 CONTENT = "weights of step {step}, rank {rank}"
 
@@ -280,3 +281,24 @@ def test_checkpoints_that_are_nowhere_to_be_seen_are_no_reason_to_begin_again(tm
     assert CheckpointStore(tmp_path).newest(known_step=5).manifest.step == 3
     next(tmp_path.glob("step-*/*.json")).write_text("{}")
     assert CheckpointStore(tmp_path).newest(known_step=5) is None  # it is there, and damaged: told, and begun again
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "x\0"])
+@pytest.mark.parametrize("key", ["files", "tensors"])
+def test_a_manifest_that_names_files_elsewhere_is_none_of_ours(tmp_path, name, key):
+    save(tmp_path, 1)
+    path = tmp_path / "step-00000001" / MANIFEST
+    said = json.loads(path.read_text())
+    del said["sha256"]
+    if key == "files":
+        said["files"][name] = {"num_bytes": 0, "sha256": ""}
+    else:
+        said["tensors"]["model/w"]["pieces"][0]["file"] = name
+    path.write_text(json.dumps({"sha256": digest(said, length=64), **said}))
+    assert newest(tmp_path) is None
+
+
+def test_a_manifest_of_nested_brackets_is_passed_over(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / "step-00000001" / MANIFEST).write_text("[" * 100_000)
+    assert newest(tmp_path) is None

@@ -229,6 +229,24 @@ def test_other_models_and_places_are_refused_with_the_remedy(tmp_path):
         convert(str(source), tmp_path / "out", to="megatron")
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", b"[" * 100_000, "config.json is no JSON"),
+        ("config.json", b"[]", "config.json is no object"),
+        ("config.json", b'{"model_type": "llama"}', "config has no num_attention_heads"),
+        ("config.json", b'{"model_type": "llama", "num_attention_heads": "4"}', "config has no num_attention_heads"),
+        ("model.safetensors", b"\xff" * 100, "model.safetensors cannot be read"),
+    ],
+)
+def test_damaged_files_are_told_and_nothing_is_written(tmp_path, file, content, said):
+    source = hugging_face(tmp_path / "hf")
+    (source / file).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{said}.*To fix"):
+        convert(str(source), tmp_path / "out", to="megatron")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_says_what_it_did_or_what_is_wrong(tmp_path):
     source = str(hugging_face(tmp_path / "hf"))
     arguments = ["convert", source, str(tmp_path / "out"), "--to", "megatron", "--tp", "2", "--json"]

@@ -3,7 +3,7 @@
 import pytest
 
 from model_lineage.components import named_part, shared_parts
-from model_lineage.tensors.store import StoredFile, StoredModel, StoredTensor
+from model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor
 
 
 def model(**digests):

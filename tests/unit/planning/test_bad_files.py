@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.cli import main
-from tasks.planning import Problem, ProblemError, solve, verify
+from tasks.planning import Plan, Problem, ProblemError, solve, verify
 from tests.drawing import draws
 
 
@@ -73,6 +73,31 @@ def test_what_is_no_problem_is_refused(refused, text, says):
 
 def test_a_file_of_bytes_is_refused(refused):
     assert "not JSON" in refused(b"\xff\xfe\x80")
+
+
+SEGMENT = {"job": "a", "option": 0, "start": 0, "end": 1, "work": 1, "gpus": [["n0", [0, 1]]]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"job": ["a"]}, "segment 0, job must be text"),
+        ({"option": True}, "segment 0, option must be a whole number"),
+        ({"start": "1"}, "segment 0, start must be a number"),
+        ({"end": 10**400}, "segment 0, end must be a number"),
+        ({"gpus": [[["n0"], [0]]]}, "segment 0, gpus must be text"),
+        ({"gpus": [["n0", [[0]]]]}, "segment 0, gpus must be a whole number"),
+        ({"gpus": [3]}, "segment 0, gpus must be a list"),
+    ],
+)
+def test_a_plan_whose_values_are_of_another_kind_is_refused(changes, says):
+    with pytest.raises(ValueError, match=f"not a plan: {says}.*To fix"):
+        Plan.from_json({"instance": "p", "segments": [SEGMENT | changes]})
+
+
+def test_a_plan_is_checked_though_it_claims_a_value_and_names_other_jobs():
+    plan = Plan.from_json({"instance": "p", "segments": [SEGMENT | {"job": "x"}], "objective": "weighted", "value": 1})
+    assert "segment 0 (job x): no such job" in verify(plan, Problem.from_json(problem_file()))
 
 
 def test_every_fault_of_a_file_is_named_at_once(refused):

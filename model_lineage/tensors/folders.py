@@ -1,0 +1,72 @@
+"""The files of a model's folder, which may come from anywhere: what is no plain file of that folder is refused.
+
+A link to a file is followed where it stays in the folder. Hugging Face's cache keeps a model in `models--OWNER--NAME`,
+where `snapshots/REVISION/model.safetensors` is a link to `../../blobs/...`; so in such a snapshot links may lead
+anywhere in that one model's folder, and no further. Links to folders, pipes and devices are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from pathlib import Path, PurePosixPath
+
+MOST_FILES = 10_000
+REMEDY = "give a folder with the model's own files alone"
+
+
+def files_of(folder: Path) -> list[tuple[str, Path]]:
+    """(name below the folder, where its bytes are) of every file in a model's folder, by name.
+
+    Raises ValueError where one of them is none of the folder's, or has a name that a program could take for another's.
+    """
+    root = folder.resolve()
+    home = _home_of(root)
+    found: list[tuple[str, Path]] = []
+    for place, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            path = Path(place, name)
+            relative = path.relative_to(root).as_posix()
+            if fault := name_fault(relative):
+                raise ValueError(f"{folder} has a file {relative!r}, whose name {fault}. To fix: rename it")
+            if name in names or path.is_symlink():
+                found.append((relative, _file_at(path, relative, folder, home)))
+        if len(found) > MOST_FILES:
+            raise ValueError(f"{folder} has more than {MOST_FILES:,} files. To fix: {REMEDY}")
+    return sorted(found, key=lambda each: Path(each[0]))
+
+
+def name_fault(name: str) -> str:
+    """Why no file of a model may have such a relative name, empty where one may."""
+    if any(unicodedata.category(c)[0] == "C" for c in name):  # bytes that are no UTF-8 are read as half characters
+        return "has control characters, or bytes that are no UTF-8"
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "/".join(parts) != name:
+        return "leads out of the folder"
+    return ""
+
+
+def _file_at(path: Path, relative: str, folder: Path, home: Path) -> Path:
+    """Where the bytes of a file are. Raises ValueError where it is no file, or a link that leads out of `home`."""
+    try:
+        real = path.resolve(strict=True)
+        kind = real.stat().st_mode
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise ValueError(
+            f"{folder}: {relative} is a link that leads nowhere. To fix: remove it, or {REMEDY}"
+        ) from error
+    if not real.is_relative_to(home):
+        raise ValueError(f"{folder}: {relative} is a link to {real}, outside of the model. To fix: {REMEDY}")
+    if not stat.S_ISREG(kind):
+        what = "a link to a folder" if stat.S_ISDIR(kind) else "a pipe, a socket or a device"
+        raise ValueError(f"{folder}: {relative} is {what}, and no file. To fix: remove it, or {REMEDY}")
+    return real
+
+
+def _home_of(root: Path) -> Path:
+    """The folder that links may not leave: the model's own, or all of that model in Hugging Face's cache."""
+    for above in root.parents:
+        if above.name.startswith("models--") and root.relative_to(above).parts[0] == "snapshots":
+            return above
+    return root

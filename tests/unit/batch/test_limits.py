@@ -1,0 +1,138 @@
+"""How large a file may be: what is larger is refused before it costs time or memory, and faults are told in brief."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.faults import InputError
+from tasks.batch import Batch, BatchFileError, Fault, load_batch, parse_batch
+from tasks.batch.adaptations import circles_of
+from tasks.batch.grid import MAX_JOBS
+from tasks.files import MAX_BYTES, beside, is_file, text_of
+from tasks.messages import MOST_FAULTS
+from tasks.planning import ProblemError
+
+
+def job(name: str, **more) -> dict:
+    return {"name": name, "model": {"from_pretrained": "gpt2"}, "data": {"source": "digits"}, "num_steps": 1, **more}
+
+
+def told(raw: dict) -> list[str]:
+    with pytest.raises(BatchFileError) as caught:
+        parse_batch(json.dumps(raw), folder=Path(), name="large.yaml")
+    return [f"{fault.place}: {fault.message}" for fault in caught.value.faults]
+
+
+def grid(name: str, num: int, **more) -> dict:
+    return {"template": job(name, **more), "over": {"seed": list(range(num))}}
+
+
+@pytest.fixture
+def unexpanded(monkeypatch):
+    """No grid may be expanded."""
+
+    def expanded(*_, **__):
+        raise AssertionError("a grid was expanded")
+
+    monkeypatch.setattr("tasks.batch.grid.combinations", expanded)
+
+
+def test_a_batch_of_too_many_jobs_is_refused_before_its_grids_are_expanded(unexpanded):
+    raw = {"jobs": [job("a")], "grid": [grid("b", 2000) for _ in range(MAX_JOBS // 2000)]}
+    assert told(raw) == ["grid: makes a batch of 10,001 jobs"]
+
+
+def test_jobs_of_too_many_values_together_are_refused(unexpanded):
+    config = {f"a{i}": i for i in range(1992)}
+    assert told({"grid": [grid("b", 2000, model={"from_pretrained": "x", "config": config})]}) == [
+        "grid: makes jobs of 4,000,000 values together"
+    ]
+
+
+def test_too_many_values_of_one_key_and_too_many_keys_are_refused_where_they_stand():
+    assert told({"grid": [{"template": job("a"), "over": {"seed": [0] * 10_001}}]}) == [
+        "grid[0].over: makes 10,001 jobs"
+    ]
+    over = {f"model.config.a{i}": [1] for i in range(60)}
+    assert told({"grid": [{"template": job("a"), "over": over}]}) == ["grid[0].over: varies 60 keys"]
+
+
+def test_jobs_from_python_are_counted_too(monkeypatch):
+    parsed = parse_batch(json.dumps({"jobs": [job("a")]}), folder=Path(), name="x")
+    monkeypatch.setattr("tasks.batch.grid.MAX_JOBS", 20)
+    with pytest.raises(BatchFileError, match=r"makes a batch of 21 jobs\. To fix: keep to 20"):
+        Batch.of(name="b", jobs=[parsed.jobs[0]] * 21)
+
+
+def test_long_chains_of_bases_are_followed_in_time_and_circles_are_told_once():
+    chain = {f"j{i}": {"base": f"j{i - 1}"} for i in range(1000)}
+    assert circles_of(chain) == {}
+    ring = {**chain, "j0": {"base": "j999"}}
+    found = circles_of(ring)
+    assert found["j0", "j999"][:2] == ["j0", "j999"] and found["j0", "j999"][-1] == "j0"
+    small = {
+        "a": {"base": "b"},
+        "b": {"base": "a"},
+        "c": {"base": "a"},
+        "d": {"adaptation": {"parents": ["d", "a"]}},
+        "e": {"base": "f"},
+        "f": {"adaptation": {"teacher": "e", "parents": ["f", "c"]}},
+    }
+    assert circles_of(small) == {
+        ("a", "b"): ["a", "b", "a"],
+        ("b", "a"): [],
+        ("d", "d"): ["d", "d"],
+        ("e", "f"): ["e", "f", "e"],
+        ("f", "e"): [],
+        ("f", "f"): ["f", "f"],
+    }
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BatchFileError([Fault("jobs", i, "is wrong", "mend it") for i in range(400)]),
+        InputError([f"{i} is wrong" for i in range(400)]),
+        ProblemError([f"{i} is wrong" for i in range(400)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_fifty_faults_are_printed_and_the_others_counted(error, monkeypatch, capsys):
+    def fails():
+        raise error
+
+    monkeypatch.setattr("flows.cli.app", fails)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    lines = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, len(lines), lines[-1]) == (2, MOST_FAULTS + 1, "and 350 more")
+    assert len(error.faults) == 400 and str(error).endswith("and 350 more")
+
+
+def test_a_fault_is_one_line_of_reasonable_length_whatever_the_file_holds():
+    said = str(Fault("a\x1b[31m\nb" * 1000, 3, "x\r" * 9000, "y" * 90_000, "f.yaml"))
+    assert said.startswith("f.yaml:3: a\\x1b[31m\\nba\\x1b[31m")
+    assert said.isprintable() and len(said) < 3500
+
+
+def test_a_file_without_end_is_refused(tmp_path):
+    with pytest.raises(BatchFileError, match="cannot be read"):
+        load_batch(Path("/dev/zero"))
+    (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(OSError, match="more than 4 MB"):
+        text_of(tmp_path / "large.yaml")
+
+
+def test_devices_and_folders_that_a_file_names_are_no_files():
+    assert told({"jobs": [job("a")], "datasets": "/dev/zero"}) == ["datasets: there is no file '/dev/zero'"]
+    assert not any(is_file(Path(), name) for name in ("/dev/zero", "/tmp", "\0", "x" * 300, "~nobody-of-that-name/x"))
+    with pytest.raises(ValueError, match="begins with a user"):
+        beside(Path(), "~nobody-of-that-name/x")
+
+
+def test_a_number_with_hundreds_of_digits_is_refused():
+    for text in ("1" * 5000, "0x" + "f" * 5000):
+        with pytest.raises(BatchFileError, match=r"jobs.*seed: is a number of more than 300 digits"):
+            parse_batch(f"jobs: [{{name: a, seed: {text}}}]", folder=Path(), name="x")

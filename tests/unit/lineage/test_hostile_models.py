@@ -1,0 +1,305 @@
+"""Models from elsewhere that want more than to be recorded: all are refused in words, and leave nothing behind."""
+
+import json
+import os
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from model_lineage.importing import MOST_BASES, MOST_STUBS, import_model
+from model_lineage.snapshot import Snapshot
+from model_lineage.tensors import StoreFault, TensorStore
+from model_lineage.tensors.objects import digest_of
+
+NOBODY = Snapshot([])
+DEEP = "[" * 100_000
+
+
+class Untouched:
+    """A ledger that nothing may be recorded in."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"{name} was asked for before the model was looked into")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TensorStore(tmp_path / "store")
+
+
+def model(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    save_file({"w": np.ones((4, 5), np.float32)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def header(said, body: bytes = b"") -> bytes:
+    text = (said if isinstance(said, str) else json.dumps(said)).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def tensor(dtype="F32", shape=(2,), offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def taken(store, folder, fetch=None):
+    def nothing(name, patterns):
+        raise OSError(f"{name} could not be fetched")
+
+    return import_model(Untouched(), str(folder), name="m", snapshot=NOBODY, store=store, fetch=fetch or nothing)
+
+
+def refused(store, folder, says, fetch=None):
+    with pytest.raises(ValueError, match=says) as caught:
+        taken(store, folder, fetch)
+    assert "To fix" in str(caught.value)
+    assert not list(store.objects) and not store.ids(), "nothing of it is in the store"
+
+
+def secret(folder: Path) -> None:
+    (folder.parent / "secret").write_text("password")
+    (folder / "notes.txt").symlink_to("../secret")
+
+
+LINKS = {
+    "a file elsewhere": (secret, "notes.txt is a link to .*secret, outside of the model"),
+    "a folder elsewhere": (lambda f: (f / "more").symlink_to("/etc"), "more is a link to /etc, outside of the model"),
+    "a folder of its own": (lambda f: (f / "again").symlink_to("."), "again is a link to a folder"),
+    "nowhere": (lambda f: (f / "x.json").symlink_to("gone"), "x.json is a link that leads nowhere"),
+    "itself": (lambda f: (f / "x.json").symlink_to("x.json"), "x.json is a link that leads nowhere"),
+    "a device": (lambda f: (f / "x.txt").symlink_to("/dev/zero"), "outside of the model"),
+    "a pipe": (lambda f: os.mkfifo(f / "pipe.txt"), "pipe.txt is a pipe, a socket or a device"),
+    "weights elsewhere": (
+        lambda f: (f / "b.safetensors").symlink_to(model(f.parent / "other") / "model.safetensors"),
+        "b.safetensors is a link to",
+    ),
+    "control characters": (lambda f: (f / "a\x1b[2J.txt").write_text("x"), "whose name has control characters"),
+    "no UTF-8": (lambda f: Path(os.fsdecode(os.fsencode(f) + b"/\xff.txt")).write_text("x"), "no UTF-8"),
+}
+
+
+@pytest.mark.parametrize("what", LINKS)
+def test_what_is_no_file_of_the_model_is_refused(what, store, tmp_path):
+    folder = model(tmp_path / "m")
+    make, says = LINKS[what]
+    make(folder)
+    refused(store, folder, says)
+
+
+HEADERS = {
+    "a negative shape": (header({"w": tensor(shape=(-1, -2))}, bytes(8)), "has the shape"),
+    "a shape of fractions": (header({"w": tensor(shape=(2.0,))}, bytes(8)), "has the shape"),
+    "an unknown dtype": (header({"w": tensor("XX", (8,))}, bytes(8)), "is of 'XX', which is no kind of number"),
+    "a dtype that is a list": (header({"w": tensor(["F32"])}, bytes(8)), "which is no kind of number"),
+    "another size": (header({"w": tensor(shape=(3,))}, bytes(8)), "w has 8 bytes"),
+    "an overflowing shape": (header({"w": tensor(shape=(2**62, 4))}, bytes(8)), "w has 8 bytes"),
+    "offsets beyond the end": (header({"w": tensor(offsets=(8, 16))}, bytes(8)), "is damaged"),
+    "offsets backwards": (header({"w": tensor(offsets=(8, 0))}, bytes(8)), "w has -8 bytes"),
+    "overlapping tensors": (header({"v": tensor(), "w": tensor()}, bytes(8)), "is damaged"),
+    "negative offsets": (header({"w": tensor(offsets=(-8, 0))}, bytes(8)), "has the data_offsets"),
+    "a tensor twice": (header(f'{{"w": {json.dumps(tensor())}, "w": {json.dumps(tensor())}}}', bytes(8)), "twice"),
+    "nested brackets": (header(DEEP), "header cannot be read"),
+    "a list": (header("[]"), "it is no object"),
+    "a header of petabytes": (struct.pack("<Q", 2**50) + b"{}", "header would have"),
+    "control characters": (header({"\x1b[2J": tensor()}, bytes(8)), "no parameter's name"),
+    "half a character": (header('{"\\ud800": ' + json.dumps(tensor()) + "}", bytes(8)), "no parameter's name"),
+    "modules in modules": (header({"a." * 5000: tensor()}, bytes(8)), "no parameter's name"),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_weights_that_no_program_wrote_are_refused(what, store, tmp_path):
+    folder = model(tmp_path / "m")
+    content, says = HEADERS[what]
+    (folder / "more.safetensors").write_bytes(content)  # the other file is read before it
+    refused(store, folder, says)
+
+
+BOMB = "a: &a [x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(9)
+)
+FILES = {
+    "a nested config": ({"config.json": DEEP}, r"config.json cannot be read as JSON"),
+    "a config that is a list": ({"config.json": "[]"}, r"config.json cannot be read as JSON: it is no object"),
+    "a nested adapter config": ({"adapter_config.json": DEEP}, r"adapter_config.json cannot be read"),
+    "a card with aliases": ({"README.md": f"---\n{BOMB}---\n"}, "begins with no valid YAML .*alias"),
+    "a nested card": ({"README.md": f"---\nbase_model: {DEEP}\n---\n"}, "begins with no valid YAML"),
+    "a card with an impossible date": ({"README.md": "---\ndate: 2026-99-99\n---\n"}, "begins with no valid YAML"),
+    "a card of a book's size": ({"README.md": "x" * 6_000_000}, "README.md has more than 5 MB"),
+    "a card with many bases": (
+        {"README.md": f"---\nbase_model: {[f'org/m{i}' for i in range(MOST_BASES + 1)]}\n---\n"},
+        f"names {MOST_BASES + 1} base models, and {MOST_BASES} are the most",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_files_that_say_too_much_are_refused(what, store, tmp_path):
+    files, says = FILES[what]
+    refused(store, model(tmp_path / "m", **files), says)
+
+
+def hub_of(cards: Path):
+    """Fetches a card that names ever more bases."""
+
+    def fetch(name, patterns):
+        folder = cards / name.replace("/", "--")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "README.md").write_text(f"---\nbase_model: {[f'{name}{i}' for i in range(9)]}\n---\n")
+        return folder
+
+    return fetch
+
+
+def test_cards_that_name_ever_more_models_are_refused(store, tmp_path):
+    folder = model(tmp_path / "m", **{"README.md": "---\nbase_model: org/m\n---\n"})
+    refused(store, folder, f"name more than {MOST_STUBS} models", fetch=hub_of(tmp_path / "cards"))
+
+
+def in_cache(tmp_path: Path) -> Path:
+    """A model as Hugging Face's cache keeps it; its snapshot."""
+    home = tmp_path / "hub" / "models--org--m"
+    files = model(home / "blobs")
+    snapshot = home / "snapshots" / "abc123"
+    (snapshot / "unet").mkdir(parents=True)
+    for name in ("model.safetensors", "config.json"):
+        blob = files / digest_of(name.encode())
+        (files / name).rename(blob)
+        (snapshot / name).symlink_to(f"../../blobs/{blob.name}")
+        (snapshot / "unet" / name).symlink_to(f"../../../blobs/{blob.name}")
+    return snapshot
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_taken_and_no_link_of_it_leads_further(store, tmp_path):
+    snapshot = in_cache(tmp_path)
+    (tmp_path / "other").symlink_to(snapshot)  # what the folder itself is reached by matters to nobody
+    for folder in (snapshot, tmp_path / "other"):
+        added = store.add(folder)
+        assert [file.path for file in added.files] == [
+            "config.json", "model.safetensors", "unet/config.json", "unet/model.safetensors",
+        ]  # fmt: skip
+        assert added.files[1].tensors[0].name == "w"
+    assert store.add(snapshot / "unet").files[1].tensors[0].name == "w"
+    with pytest.raises(AssertionError, match="was asked for"):  # looked into, and about to be recorded
+        taken(store, snapshot)
+    secret(snapshot)
+    (snapshot / "notes.txt").unlink()
+    (snapshot / "notes.txt").symlink_to("../../../../secret")
+    (tmp_path / "secret").write_text("password")
+    with pytest.raises(StoreFault, match="outside of the model"):
+        store.add(snapshot)
+
+
+def test_links_within_the_folder_and_hard_links_are_files(store, tmp_path):
+    folder = model(tmp_path / "m")
+    (folder / "again.safetensors").symlink_to("model.safetensors")
+    (folder / "hard.json").hardlink_to(folder / "config.json")
+    added = store.add(folder)
+    assert [file.path for file in added.files] == [
+        "again.safetensors", "config.json", "hard.json", "model.safetensors",
+    ]  # fmt: skip
+
+
+def rewritten(store, id: str, **changes) -> str:
+    """A list like that of a model with another first file, under the id that it would have."""
+    path = store.folder / "models" / f"{id}.json"
+    entries = json.loads(path.read_bytes())
+    entries[0] |= changes
+    content = json.dumps(entries, sort_keys=True).encode()
+    forged = digest_of(content)[:32]
+    path.with_name(f"{forged}.json").write_bytes(content)
+    return forged
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"path": "../../escaped.txt"}, "leads out of the folder"),
+        ({"path": "/tmp/escaped.txt"}, "leads out of the folder"),
+        ({"path": "a/../../escaped.txt"}, "leads out of the folder"),
+        ({"path": "a\x1b.txt"}, "control characters"),
+        ({"path": "model.safetensors"}, "names a file twice"),
+        ({"path": "model.safetensors/x"}, "names a file twice"),
+        ({"path": None}, "a path is no text"),
+        ({"head": "../../../../secret"}, "a head is no digest"),
+        ({"tensors": [{"name": "w", "dtype": "F32", "shape": ["x"], "digest": "0" * 64}]}, "no list of whole numbers"),
+        ({"tensors": 3}, "no list of tensors"),
+    ],
+)
+def test_a_list_that_leads_elsewhere_is_not_restored_and_fsck_tells_it(store, tmp_path, changes, says):
+    forged = rewritten(store, store.add(model(tmp_path / "m")).id, **changes)
+    with pytest.raises(StoreFault, match=f"the list of model {forged} is damaged: .*{re.escape(says)}.*To fix"):
+        store.restore(forged, tmp_path / "deep" / "er" / "out")
+    assert not (tmp_path / "deep").exists() and not (tmp_path / "escaped.txt").exists()
+    assert any(forged in fault and says in fault for fault in store.fsck())
+
+
+def test_a_list_with_another_digest_is_damaged(store, tmp_path):
+    id = store.add(model(tmp_path / "m")).id
+    path = store.folder / "models" / f"{id}.json"
+    path.write_bytes(path.read_bytes().replace(b"config.json", b"conf1g.json"))
+    with pytest.raises(StoreFault, match=r"its content has another digest\. To fix"):
+        store.restore(id, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert store.fsck() == [f"the list of model {id} is damaged: its content has another digest. {store._remedy}"]
+
+
+def test_fsck_tells_of_tensors_that_older_versions_took_in(store, tmp_path):
+    kept = store.add(model(tmp_path / "m"))
+    odd = {"name": "w", "dtype": "XX", "shape": [-1, -4], "digest": kept.tensors["w"].digest}
+    forged = rewritten(store, kept.id, tensors=[odd])
+    assert store.fsck() == [f"model {forged}: config/w is said to be [-1, -4] of XX, which no tensor is"]
+
+
+@pytest.mark.parametrize("id", ["../../secret", "", "..", "x" * 300, "a\0b"])
+def test_an_id_that_is_a_path_names_no_model(store, tmp_path, id):
+    store.add(model(tmp_path / "m"))
+    with pytest.raises(StoreFault, match="there is no model"):
+        store.restore(id, tmp_path / "out")
+
+
+def test_a_restore_does_not_follow_links_in_the_folder_that_it_writes_to(store, tmp_path):
+    folder = model(tmp_path / "m")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "x.txt").write_text("x")
+    id = store.add(folder).id
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreFault, match="by a link"):
+        store.restore(id, tmp_path / "out")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_an_addition_that_fails_half_way_leaves_no_object(store, tmp_path):
+    first = store.add(model(tmp_path / "first"), owner="m-1")
+    before = list(store.objects)
+    folder = model(tmp_path / "m", **{"tokenizer.json": "t", "z.txt": "z"})
+    save_file({"w": np.zeros((4, 5), np.float32)}, folder / "model.safetensors")
+    put, kept = store.objects.put, []
+
+    def full(*args, **kwargs):
+        if len(kept) == 3:
+            raise OSError(28, "No space left on device")
+        kept.append(put(*args, **kwargs))
+        return kept[-1]
+
+    store.objects.put = full
+    with pytest.raises(OSError, match="No space"):
+        store.add(folder, owner="m-2")
+    assert list(store.objects) == before and store.ids() == [first.id] and store.owners() == {"m-1"}
+
+
+def test_a_restore_that_fails_leaves_no_folder(store, tmp_path):
+    kept = store.add(model(tmp_path / "m"))
+    store.objects.remove(kept.tensors["w"].digest)
+    with pytest.raises(StoreFault):
+        store.restore(kept.id, tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()

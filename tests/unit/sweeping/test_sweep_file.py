@@ -1,0 +1,56 @@
+"""Files of sweeps that are wrong in ways that once ended in a traceback, or in lists that fill the memory."""
+
+import pytest
+
+from flows.sweep_file import load_sweep
+from flows.sweep_form import Parameter
+from tasks.batch import BatchFileError
+from tasks.sweeping.space import Choice, Range, findings, num_combinations
+
+JOB = "{model: {from_pretrained: gpt2}, data: {source: digits}, num_steps: 16%s}"
+
+
+def told(tmp_path, space: str, *, job: str = "", more: str = "") -> list[str]:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(f"template: {{job: {JOB % job}}}\nspace: {space}\n{more}")
+    with pytest.raises(BatchFileError) as caught:
+        load_sweep(file)
+    return [f"{fault.line}: {fault.place}: {fault.message}" for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize("value", ['"null"', "3", "[loss]", ".nan"])
+def test_an_evaluation_that_is_no_mapping_is_a_fault(tmp_path, value):
+    faults = told(tmp_path, "{optimizer.lr: [0.1, 0.2]}", job=f", evaluation: {value}", more="num_trials: 2")
+    assert any("evaluation: must be a mapping" in fault for fault in faults)
+
+
+@pytest.mark.parametrize("integer", ["false", "true"])
+@pytest.mark.parametrize("end", [".inf", ".nan", "1e999"])
+def test_an_end_that_is_not_finite_is_a_fault(tmp_path, end, integer):
+    faults = told(tmp_path, f"{{clip_grad_norm: {{low: 1, high: {end}, step: 1, integer: {integer}}}}}")
+    assert faults == ["2: space.clip_grad_norm: must have finite ends"]
+
+
+def test_a_range_of_very_many_values_is_counted_and_not_listed(tmp_path):
+    assert num_combinations([Range(key="x", low=0, high=1e12, step=1e-3)]) == 10**15 + 1
+    assert num_combinations([Range(key="x", low=0, high=1e300, step=1e-300)]) is None
+    faults = told(tmp_path, "{clip_grad_norm: {low: 1, high: 1e12, step: 1}}", more="sampler: grid")
+    assert any("has 1,000,000,000,000 combinations" in fault for fault in faults)
+
+
+def test_too_many_values_and_too_many_keys_are_refused_at_once():
+    (fault,) = findings([Choice(key="seed", values=tuple(range(90_000)))], sampler="random", num_trials=8)
+    assert (fault.place, fault.message) == (
+        ("space", "seed", "values"),
+        "has 90,000 values, more than the 1,000 trials of any sweep",
+    )
+    (fault,) = findings([Choice(key=f"k{i}", values=(1,)) for i in range(9000)], sampler="random", num_trials=8)
+    assert fault.message == "varies 9,000 keys"
+
+
+def test_a_line_of_values_is_read_as_a_file_is():
+    line = Parameter(key="x", values="1e-3, no, 2026-01-01, null, [1, 2]")
+    assert line.values == [1e-3, "no", "2026-01-01", None, [1, 2]]
+    for wrong in ("&a [*a]", "!!python/object:os.system x", "1], other: [2", "{"):
+        with pytest.raises(ValueError, match="must be values between commas"):
+            Parameter(key="x", values=wrong)
