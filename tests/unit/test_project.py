@@ -41,9 +41,15 @@ def rules() -> dict[str, str]:
 
 
 def test_the_changelog_names_the_version():
+    """That of a release has its date. Between releases the version is the next one's, so that the two are told apart."""
     headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    version = PYPROJECT["project"]["version"]
-    assert version in " ".join(headings[0]), f"{version} of pyproject.toml is not in CHANGELOG.md's newest heading"
+    version, _, development = PYPROJECT["project"]["version"].partition(".dev")
+    if development:
+        assert headings[0] == ("Unreleased", f" - will be {version}")
+        headings = headings[1:]
+        assert version not in [name for name, _ in headings]
+    assert all(re.fullmatch(r" - \d{4}-\d\d-\d\d", date) for _, date in headings)
+    assert development or headings[0][0] == version
 
 
 @pytest.mark.parametrize(
