@@ -22,7 +22,9 @@ def start():
 
     def start(program):
         command = [sys.executable, "-c", program]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        # A pipe of its own: `input()` is to wait, whatever the standard input of the tests is.
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
         started.append(process)
         line = process.stdout.readline()
         return ProcessId.of(process.pid), line
@@ -32,6 +34,7 @@ def start():
         if ProcessId.of(process.pid) is not None:
             process.kill()
         process.returncode = process.returncode if process.returncode is not None else reap(process.pid) or 0
+        process.stdin.close()
         process.stdout.close()
 
 
