@@ -6,13 +6,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from tasks.pool.database import Database
+from tasks.pool.database import Database, DatabaseClosed
 from tasks.pool.schema import REQUESTS
 
 OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", "withdrawn"
@@ -28,6 +28,7 @@ measured and trained: granted, it has a flow run, which renews it (`tasks.pool.h
 
 MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2
+LAST_RENEWAL_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +119,19 @@ class Requests:
 
         def renew() -> None:
             number = None
-            while not over.wait(every_s):
-                number = find() if number is None else number
-                if number is not None and not self.renew(number):
-                    return
+            with suppress(DatabaseClosed):
+                while not over.wait(every_s):
+                    number = find() if number is None else number
+                    if number is not None and not self.renew(number):
+                        return
 
-        threading.Thread(target=renew, name="renew", daemon=True).start()
+        renewing = threading.Thread(target=renew, name="renew", daemon=True)
+        renewing.start()
         try:
             yield
         finally:
             over.set()
+            renewing.join(timeout=LAST_RENEWAL_S)  # no longer: the database may be away
 
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:
         """The request once it is answered, or once `until` says that nobody waits any more."""
