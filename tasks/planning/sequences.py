@@ -51,9 +51,10 @@ def of_group(parts, chosen, group, width):
     for i in range(chosen.size):
         if parts.home[chosen[i]] != group:
             held[i] = -1
+    at = np.ascontiguousarray(parts.at[chosen][:, :width])  # as it came: for another layout all would be compiled again
     return Parts(
         parts.job[chosen], parts.share[chosen], parts.release[chosen], parts.due[chosen], parts.moved[chosen],
-        held, parts.home[chosen], parts.at[chosen][:, :width], parts.pinned[chosen],
+        held, parts.home[chosen], at, parts.pinned[chosen],
     )  # fmt: skip
 
 
