@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from techniques.engine.places import MANIFEST, Block, Place, place_of
@@ -244,7 +244,7 @@ def read_manifest(place: Place, name: str) -> Manifest | None:
             said = json.loads(stream.read())
         checksum = said.pop("sha256")
         manifest = from_json(Manifest, said)
-        is_of_its_folder = all(_is_plain(file) for file in _files_of(manifest))
+        is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
     if not is_of_its_folder:
@@ -257,9 +257,10 @@ def _files_of(manifest: Manifest) -> Iterator[str]:
     yield from (piece.file for stored in manifest.tensors.values() for piece in stored.pieces)
 
 
-def _is_plain(name: str) -> bool:
-    """Whether it is the name of a file, and no way to one elsewhere."""
-    return "/" not in name and "\0" not in name and name not in ("", ".", "..")
+def _is_within(name: str) -> bool:
+    """Whether it leads to a file in the folder that it is relative to; a command's checkpoint has folders of its own."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:

@@ -41,7 +41,7 @@ def rules() -> dict[str, str]:
 
 
 def test_the_changelog_names_the_version():
-    """That of a release has its date. Between releases the version is the next one's, so that the two are told apart."""
+    """That of a release has its date; between releases the version is the next one's, so that both are told apart."""
     headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     version, _, development = PYPROJECT["project"]["version"].partition(".dev")
     if development:
