@@ -78,7 +78,7 @@ def test_the_file_that_is_changed_here_is_right():
     assert isinstance(outcome(json.dumps(RIGHT)), Batch)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(place=st.sampled_from(places(RIGHT)), value=VALUES)
 def test_a_changed_file_gives_a_batch_or_faults(place: tuple[Any, ...], value: Any):
     answer = outcome(json.dumps(replaced(RIGHT, place, value), indent=1))
