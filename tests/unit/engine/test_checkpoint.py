@@ -283,7 +283,7 @@ def test_checkpoints_that_are_nowhere_to_be_seen_are_no_reason_to_begin_again(tm
     assert CheckpointStore(tmp_path).newest(known_step=5) is None  # it is there, and damaged: told, and begun again
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", "x\0"])
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "..", "x\0"])
 @pytest.mark.parametrize("key", ["files", "tensors"])
 def test_a_manifest_that_names_files_elsewhere_is_none_of_ours(tmp_path, name, key):
     save(tmp_path, 1)
