@@ -40,7 +40,8 @@ JOB = Job(
 )
 
 
-@pytest.mark.parametrize("num_devices", [8, pytest.param(64, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_devices", [8, 64])
 def test_llama_7b_holds_its_share_of_the_state_and_what_it_gathers_and_computes(tmp_path, num_devices):
     facts = model_facts(JOB.model, data=TOKENS)
     assert facts.num_parameters == pytest.approx(6.74e9, rel=0.001)

@@ -20,7 +20,7 @@ def run(*arguments: object):
 
 def test_plan_and_simulate(tmp_path):
     problem, plan, picture = tmp_path / "problem.json", tmp_path / "plan.json", tmp_path / "plan.svg"
-    done = run("plan", "--draw", "tiny-3x2", "-o", plan, "--save-problem", problem, "--svg", picture)
+    done = run("plan", "--draw", "tiny-2x2", "-o", plan, "--save-problem", problem, "--svg", picture)
     assert done.exit_code == 0, done.output
     for word in ("makespan", "no plan beats", "current practice", "even split", "optimus", "seconds by stage"):
         assert word in done.output

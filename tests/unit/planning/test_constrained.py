@@ -62,7 +62,7 @@ def best_simple(problem: Problem, objective: str) -> Plan:
 
 
 def test_batches_with_fixed_seconds_are_planned_with_preemption():
-    problem = constrained(draw("paper-txt-12x8", seed=1), "", seed=1, length_s=1e5)
+    problem = constrained(draw("paper-txt-8x8", seed=1), "", seed=1, length_s=1e5)
     plan = solve(problem)
     assert verify(plan, problem) == []
     assert plan.num_switches > 0

@@ -14,7 +14,7 @@ from tests.drawing import draws
 from .draw import problems, tiny
 
 
-@draws(6)
+@draws(4)
 @given(problems())
 def test_every_plan_is_valid_and_no_worse_than_a_simple_one(problem):
     for preemption in ("auto", "never"):

@@ -63,8 +63,17 @@ def database(tmp_path):
     database.close()
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
-@pytest.mark.parametrize("dies", ["nobody", "the executor", "the flow"])
+@pytest.mark.parametrize(
+    ("dies", "sampler"),
+    [
+        ("nobody", "random"),
+        ("the executor", "tpe"),
+        ("the flow", "tpe"),
+        pytest.param("nobody", "tpe", marks=pytest.mark.full),
+        pytest.param("the executor", "random", marks=pytest.mark.full),
+        pytest.param("the flow", "random", marks=pytest.mark.full),
+    ],
+)
 def test_a_sweep_on_a_pool(database, sampler, dies):
     asked = spec(sampler=sampler, num_trials=8)
     jobs, clock = asked.batch().jobs, Clock()
