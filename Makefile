@@ -131,11 +131,13 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' || { \
 		echo 'This Python cannot make virtual environments. To fix: install its venv package' \
 		'(on Debian and Ubuntu: apt install python3-venv)' >&2; exit 1; }
-	@echo 'Making the environment in .venv: about two minutes, once.'
+	@echo 'Making the environment in .venv: two to five minutes, once.'
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	grep -v '^torch==' constraints.txt > .venv/constraints.txt
 	$(PIP) install --quiet --constraint .venv/constraints.txt --editable '.[dev]'
+	@echo "Compiling the planner's kernels: one to two minutes, once."
+	$(BIN)/python -m tasks.planning.compile_ahead
 	@touch $@
 
 # The head of the file stays as it is.

@@ -258,7 +258,7 @@ def _files_of(manifest: Manifest) -> Iterator[str]:
 
 
 def _is_within(name: str) -> bool:
-    """Whether it leads to a file in the folder that it is relative to; a command's checkpoint has folders of its own."""
+    """Whether it leads to a file of the folder that it is relative to. Checkpoints of commands have folders within."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 

@@ -17,7 +17,7 @@ import pytest
 
 from tasks.execution.journal import DONE, ENDED
 from tasks.pool import requests as wishes
-from tests.cluster.chaos import NODES, Kills, WholePool, all_up
+from tests.cluster.chaos import NODES, RECENT_S, Kills, WholePool, all_up
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.jobs import assert_same_weights, batch_file, torch_job
 from tests.cluster.test_faults_of_parents import layouts_of
@@ -103,12 +103,15 @@ class Chaos:
         self.num_kills, self.took_s = Counter(), {}
         self.rounds = []  # (when, what was killed)
         self.waiting = {}  # what is not back yet: (what, since when) by how that is seen
+        self.kept = {}  # the newest checkpoint of each job when something was killed last
 
     def seconds(self):
         return time.monotonic() - self.began_s
 
     def strike(self, names, *, waits=True):
         """Kills these at once, and waits until they are back and a step was made."""
+        if any(name in TAKE_A_GANG for name in names):
+            self.wait_until_kept()
         struck_s = time.monotonic()
         print(f"chaos: {self.seconds():6.1f} s: {', '.join(names)}", flush=True)
         self.rounds.append((struck_s, names))
@@ -135,6 +138,19 @@ class Chaos:
         """So many steps of jobs that are trained, or all are done."""
         since_s = time.monotonic()
         self.until("training goes on", lambda: len(self.pool.trace.of(after_s=since_s)) >= number or is_over(self.pool))
+
+    def wait_until_kept(self):
+        """Each job that trains has a newer checkpoint than at the last kill: three crashes without one end a job."""
+
+        def look():
+            trained = {step["job"] for step in self.pool.trace.of(after_s=time.monotonic() - RECENT_S)}
+            newest = {job: newest_checkpoint(self.pool, job) for job in trained}
+            if not trained or any(step <= self.kept.get(job, 0) for job, step in newest.items()):
+                return is_over(self.pool)
+            self.kept |= newest
+            return True
+
+        self.until("what trains is kept", look)
 
     def until(self, what, look):
         """Waits for it; where it does not come, says how all of it stands."""
@@ -183,6 +199,12 @@ def together(deck, number):
     for name in chosen:
         left.remove(name)
     return chosen, left
+
+
+def newest_checkpoint(pool, job):
+    """The step of a job's newest checkpoint; 0 where it has none."""
+    folders = (pool.home / "batches").glob(f"*/*/checkpoints/{job}/step-*")
+    return max((int(folder.name.removeprefix("step-")) for folder in folders if folder.name[5:].isdecimal()), default=0)
 
 
 def is_over(pool):

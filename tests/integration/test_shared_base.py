@@ -267,6 +267,7 @@ def test_one_that_has_left_leaves_no_memory_behind(bench, base, tmp_path):
     assert matrices and all(matrix() is None for matrix in matrices)
 
 
+@pytest.mark.full
 def test_a_checkpoint_moves_to_and_from_a_separate_run(bench, base, tmp_path):
     plain = several(bench)[0]
     jobs = [*several(bench)[:3], *scaled(plain)[:2], *with_own_modules(plain)[1:3], *prefixed(plain)[:2]]

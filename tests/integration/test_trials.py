@@ -88,6 +88,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     assert (second.profiles, second.groups) == (first.profiles, first.groups)
 
 
+@pytest.mark.full
 def test_what_runs_out_of_memory_is_passed_over_and_remembered(bench, here, known):
     memory, kept = known
     registry.register(Picky)

@@ -66,6 +66,7 @@ def test_each_job_ends_as_alone(groups, jobs, alone, layout):
     assert [event["job"] for event in trained.said("ended")] == [BRIEF, EVEN]
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_prefixes_and_modules_of_ones_own_are_divided_too(groups, jobs, alone, layout):
     adapters = [Adapter(kind="prefix", num_virtual_tokens=4), replace(HEADED, rank=8), LORA]
@@ -74,6 +75,7 @@ def test_prefixes_and_modules_of_ones_own_are_divided_too(groups, jobs, alone, l
     assert_ended_nearly_as_alone(groups, trained, every, alone)
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_samples_that_are_stacked_are_divided_too(bench, jobs, tmp_path, layout):
     base = bench.reference(bench.job(VIT, optimizer=ADAMW)).order.model_dir
@@ -100,6 +102,7 @@ def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layou
     assert_ended_nearly_as_alone(groups, second, jobs, alone)
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layout):
     leader, even, brief = jobs
@@ -122,6 +125,7 @@ def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, lay
     assert [event["job"] for event in trained.said("ended")] == ["away", BRIEF, EVEN]
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_checkpoints_move_from_two_ranks_to_one_and_back(groups, jobs, alone, layout):
     groups.train(jobs, layout=layout, last_steps={LEADER: 4, EVEN: 3, BRIEF: 2})
@@ -168,6 +172,7 @@ def test_a_group_that_loses_a_rank_goes_on_from_what_each_had_kept(groups, jobs,
     assert_ended_nearly_as_alone(groups, second, jobs, alone)
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_a_group_all_of_whose_ranks_hang_goes_on_from_what_each_had_kept(groups, jobs, alone, layout):
     """The first rank stops itself when it was heard, and by then the other one is stopped."""
@@ -210,6 +215,7 @@ def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
         assert result_of(trained, job)["metrics"] == pytest.approx(alone(job).outcome.result["metrics"], rel=1e-2)
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_a_trial_measures_all_of_a_group_at_once(groups, jobs, layout):
     def on_event(gang, event):

@@ -1,0 +1,31 @@
+"""Compiles the planner's kernels before anybody waits for a plan: `python -m tasks.planning.compile_ahead`.
+
+numba compiles a kernel when it is first called, for the types of its arguments, and keeps that beside the code. So a few
+small problems are planned that reach the kernels of each kind of search: with preemption and without, under constraints,
+and with other objectives. It takes one to two minutes of a processor once, and seconds where all is compiled.
+"""
+
+from __future__ import annotations
+
+from tasks.planning.families import draw
+from tasks.planning.search import Objective, Preemption
+from tasks.planning.solve import solve
+
+PROBLEMS: tuple[tuple[str, Preemption, Objective], ...] = (
+    ("scale-6x8", "auto", "makespan"),
+    ("scale-6x8", "never", "makespan"),
+    ("scale-6x8", "auto", "weighted"),
+    ("types-6x8", "auto", "makespan"),
+    ("paper-mixed-8x16", "auto", "makespan"),
+)
+TIME_LIMIT_S = 2.0  # of each; compiling is not counted
+
+
+def compile_kernels() -> None:
+    """Plans each of the problems."""
+    for family, preemption, objective in PROBLEMS:
+        solve(draw(family, seed=1), preemption=preemption, objective=objective, time_limit_s=TIME_LIMIT_S)
+
+
+if __name__ == "__main__":
+    compile_kernels()
