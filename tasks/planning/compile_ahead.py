@@ -1,8 +1,8 @@
 """Compiles the planner's kernels before anybody waits for a plan: `python -m tasks.planning.compile_ahead`.
 
-numba compiles a kernel when it is first called, for the types of its arguments, and keeps that beside the code. So a few
-small problems are planned that reach the kernels of each kind of search: with preemption and without, under constraints,
-and with other objectives. It takes one to two minutes of a processor once, and seconds where all is compiled.
+numba compiles a kernel when it is first called, for the types of its arguments, and keeps that beside the code. So a
+few small problems are planned that reach the kernels of each kind of search: with preemption and without, under
+constraints, and with other objectives. It takes a processor one to two minutes once, and seconds afterwards.
 """
 
 from __future__ import annotations
