@@ -90,7 +90,7 @@ class Node:
             return subprocess.Popen(
                 [*inside, "taskset", "-c", ",".join(map(str, self.cores)), *command],
                 env={**environment, NODE: self.mark},
-                cwd=SOURCE,
+                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import PATIENCE_S, until
+from tests.pool_home import FOREIGN
 
 ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
 
@@ -43,7 +44,7 @@ class Pool:
         self.executor = None
         self.trace = Trace(folder / "trace.jsonl")
         self.environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
             **QUIET_ENVIRONMENT,
             "DO_NOT_TRACK": "true",
             "RINGMASTER_HOME": str(self.home),
@@ -70,7 +71,7 @@ class Pool:
         """Tells the Prefect server what it must know."""
         done = subprocess.run(
             [sys.executable, "-m", "flows.deployments"],
-            cwd=SOURCE,
+            cwd="/",  # not in the source folder: what lies in the working folder is imported first
             env=self.environment,
             capture_output=True,
             text=True,
@@ -84,7 +85,7 @@ class Pool:
         with (self.folder / "executor.log").open("ab") as log:
             self.executor = subprocess.Popen(
                 command,
-                cwd=SOURCE,
+                cwd="/",
                 env={**self.environment, NODE: "executor"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
