@@ -19,6 +19,7 @@ from tests.integration.workbench import (
     is_bit_equal,
     largest_difference,
 )
+from tests.matrix import matrix
 
 WIDE = replace(LLAMA, config={**LLAMA.config, "hidden_size": 64, "intermediate_size": 96})
 DISTILLED = AdaptationSpec(kind="distilled", teacher="teacher", teacher_model=WIDE, temperature=3.0, weight=0.7)
@@ -65,7 +66,7 @@ class Family:
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("layout", EVERYWHERE, ids=str)
+@pytest.mark.parametrize("layout", matrix(EVERYWHERE, quick=EVERYWHERE[1:2]))
 def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, optimizer):
     family = Family(bench, WIDE)
     job = family.distilled(optimizer=optimizer, clip_grad_norm=0.5)
@@ -76,7 +77,7 @@ def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, o
 
 
 @pytest.mark.parametrize("said", [MAGNITUDE, TWO_OF_FOUR], ids=lambda said: said.method)
-@pytest.mark.parametrize("layout", EVERYWHERE, ids=str)
+@pytest.mark.parametrize("layout", matrix(EVERYWHERE, quick=EVERYWHERE[2:]))
 def test_pruned_weights_stay_zero_and_the_others_learn_the_same(bench, tmp_path, layout, said):
     family = Family(bench, LLAMA)
     optimizer = replace(ADAMW, options={"weight_decay": 0.1})

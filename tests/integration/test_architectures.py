@@ -5,6 +5,7 @@ import pytest
 from techniques import ModelSpec, registry
 from tests.integration.test_conformance import SWITCHED, assert_trains_the_same, facts
 from tests.integration.workbench import Layout
+from tests.matrix import matrix
 
 SIZES = {
     "hidden_size": 32,
@@ -51,7 +52,7 @@ def reason(bench, job, layout):
     return registry.load(layout.path).supports(job, bench.shape(layout.num_devices), facts(bench, job))
 
 
-@pytest.mark.parametrize(("architecture", "layout"), ONE_EACH, ids=str)
+@pytest.mark.parametrize(("architecture", "layout"), matrix(ONE_EACH, quick=ONE_EACH[::2]))
 def test_what_a_model_has_of_its_own_is_trained_exactly(bench, tmp_path, architecture, layout):
     assert_trains_the_same(bench, bench.job(spec(architecture)), layout, tmp_path)
 

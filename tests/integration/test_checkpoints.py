@@ -60,6 +60,7 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
 
+@pytest.mark.full
 def test_a_save_tells_for_how_long_it_held_training_up(bench, tmp_path):
     job = bench.job(optimizer=ADAMW, num_steps=30)
     told = bench.train(job, FSDP, tmp_path, checkpoint_every_s=0.0).said("checkpoint")
@@ -88,7 +89,7 @@ def test_a_store_without_renames_serves_every_technique_and_survives_kills(bench
     assert is_bit_equal(weights_in(tmp_path / "back"), last.weights)
 
 
-@pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
+@pytest.mark.parametrize("layout", matrix([SINGLE, FSDP], quick=[FSDP]))
 def test_a_flipped_byte_sends_it_back_to_the_checkpoint_before(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW)
     bench.train(job, layout, tmp_path, last_step=2)
@@ -152,6 +153,7 @@ def test_the_state_of_another_job_is_refused_with_the_remedy(bench, tmp_path, la
     assert "To fix: give the job another name, or remove the folder" in outcome.message
 
 
+@pytest.mark.full
 def test_a_checkpoint_becomes_megatrons_and_then_hugging_faces(bench, tmp_path):
     trained = bench.train(bench.job(optimizer=ADAMW), FSDP, tmp_path)
     convert(str(tmp_path / "checkpoints"), tmp_path / "megatron", to="megatron", pp=2)

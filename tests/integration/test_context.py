@@ -48,7 +48,7 @@ def assert_trains_the_same(bench, job, layout, folder):
 
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("sharded", matrix([False, True], quick=[True], ids=["replicated", "sharded"]))
-@pytest.mark.parametrize("exchange", ["all_gather", "ulysses"])
+@pytest.mark.parametrize("exchange", matrix(["all_gather", "ulysses"], quick=["ulysses"]))
 def test_four_ranks(bench, tmp_path, exchange, sharded, optimizer):
     job = bench.job(FOUR_HEADS, optimizer=optimizer, clip_grad_norm=0.1)
     assert_trains_the_same(bench, job, layout(4, exchange=exchange, sharded=sharded), tmp_path)
@@ -58,7 +58,7 @@ def test_four_ranks(bench, tmp_path, exchange, sharded, optimizer):
     "model",
     matrix([GPT2, SHARED_HEADS, WINDOW, BIASED], quick=[WINDOW], ids=["gpt2", "llama", "mistral", "qwen2"]),
 )
-@pytest.mark.parametrize("exchange", ["all_gather", "ulysses"])
+@pytest.mark.parametrize("exchange", matrix(["all_gather", "ulysses"], quick=["all_gather"]))
 def test_other_models_in_two_recomputed_micro_batches(bench, tmp_path, exchange, model):
     option = layout(exchange=exchange, micro_batch=4, recompute="full")
     assert_trains_the_same(bench, bench.job(model), option, tmp_path)
@@ -73,6 +73,7 @@ def test_the_sharded_form_and_one_process_take_over_from_each_other(bench, tmp_p
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 
+@pytest.mark.full
 def test_dropout_repeats(bench, tmp_path):
     job = bench.job(GPT2_WITH_DROPOUT)
     once, again = (bench.train(job, layout(), tmp_path / name) for name in ("once", "again"))

@@ -125,6 +125,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.full
 def test_nobody_survives_an_owner_that_was_killed(tmp_path):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path / "log")],

@@ -30,6 +30,7 @@ def test_trains_the_same_and_clips_by_the_norm_of_the_whole_gradient(bench, tmp_
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", [HYBRID, OFFLOAD], ids=str)
 def test_with_accumulation_recomputation_and_tied_weights(bench, tmp_path, layout):
     job = bench.job(GPT2)
@@ -38,6 +39,7 @@ def test_with_accumulation_recomputation_and_tied_weights(bench, tmp_path, layou
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 2e-7
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", [HYBRID, OFFLOAD], ids=str)
 def test_resumed_is_bit_equal(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW)
@@ -46,6 +48,7 @@ def test_resumed_is_bit_equal(bench, tmp_path, layout):
     assert is_bit_equal(bench.train(job, layout, tmp_path / "halves").weights, whole.weights)
 
 
+@pytest.mark.full
 def test_a_checkpoint_goes_from_one_to_the_next(bench, tmp_path):
     job = bench.job(optimizer=ADAMW)
     for last_step, layout in enumerate([SINGLE, HYBRID, OFFLOAD, Layout("ddp", 2)], start=1):

@@ -9,6 +9,7 @@ import pytest
 
 from techniques import ModelSpec, OptimizerSpec
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
+from tests.matrix import matrix
 
 ENDLESS = 1_000_000
 IMPATIENT_SINGLE = Layout("tests.integration.stubs:ImpatientSingle")
@@ -46,7 +47,9 @@ def test_a_killed_rank_ends_its_gang_which_names_it(bench, tmp_path, rank):
     assert_gone(sent[0])
 
 
-@pytest.mark.parametrize(("layout", "rank"), [(IMPATIENT_SINGLE, 0), (IMPATIENT_DDP, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "rank"), matrix([(IMPATIENT_SINGLE, 0), (IMPATIENT_DDP, 1)], quick=[(IMPATIENT_DDP, 1)])
+)
 def test_a_rank_that_hangs_is_found_and_its_gang_killed(bench, tmp_path, layout, rank):
     on_event, sent = signal_once(signal.SIGSTOP, rank=rank, at="steps")
     trained = bench.train(bench.job(num_steps=ENDLESS), layout, tmp_path, on_event=on_event)
@@ -116,7 +119,7 @@ def test_an_option_that_the_optimizer_has_not_is_invalid(bench, tmp_path):
     assert "betas" in outcome.message
 
 
-@pytest.mark.parametrize(("technique", "rank"), [("GatedSingle", 0), ("GatedDdp", 1)])
+@pytest.mark.parametrize(("technique", "rank"), matrix([("GatedSingle", 0), ("GatedDdp", 1)], quick=[("GatedDdp", 1)]))
 def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench, tmp_path, technique, rank):
     gate = tmp_path / "gate"  # opened once the signal is on its way: sixty steps take a fraction of a second
     layout = Layout(f"tests.integration.stubs:{technique}", rank + 1, {"gate": str(gate)})

@@ -37,8 +37,8 @@ def history(ledger, run_id, key):
 
 
 def settings_of_mlflow():
-    """What of the environment is MLflow's; libraries that it imports set variables of their own."""
-    return {name: value for name, value in os.environ.items() if "MLFLOW" in name}
+    """What MLflow is told by the environment; what it notes there for itself begins with an underscore."""
+    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
 
 
 @pytest.mark.usefixtures("databases_made_anew")

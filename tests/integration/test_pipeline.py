@@ -55,7 +55,7 @@ def assert_trains_the_same(bench, job, layout, folder):
 @pytest.mark.parametrize(
     "model", matrix([FOUR_LAYERS, FIVE_BLOCKS], quick=[FIVE_BLOCKS], ids=["llama", "gpt2-with-tied-ends"])
 )
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", matrix(SCHEDULES, quick=list(SCHEDULES)[-1:]))
 def test_every_schedule_trains_the_same(bench, tmp_path, schedule, model):
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), layout(schedule=schedule), tmp_path)
 
@@ -68,6 +68,7 @@ def test_four_ranks(bench, tmp_path, model, optimizer):
     assert_trains_the_same(bench, job, layout(4, recompute="full"), tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", matrix(MODELS.values(), quick=[MODELS["qwen2-tied"]], ids=list(MODELS)))
 def test_models_of_llamas_kind(bench, tmp_path, model):
     option = layout(schedule="zero_bubble", micro_batch=4, recompute="full")

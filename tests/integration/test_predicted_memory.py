@@ -27,12 +27,12 @@ MESH = {"reshard": True, "sequence_parallel": False, "loss_parallel": False}
 
 QUICK = [
     (DEEP, Layout("single")),
-    (DEEP, Layout("single", 1, {"recompute": "full", "micro_batch": 2})),
     (VIT, Layout("single", 1, {"micro_batch": 4})),
-    (LARGER, Layout("ddp", 2, {"micro_batch": 2})),
     (LARGER, Layout("fsdp", 2, {"reshard": True})),
 ]
 REST = [
+    (DEEP, Layout("single", 1, {"recompute": "full", "micro_batch": 2})),
+    (LARGER, Layout("ddp", 2, {"micro_batch": 2})),
     (LARGER, Layout("single", 1, {"recompute": "selective"})),
     (LARGER, Layout("zero1", 2)),
     (LARGER, Layout("zero2", 2, {"bucket_bytes": 1 << 18})),

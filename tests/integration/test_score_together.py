@@ -228,6 +228,7 @@ assertions:
 """
 
 
+@pytest.mark.full
 def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_path):
     (tmp_path / "tests.yaml").write_text(SUITE)
     server = Spawning(bench.server)

@@ -140,7 +140,7 @@ def run(group, members):
     return losses
 
 
-@pytest.mark.parametrize("recompute", matrix(["none", "full"], quick=["none"]))
+@pytest.mark.parametrize("recompute", matrix(["none", "full"], quick=[]))
 def test_each_adapter_ends_as_alone(bench, base, tmp_path, recompute):
     jobs = several(bench)
     group, members = group_of(bench, jobs, tmp_path / "group", weights_from=base, recompute=recompute)
@@ -173,6 +173,7 @@ def test_a_lora_where_another_scales_what_several_layers_read(bench, base, tmp_p
         assert is_bit_equal(state_of(member), state_in(alone)), one.name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "largest"), [(GPT2, 0.0), (VIT, 1e-4)], ids=["gpt2", "vit"])
 def test_other_architectures_too(bench, tmp_path, model, largest):
     """Layers that are transposed; and samples that are stacked, whose heads see a row each: too few to be exact."""
@@ -199,6 +200,7 @@ def test_other_architectures_too(bench, tmp_path, model, largest):
         assert largest_difference(state_of(member), state_in(alone)) <= largest
 
 
+@pytest.mark.full
 def test_prefixes_of_stacked_samples_too(bench, tmp_path):
     """A window makes a model attend as samples in one row cannot."""
     model = ModelSpec(architecture="MistralForCausalLM", config={**LLAMA.config, "sliding_window": 8})
@@ -214,6 +216,7 @@ def test_prefixes_of_stacked_samples_too(bench, tmp_path):
         assert largest_difference(state_of(member), state_in(alone)) <= 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", matrix(["bf16", "bf16-params"], quick=["bf16-params"]))
 def test_in_bf16_up_to_its_rounding(bench, base, tmp_path, precision):
     """The order in which bf16 kernels add up may differ, and what they round with it."""

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.test_conformance import assert_trains_on_from
 from tests.integration.test_conformance import assert_trains_the_same as assert_trains
 from tests.integration.workbench import ADAMW, SGD, SINGLE, Layout
+from tests.matrix import matrix
 
 PAGE = Path(__file__).parents[2] / "docs" / "techniques.md"
 LAYOUTS = [
@@ -42,7 +43,7 @@ class Importing:
         return self._bench.train(job, layout, where, import_paths=(self._folder,), **changes)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[ADAMW], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_it_trains_what_single_trains(bench, folder, tmp_path, layout, optimizer):
     job = bench.job(optimizer=optimizer, clip_grad_norm=1.0)

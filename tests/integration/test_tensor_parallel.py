@@ -47,17 +47,18 @@ def assert_trains_the_same(bench, job, layout, folder):
 
 
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
-@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence", "no-sequence"])
+@pytest.mark.parametrize("sequence_parallel", matrix([True, False], quick=[True], ids=["sequence", "no-sequence"]))
 def test_four_ranks_share_the_two_heads_of_keys_and_values(bench, tmp_path, sequence_parallel, optimizer):
     job = bench.job(FOUR_HEADS, optimizer=optimizer, clip_grad_norm=0.1)
     assert_trains_the_same(bench, job, layout(4, sequence_parallel=sequence_parallel), tmp_path)
 
 
-@pytest.mark.parametrize("model", matrix(MODELS.values(), quick=list(MODELS.values())[:2], ids=list(MODELS)))
+@pytest.mark.parametrize("model", matrix(MODELS.values(), quick=list(MODELS.values())[:1], ids=list(MODELS)))
 def test_models_of_llamas_kind(bench, tmp_path, model):
     assert_trains_the_same(bench, bench.job(model, clip_grad_norm=0.1), layout(), tmp_path)
 
 
+@pytest.mark.full
 def test_recomputed_in_two_micro_batches_with_whole_logits(bench, tmp_path):
     option = layout(micro_batch=4, recompute="full", loss_parallel=False)
     assert_trains_the_same(bench, bench.job(FOUR_HEADS), option, tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from techniques import DataSpec, ModelSpec, OptimizerSpec
 from techniques.engine.checkpoint import CheckpointStore
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
+from tests.matrix import matrix
 
 ZERO2 = {"bucket_bytes": 1 << 12}
 DECAYING = OptimizerSpec(name="adamw", lr=0.01, options={"weight_decay": 0.1})
@@ -43,7 +44,7 @@ def test_a_rank_with_nothing_to_update_helps_all_the_same(bench, tmp_path, layou
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5
 
 
-@pytest.mark.parametrize("optimizer", [DECAYING, MOMENTUM], ids=["adamw", "momentum"])
+@pytest.mark.parametrize("optimizer", matrix([DECAYING, MOMENTUM], quick=[DECAYING], ids=["adamw", "momentum"]))
 @pytest.mark.parametrize(
     "layout",
     [
@@ -63,6 +64,7 @@ def test_weights_without_a_gradient_stay_as_they_are(bench, tmp_path, layout, op
     assert set(stored(trained)) == set(stored(expected))
 
 
+@pytest.mark.full
 def test_what_was_trained_unevenly_goes_on_under_others(bench, tmp_path):
     job = points_job(bench, "uneven", optimizer=DECAYING)
     halfway = bench.train(job, Layout("zero2", 4, ZERO2), tmp_path, last_step=2)

@@ -26,6 +26,7 @@ from tests.integration.test_shared_base import several
 from tests.integration.workbench import is_bit_equal
 
 
+@pytest.mark.full
 def test_a_killed_group_goes_on_from_what_each_had_kept(groups, jobs, alone):
     def kill(gang, event):
         if event["event"] == "checkpoint" and event["job"] == EVEN and event["step"] > 5:
@@ -39,6 +40,7 @@ def test_a_killed_group_goes_on_from_what_each_had_kept(groups, jobs, alone):
     assert_ended_as_alone(groups, second, jobs, alone)
 
 
+@pytest.mark.full
 def test_a_group_that_hangs_is_found_and_goes_on_from_what_each_had_kept(groups, jobs, alone):
     pids = set()
 
@@ -52,6 +54,7 @@ def test_a_group_that_hangs_is_found_and_goes_on_from_what_each_had_kept(groups,
     assert_ended_as_alone(groups, groups.train(jobs), jobs, alone)
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_damaged_is_passed_over_and_told(groups, jobs, alone):
     groups.train(jobs, last_steps={LEADER: 3, EVEN: 3, BRIEF: 3})
     groups.train(jobs, last_steps={LEADER: 5, EVEN: 5, BRIEF: 5})
@@ -74,6 +77,7 @@ def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     assert "To fix: a lower learning rate" in ended["outcome"]["message"]
 
 
+@pytest.mark.full
 def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     leader, *fellows = jobs
     wild = replace(leader, name="wild", optimizer=OptimizerSpec(name="sgd", lr=1e30))
@@ -114,6 +118,7 @@ def test_a_leader_that_cannot_be_made_says_so(groups, jobs):
     assert {result_of(trained, job)["status"] for job in jobs[1:]} == {"preempted"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("loss", "status"), [("loss_that_fails", "preempted"), ("loss_that_is_wrong", "invalid")])
 def test_a_fault_while_training_is_one_jobs_too(groups, jobs, alone, loss, status):
     """One that another try may mend leaves the job to go on by itself, where it is tried again."""
@@ -135,6 +140,7 @@ def test_a_fault_while_measuring_is_one_jobs_too(groups, jobs, alone):
     assert result_of(trained, broken)["step"] == groups.step(broken) == 12
 
 
+@pytest.mark.full
 def test_a_save_that_fails_is_told_and_tried_again(groups, jobs, alone):
     shelved = replace(jobs[1], loss="tests.integration.stubs:loss_of_some_tokens")  # which knows the shelf
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-3/shelf"}
@@ -146,6 +152,7 @@ def test_a_save_that_fails_is_told_and_tried_again(groups, jobs, alone):
     assert_ended_as_alone(groups, trained, [jobs[0], shelved, jobs[2]], alone)
 
 
+@pytest.mark.full
 def test_a_last_save_that_fails_ends_that_job_alone(groups, jobs, alone):
     leader, even, brief = jobs
     shelved = replace(even, loss="tests.integration.stubs:loss_of_some_tokens")

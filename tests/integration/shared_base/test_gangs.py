@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from techniques import EvaluationSpec
 from techniques.engine.order import TRIAL
 from techniques.engine.reporter import MEASURE, STOP, leave, until
@@ -30,6 +32,7 @@ def test_each_job_ends_as_alone_and_is_told_of_by_name(groups, jobs, alone):
     assert trained.outcome.result["evaluate_s"] > 0 and trained.outcome.result["save_s"] > 0
 
 
+@pytest.mark.full
 def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone):
     first = groups.train(jobs, on_event=tell(STOP))
     assert first.outcome.status == "preempted"
@@ -42,6 +45,7 @@ def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone):
     assert_ended_as_alone(groups, second, jobs, alone)
 
 
+@pytest.mark.full
 def test_jobs_move_between_groups_and_runs_of_their_own(groups, jobs, alone):
     leader, even, brief = jobs
     groups.train(jobs, last_steps={LEADER: 7, EVEN: 5, BRIEF: 3})
@@ -52,6 +56,7 @@ def test_jobs_move_between_groups_and_runs_of_their_own(groups, jobs, alone):
     assert is_bit_equal(groups.weights(brief), alone(brief).weights)
 
 
+@pytest.mark.full
 def test_a_job_that_is_told_to_leave_is_kept_and_the_others_go_on(groups, jobs, alone):
     leader, even, brief = jobs
     trained = groups.train(jobs, on_event=tell(leave(EVEN)))
@@ -70,6 +75,7 @@ def test_a_leader_that_leaves_takes_all_with_it(groups, jobs):
     assert all(result_of(trained, job)["step"] == groups.step(job) for job in jobs)
 
 
+@pytest.mark.full
 def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alone):
     trained = groups.train(jobs, last_steps={LEADER: 12, EVEN: 10, BRIEF: 9}, on_event=tell(until(24)))
     assert {job.name: result_of(trained, job)["step"] for job in jobs} == {LEADER: 24, EVEN: 22, BRIEF: 12}
@@ -78,6 +84,7 @@ def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alon
     assert_ended_as_alone(groups, groups.train(jobs[:2]), jobs[:2], alone)
 
 
+@pytest.mark.full
 def test_those_that_are_measured_on_the_way_are_told_of_as_alone(groups, jobs, bench, base):
     watched = [replace(job, evaluation=EvaluationSpec(every_steps=4, max_batches=2)) for job in jobs]
     trained = groups.train(watched, last_steps={LEADER: 12, EVEN: 10, BRIEF: 12})
@@ -92,6 +99,7 @@ def test_those_that_are_measured_on_the_way_are_told_of_as_alone(groups, jobs, b
     ]
 
 
+@pytest.mark.full
 def test_jobs_that_are_done_already_are_measured_and_exported_again(groups, jobs, alone):
     """Whoever trained them may have died before anybody heard of it; they are the gang's first and only work."""
     groups.train(jobs)

@@ -58,7 +58,7 @@ def assert_ended_nearly_as_alone(groups, trained, jobs, alone):
         assert told == pytest.approx(mine.losses[first:], abs=10 * tolerance), job.name
 
 
-@pytest.mark.parametrize("layout", matrix([WHOLE, SHARDED, *RECOMPUTED], quick=[WHOLE, SHARDED]))
+@pytest.mark.parametrize("layout", matrix([WHOLE, SHARDED, *RECOMPUTED], quick=[SHARDED]))
 def test_each_job_ends_as_alone(groups, jobs, alone, layout):
     trained = groups.train(jobs, layout=layout)
     assert trained.outcome.status == "done", trained.outcome
@@ -89,6 +89,7 @@ def test_samples_that_are_stacked_are_divided_too(bench, jobs, tmp_path, layout)
         assert losses(trained, job)[1] == pytest.approx(alone.losses, abs=1e-5)
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layout):
     first = groups.train(jobs, layout=layout, on_event=tell(STOP), checkpoint_every_s=0.0)
@@ -113,6 +114,7 @@ def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layo
     assert largest_difference(groups.train_alone(even).weights, alone(even).weights) < 1e-6
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, layout):
     """And one that is told to leave while it waits does so on all."""
@@ -136,12 +138,14 @@ def test_checkpoints_move_from_two_ranks_to_one_and_back(groups, jobs, alone, la
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
 
 
+@pytest.mark.full
 def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alone):
     trained = groups.train(jobs, layout=WHOLE, last_steps={LEADER: 5, EVEN: 4, BRIEF: 4}, on_event=tell(until(12)))
     assert {job.name: result_of(trained, job)["step"] for job in jobs} == {LEADER: 12, EVEN: 10, BRIEF: 6}
     assert_ended_nearly_as_alone(groups, groups.train(jobs[:1], layout=WHOLE), jobs[:1], alone)
 
 
+@pytest.mark.full
 def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     wild = replace(jobs[0], name="wild", optimizer=OptimizerSpec(name="sgd", lr=1e30), clip_grad_norm=None)
     trained = groups.train([*jobs, wild], layout=WHOLE)
@@ -150,6 +154,7 @@ def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     assert ended["outcome"]["status"] == "invalid" and "the loss became" in ended["outcome"]["message"]
 
 
+@pytest.mark.full
 def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     wild = replace(jobs[0], name="wild", optimizer=OptimizerSpec(name="sgd", lr=1e30), clip_grad_norm=None)
     trained = groups.train([wild, *jobs[1:]], layout=SHARDED)
@@ -159,6 +164,7 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     assert_ended_nearly_as_alone(groups, groups.train(jobs[1:], layout=WHOLE), jobs[1:], alone)
 
 
+@pytest.mark.full
 @LAYOUTS
 def test_a_group_that_loses_a_rank_goes_on_from_what_each_had_kept(groups, jobs, alone, layout):
     def kill(gang, event):
@@ -197,6 +203,7 @@ def test_a_batch_that_the_ranks_cannot_divide_is_refused(groups, jobs):
     assert "odd: global_batch_size 5 is not a multiple of 2 devices" in trained.outcome.message
 
 
+@pytest.mark.full
 def test_another_error_ends_the_gang_and_leaves_what_was_kept(groups, jobs):
     broken = replace(jobs[1], name="broken", loss="tests.integration.stubs:loss_that_fails")
     groups.train(jobs[:1], layout=WHOLE, last_steps={LEADER: 3})

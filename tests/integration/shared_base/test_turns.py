@@ -69,6 +69,7 @@ def test_one_joins_when_another_is_through_and_each_ends_as_alone(groups, queue,
     assert all(event["step"] == 0 and event["startup_s"] >= 0 for event in trained.said("ready"))
 
 
+@pytest.mark.full
 def test_weights_of_ones_own_begin_as_the_bases_even_where_it_is_computed_in_half(groups, queue, alone):
     """Whoever joins late finds a base that was rounded for those before; no step moves what is compared here."""
     headed = replace(LORA, modules_to_save=("lm_head", "norm"))
@@ -88,6 +89,7 @@ def test_one_at_a_time_is_one_after_another(groups, queue, alone):
     assert order == [("ready", LEADER), *((e, job.name) for job in queue[1:] for e in ("ready", "ended"))]
 
 
+@pytest.mark.full
 def test_a_queue_that_is_stopped_goes_on_where_it_was(groups, queue, alone):
     """Those that wait have nothing to keep; what has begun is what goes on first."""
     first = groups.train(queue, config=TWO, on_event=tell(STOP, job=LATE))
@@ -102,6 +104,7 @@ def test_a_queue_that_is_stopped_goes_on_where_it_was(groups, queue, alone):
     assert_ended_as_alone(groups, second, [queue[0], *queue[2:]], alone)
 
 
+@pytest.mark.full
 def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, alone):
     def kill(gang, event):
         if event["event"] == "checkpoint" and event["job"] == LATE and event["step"] > 2:
@@ -118,6 +121,7 @@ def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, a
         assert is_bit_equal(groups.weights(job), alone(job).weights), job.name
 
 
+@pytest.mark.full
 def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups, queue, alone):
     """And a job that comes from a run of its own goes on from there."""
     leader, brief, late, even = queue
@@ -146,6 +150,7 @@ def test_a_leader_that_leaves_sends_those_that_wait_away(groups, queue):
     assert [result_of(trained, job)["step"] for job in queue[2:]] == [0, 4]
 
 
+@pytest.mark.full
 def test_faults_make_room_for_the_next(groups, queue, alone):
     """A loss that is lost, data that cannot be had, a fault while training; also of jobs that joined."""
     leader, brief, late, even = queue
@@ -169,6 +174,7 @@ def test_when_the_leaders_loss_is_lost_nobody_joins(groups, queue):
     assert [event["job"] for event in trained.said("ready")] == ["wild", BRIEF]
 
 
+@pytest.mark.full
 def test_a_full_disk_costs_the_one_that_joined_its_saves_alone(groups, queue, alone):
     leader, brief, late, even = queue
     shelved = replace(late, loss="tests.integration.stubs:loss_of_some_tokens")  # which knows the shelf
@@ -179,6 +185,7 @@ def test_a_full_disk_costs_the_one_that_joined_its_saves_alone(groups, queue, al
     assert "No space left on device" in result_of(trained, late)["message"]
 
 
+@pytest.mark.full
 def test_a_queue_goes_on_for_as_long_as_its_leader_is_told_to(groups, queue, alone):
     """Also those that join after it was told."""
     lasts = {LEADER: 14, BRIEF: 12, LATE: 2, EVEN: 0}
@@ -189,6 +196,7 @@ def test_a_queue_goes_on_for_as_long_as_its_leader_is_told_to(groups, queue, alo
     assert_ended_as_alone(groups, groups.train(left, config=TWO), left, alone)
 
 
+@pytest.mark.full
 def test_one_that_joined_is_measured_on_the_way_as_alone(groups, queue, alone):
     leader, brief, late, _ = queue
     watched = replace(late, evaluation=EvaluationSpec(every_steps=8, max_batches=2))

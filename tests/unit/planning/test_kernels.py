@@ -100,6 +100,7 @@ def test_nor_of_the_time_to_choose_groups(seconds):
     assert (search._left_s(), search.took_s) == (TIME_LIMIT_S, 0)
 
 
+@pytest.mark.full
 def test_a_kernel_is_compiled_anew_after_a_change_to_one_that_it_calls(tmp_path):
     (tmp_path / "caller.py").write_text(CALLER)
     said = []
