@@ -19,7 +19,6 @@ from techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
-    StepWork,
     Technique,
     micro_batches,
     no_prefix,
@@ -59,6 +58,8 @@ class Context(Technique):
             return "a loss of one's own looks at whole sequences"
         if facts.decoder.seq_len % (2 * gang.num_devices):
             return f"{facts.decoder.seq_len} tokens make no {2 * gang.num_devices} equal chunks, two for each device"
+        if facts.has_dropout:
+            return "the model drops out, by masks of whole sequences, and here each rank has some tokens of them"
         return undivided_batch_only(job, facts)
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
@@ -110,14 +111,6 @@ class Context(Technique):
             "position_ids": at.expand(len(tokens), -1),
             "shift_labels": next_tokens(batch)[:, at],
         }
-
-    def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
-        """As ever, but that the ranks draw different random numbers for their tokens."""
-        import torch
-
-        if model.training:
-            torch.manual_seed((torch.initial_seed() + self._mesh.get_local_rank()) % (1 << 63))
-        return super().forward(model, batch, work)
 
     def loss_replicas(self, mesh: DeviceMesh | None) -> int:
         """Each rank reports the loss of its own tokens."""

@@ -34,7 +34,12 @@ class Ddp(DataParallel):
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
-        ddp = DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+        ddp = DistributedDataParallel(
+            model,
+            process_group=mesh.get_group(),
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self.skips_layers,
+        )
         if self.communication == "bf16":
             ddp.register_comm_hook(mesh.get_group(), average_in_half)
         return ddp

@@ -195,7 +195,8 @@ class Job:
     global_batch_size: samples that make one step, on whatever devices.
     num_steps, num_epochs: exactly one is given; an epoch becomes steps once the data's size is known.
     techniques, num_devices: what the planner may choose from; None for everything.
-    exact: pins the layout, for models that draw random numbers (dropout) whose weights must repeat bit by bit.
+    exact: pins the layout to one process, one slot and an undivided batch, where weights must repeat bit by bit; other
+        layouts add in another order.
     adaptation: how it comes from other models beside being trained, None where training is all.
     components: parts of the model that have a name of their own, each with the prefix of its parameters' names, such as
         {"tower": "vision_model"}; the lineage knows them wherever they are.

@@ -20,6 +20,8 @@ from techniques.technique import (
     Technique,
     micro_batches,
     training_state_bytes,
+    undivided_batch_only,
+    why_pinned,
 )
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class Offload(Technique):
             return "one process drives one device"
         if facts.num_layers < 2:
             return "the model has no repeated layers between which it could be cut into slices"
-        if job.exact and facts.has_dropout:
-            return "exact: true on a model with dropout, whose layout is single's"
+        if reason := why_pinned(job):
+            return reason
         if job.compile:
             return "compile: true, and a compiled layer would not let its weights go"
         if gang.kind == "cpu" and self.name not in (job.techniques or ()):
@@ -62,7 +64,7 @@ class Offload(Technique):
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Each micro-batch fetches all weights twice, so few and large ones first; then what needs less memory."""
         counts = list(dict.fromkeys((min(FEW_SLICES, facts.num_layers), facts.num_layers)))
-        undivided = facts.has_batch_statistics
+        undivided = undivided_batch_only(job, facts) is not None
         sizes = micro_batches(job.global_batch_size, at_most=1 if undivided else 3)
         for recompute, on_host in (("none", False), ("full", False), ("full", True)):
             if recompute == "full" and undivided:  # a second forward would count the batch twice

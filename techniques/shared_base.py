@@ -94,8 +94,8 @@ def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int =
         return "the model drops out, and would draw another mask than alone"
     if facts.has_experts:
         return "the model routes tokens to experts, each of which would get rows of several jobs at once"
-    if facts.has_batch_statistics:
-        return "the model normalises by batch statistics, which other jobs' rows would change"
+    if facts.whole_batch:
+        return facts.whole_batch
     return None
 
 

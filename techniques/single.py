@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import RECOMPUTE, Config, GangShape, Technique, micro_batches, undivided_batch_only
+from techniques.technique import (
+    RECOMPUTE,
+    Config,
+    GangShape,
+    Technique,
+    micro_batches,
+    undivided_batch_only,
+    why_pinned,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,8 +37,8 @@ class Single(Technique):
             return "one process drives one GPU"
         if gang.num_nodes > 1:
             return "one process runs on one node"
-        if job.exact and gang.num_devices > 1:
-            return "exact: true, and another number of threads adds in another order"
+        if gang.num_devices > 1 and (reason := why_pinned(job)):
+            return reason
         return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:

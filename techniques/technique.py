@@ -93,6 +93,8 @@ class Technique(ABC):
     # The job's, set by the harness before `parallelize`: what is sent between ranks is rounded to it, if anything is.
     precision: str = "fp32"
     communication: str = "fp32"
+    # Whether a step may leave whole layers out (layer drop), likewise.
+    skips_layers: bool = False
 
     @abstractmethod
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
@@ -242,13 +244,18 @@ def batch_is_divisible(job: Job, num_slices: int) -> str | None:
     return None
 
 
+def why_pinned(job: Job) -> str | None:
+    """Why this job's layout is `single`'s, on one slot, or None."""
+    return "exact: true, and another layout adds in another order" if job.exact else None
+
+
 def undivided_batch_only(job: Job, facts: ModelFacts) -> str | None:
     """Why this job's batch must not be divided at all, or None."""
-    if facts.has_batch_statistics:
-        return "the model normalises by batch statistics, which change as soon as the batch is divided"
-    if job.exact and facts.has_dropout:
-        return "exact: true on a model with dropout, which draws anew in another layout"
-    return None
+    if reason := why_pinned(job):
+        return reason
+    if job.compile and facts.has_dropout:
+        return "compile: true on a model with dropout, which compiled layers draw anew in another layout"
+    return facts.whole_batch or None
 
 
 def no_prefix(job: Job) -> str | None:

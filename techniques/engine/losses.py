@@ -27,6 +27,9 @@ CLASSIFIERS = (
     "ForMaskedLM",
 )
 
+# Encoder-decoders that predict each label from those before it, of which they make the decoder's inputs themselves.
+SEQUENCE_TO_SEQUENCE = ("ForConditionalGeneration", "MTModel")
+
 Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
 
@@ -65,18 +68,19 @@ def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
     """The loss of a job: `job_loss` (a dotted name), or the one that the model's class implies.
 
     Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
-    entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels. Any
-    other model that returns a `loss`: that, times the rows; exact under division of a batch only if it is a mean over
-    rows. `model` is the one that `build_model` gave, before any technique wrapped it.
+    entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels.
+    Encoder-decoders: cross entropy of the labelled tokens. Any other model that returns a `loss`: that, times the rows;
+    exact under division of a batch only if it is a mean over rows. `model` is the one that `build_model` gave, before
+    any technique wrapped it.
     """
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}
     name = type(model).__name__
     config = getattr(model, "config", None)
-    # Routers of mixture models and encoder-decoders have losses and inputs of their own.
-    is_plain = config is not None and not (
-        getattr(config, "output_router_logits", False) or getattr(config, "is_encoder_decoder", False)
-    )
+    # The routers of mixture models have losses of their own.
+    is_known = config is not None and not getattr(config, "output_router_logits", False)
+    has_encoder = is_known and getattr(config, "is_encoder_decoder", False)
+    is_plain = is_known and not has_encoder
     is_causal, is_classifier = is_plain and name.endswith(CAUSAL), is_plain and name.endswith(CLASSIFIERS)
     if job_loss is not None:
         inputs = without_labels if is_causal or is_classifier else arguments
@@ -85,6 +89,8 @@ def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
         return Loss(compute=next_token_loss, inputs=without_labels, shifted=True)
     if is_classifier:
         return Loss(compute=classification_loss, inputs=without_labels)
+    if has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE):
+        return Loss(compute=classification_loss, inputs=arguments)
     return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments, is_models=True)
 
 

@@ -17,6 +17,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from techniques.engine.dropout import current
 from techniques.engine.gradients import local, settle_
 from techniques.engine.stages import Stage, adopt, keep, owners, parts_of
 from techniques.technique import StepWork
@@ -105,14 +106,18 @@ class Pipe(nn.Module):
 
     def forward_backward(self, work: StepWork) -> tuple[Tensor, float]:
         """Runs the schedule over all micro-batches, which have equally many rows."""
-        batches = [work.batch(i) for i in range(work.num_micro_batches)]
-        # Otherwise layers of the same place in their stages would draw the same random numbers.
-        torch.manual_seed((torch.initial_seed() + self._rank) % (1 << 63))
+        batches, draws = [], []
+        for i in range(work.num_micro_batches):
+            batches.append(work.batch(i))
+            draws.append(current())
+        if draws[0] is None:  # layers of the same place in their stages would draw the same random numbers
+            torch.manual_seed((torch.initial_seed() + self._rank) % (1 << 63))
         self._step = _Step(batches, work)
         if self._run is None:
             self._run = self._build(batches[0]["input_ids"], len(batches))
         for i in self.stages:
-            self._stage(int(i), work.autocast)
+            # Schedules send the micro-batches through a stage in their order.
+            self._stage(int(i), work.autocast).draws = iter(draws)
         tokens = [torch.cat([batch["input_ids"] for batch in batches])] if self._owners[0] == self._rank else []
         which = torch.arange(len(batches)) if self.has_output else None
         self._run.step(*tokens, target=which, return_outputs=False)

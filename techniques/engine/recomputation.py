@@ -6,6 +6,8 @@ Activation Recomputation in Large Transformer Models (arXiv:2205.05198), for wha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from techniques.engine.dropout import current, resumed
 from techniques.engine.models import layer_names
 
 # What takes long and is kept by "selective": products of matrices, attention, and what came from other ranks.
@@ -34,14 +37,31 @@ def recompute_layers(model: nn.Module, mode: str) -> None:
         return
     if mode not in ("selective", "full"):
         raise ValueError(f"recompute {mode!r} is unknown: there are none, selective, full")
-    contexts: dict[str, Any] = {"context_fn": _contexts} if mode == "selective" else {}
+    contexts = _selective if mode == "selective" else drawing_again
     for name in layer_names(model):
         layer = model.get_submodule(name)
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, **contexts)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
 
 
-def _contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+"""Around a layer's forward, and around its recomputation."""
+
+
+def drawing_again() -> Contexts:
+    """The recomputation draws what the forward drew."""
+    return nullcontext(), resumed(current())
+
+
+def _selective() -> Contexts:
+    keeping, recomputing = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    drawing = resumed(current())
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with recomputing, drawing:
+            yield
+
+    return keeping, both()
 
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

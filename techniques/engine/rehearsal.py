@@ -6,9 +6,10 @@ a process group that sends nothing. Sources: PyTorch's FakeTensorMode and FakePr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from techniques import registry
 from techniques.adapters.peft_format import resolved
 from techniques.engine import trainer as trainers
 from techniques.engine.data import PreparedData
+from techniques.engine.dropout import Sites
 from techniques.engine.gradients import local
 from techniques.engine.live_bytes import LiveBytes, watch_layers
 from techniques.engine.models import layer_names
 from techniques.engine.models.architectures import instantiate
 from techniques.engine.models.build import build_model, model_config
 from techniques.engine.order import TRIAL, GangOrder, Slot
+from techniques.engine.probing import known_draws
 from techniques.engine.ranks import Ranks
 from techniques.job import Adapter, Job
 from techniques.technique import GangShape
@@ -160,8 +163,11 @@ def _stand_in(scene: Scene) -> None:
     import transformers.masking_utils
 
     from techniques.engine import sequences
+    from techniques.engine.dropout import draws
 
     prepared = from_json(PreparedData, scene.data)
+    # Where it was never asked, since the data is not there, a model may draw.
+    known = known_draws(scene.job, data=prepared, cache_dir=Path(scene.cache_dir)) or Sites(draws=True)
     replaced: list[tuple[Any, str, Any]] = [
         (nn.Module, "_apply", _apply),
         (torch.nn.parallel, "DistributedDataParallel", _Replicas),
@@ -169,6 +175,8 @@ def _stand_in(scene: Scene) -> None:
         # Both do something else under tracers, which take a fake tensor for one of theirs.
         (transformers.masking_utils, "is_tracing", lambda *_: False),
         (collectives, "_are_we_tracing", lambda: False),
+        (trainers, "draws_of", lambda job, *, data, cache_dir: known),
+        (draws, "kept", _mask),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]
     if prepared.kind in ("tokens", "images"):
@@ -177,6 +185,10 @@ def _stand_in(scene: Scene) -> None:
     for place, name, value in replaced:
         if hasattr(place, name):
             setattr(place, name, value)
+
+
+def _mask(keys: Any, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+    return torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
 
 
 def _model(scene: Scene, data: PreparedData, seed: int) -> nn.Module:

@@ -24,6 +24,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from techniques.engine.models import layer_names
+from techniques.engine.recomputation import drawing_again
 
 MOST_RESIDENT = 2  # the slice that computes, and the one that comes next
 
@@ -220,7 +221,7 @@ class Spilled:
             return forward(*args, **kwargs)
         is_cuda = self._device is not None and self._device.type == "cuda"
         with save_on_cpu(pin_memory=is_cuda) if self._host_activations else nullcontext():
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=drawing_again, **kwargs)
 
     def _ticket(self, saved: Tensor) -> Any:
         """What autograd keeps: of a weight or a view of it, where to find it again; of all else, the thing itself."""

@@ -7,7 +7,7 @@ embeddings would.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from techniques.engine.dropout import Draws, resumed
 from techniques.engine.models import layer_names
 
 
@@ -85,7 +86,8 @@ def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] |
 class Stage(nn.Module):
     """One stage: token ids in the first, hidden states [rows, tokens, hidden] in others; logits out of the last.
 
-    precision: what each forward runs under, set by whoever calls.
+    precision: what each forward runs under. draws: what those of a step draw from, in their order. Whoever calls sets
+    both.
     """
 
     def __init__(self, model: nn.Module, part: Part) -> None:
@@ -95,10 +97,11 @@ class Stage(nn.Module):
         self.part = part
         keep(self.model, [part], embedding=part.has_entry)
         self.precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.draws: Iterator[Draws | None] = iter(())
 
     def forward(self, received: Tensor) -> Tensor:
         """Hidden states, or in the last stage logits."""
-        with self.precision():
+        with self.precision(), resumed(next(self.draws, None)):
             given = {"input_ids": received} if self.part.has_entry else {"inputs_embeds": received}
             if self.part.has_exit:
                 logits: Tensor = self.model(**given, use_cache=False).logits

@@ -16,8 +16,9 @@ from techniques.attention import why_no_attention
 from techniques.black_box import BlackBox
 from techniques.engine.channel import Channel
 from techniques.engine.data import PreparedData, fetch, open_data, prepare
-from techniques.engine.models import model_facts
+from techniques.engine.models import ModelFacts, model_facts
 from techniques.engine.outlook import Outlook, describe
+from techniques.engine.probing import Probe, StepFault, explained, probe
 from techniques.job import Job
 from techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
 from techniques.technique import GangShape, Technique
@@ -36,6 +37,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         channel.send({"event": "surveying", "job": job.name})
         try:
             survey = survey_job(job, order)
+        except StepFault as fault:
+            channel.send({"event": "fault", "job": job.name, "message": str(fault)})
         except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: told, the others go on
             traceback.print_exc()
             channel.send({"event": "fault", "job": job.name, "message": f"{type(error).__name__}: {error}"})
@@ -45,9 +48,14 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
 
 
 def survey_job(job: Job, order: SurveyOrder) -> Survey:
-    """Candidates and refusals of one job."""
-    data = _data(job, order)
+    """Candidates and refusals of one job. Raises StepFault where it cannot take a step."""
+    with explained("data: it cannot be read", "correct data"):
+        data = _data(job, order)
+    can_step = job.trains and job.model.command is None and not order.describe_data
+    found = probe(job, data=data, cache_dir=Path(order.cache_dir)) if can_step else None
     facts = model_facts(job.model, data=data, adapter=job.adapter)
+    if found is not None:
+        facts = with_probe(facts, found)
     if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
     outlook = Outlook(job, facts=facts, data=to_json(data), order=order)
@@ -87,6 +95,11 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
         candidates=tuple(candidates),
         refusals=tuple(refusals),
     )
+
+
+def with_probe(facts: ModelFacts, found: Probe) -> ModelFacts:
+    """What is known of a model, with what a tiny step has shown."""
+    return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws)
 
 
 def _beside_tokens(job: Job, data: PreparedData, order: SurveyOrder) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from techniques.adapters.exporting import export_adapter
 from techniques.engine.checkpoint import CheckpointStore, WritePieces
 from techniques.engine.compilation import compile_layers
 from techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
+from techniques.engine.dropout import Draws, drawing, name_modules, seed_generators, use
 from techniques.engine.half import compute_in_half
 from techniques.engine.losses import loss_of, metrics_of
 from techniques.engine.models import build_model, export_model
 from techniques.engine.models.components import check_components
 from techniques.engine.optimizers import build_optimizer, update_
 from techniques.engine.order import TRAIN, GangOrder
+from techniques.engine.probing import draws_of
 from techniques.engine.ranks import Ranks
 from techniques.engine.state import HostCopies, Reader, named_state, piece_writer, read_whole, restore_model
 from techniques.job import Job
@@ -33,6 +35,10 @@ from techniques.values import digest, from_json, to_json
 
 Root = str | Path
 """A folder of checkpoints, or an fsspec URL."""
+
+BY_HASH = "by-hash"
+"""How dropout is drawn by a job whose checkpoints say so; those of earlier releases say nothing, and their jobs go on
+to draw from torch's generator, seeded by step, rank and micro-batch."""
 
 Beat = Callable[[], None]
 """Says that this rank is alive; called between things that take long."""
@@ -68,6 +74,11 @@ class Trainer:
         if self.job.adapter is not None:
             self._stored = trained_names(attach(model, self.job.adapter, seed=self.job.seed))
         self._plain = model
+        self._sites = draws_of(self.job, data=self.prepared, cache_dir=cache)
+        # Compiled layers draw from the compiler's generator; their batch is not divided.
+        self._draws_by_hash = self._sites.draws and not self.job.compile
+        if self._draws_by_hash:
+            name_modules(model)
         self._loss = loss_of(self.job.loss, model, self.job.model)
         self.adapting = Adapting(
             order,
@@ -81,6 +92,7 @@ class Trainer:
         if not technique.moves_model:
             model.to(ranks.device)
         technique.precision, technique.communication = self.job.precision, self.job.communication
+        technique.skips_layers = self._sites.scalars
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
         if self.job.precision == "bf16-params":
             compute_in_half(technique.unwrap(self.model))
@@ -98,7 +110,8 @@ class Trainer:
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
         """Trains the next global step; `asks` are summed over the ranks on the way, so that they act as one."""
         started_s = time.perf_counter()
-        local_sum, local_count = self._technique.forward_backward(self.model, _Work(self, self._rows()))
+        with drawing() if self._draws_by_hash else nullcontext():
+            local_sum, local_count = self._technique.forward_backward(self.model, _Work(self, self._rows()))
         loss_sum, count, *asked = self.ranks.sum([float(local_sum), local_count, *asks])
         self._update(count / self._technique.loss_replicas(self.ranks.mesh))
         report = StepReport(
@@ -198,7 +211,8 @@ class Trainer:
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """What a checkpoint says of its job."""
-        return checkpoint_meta(self.job, self._plain, self.prepared)
+        meta = checkpoint_meta(self.job, self._plain, self.prepared)
+        return {**meta, "draws": BY_HASH} if self._draws_by_hash else meta
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Goes on from the newest whole checkpoint under `root`, if any; returns the steps done.
@@ -215,6 +229,7 @@ class Trainer:
                 f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
             )
+        self._draws_by_hash = self._draws_by_hash and checkpoint.manifest.meta.get("draws") == BY_HASH
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
             restore_model(reader, model, only=self._stored)
@@ -256,18 +271,23 @@ class _Work:
 
     def __init__(self, trainer: Trainer, rows: list[int]) -> None:
         self._trainer, self._step = trainer, trainer.next_step
-        size = trainer._micro_batch
-        self._micro_batches = [rows[first : first + size] for first in range(0, len(rows), size)]
+        self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
+        self._micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
 
     @property
     def num_micro_batches(self) -> int:
         return len(self._micro_batches)
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        trainer = self._trainer
-        torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
-        rows = fetch(trainer._training, self._micro_batches[index])
-        return trainer._to_device(trainer._technique.part(rows))
+        trainer, rows = self._trainer, self._micro_batches[index]
+        if not trainer._draws_by_hash:
+            torch.manual_seed(_draw_seed(trainer.job.seed, self._step, trainer._dp_rank, index))
+            return trainer._to_device(trainer._technique.part(fetch(trainer._training, rows)))
+        first, seed = self._first + index * self._size, _step_seed(trainer.job.seed, self._step)
+        samples = range(first, first + len(rows))
+        batch = fetch(trainer._training, rows, before_each=lambda place: seed_generators(seed, samples[place]))
+        use(Draws(seed=seed, samples=samples, shared=trainer._sites.shared))
+        return trainer._to_device(trainer._technique.part(batch))
 
     def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return self._trainer._loss.forward_inputs(batch)
@@ -300,6 +320,10 @@ def weights_digest(job: Job, *, data_digest: str) -> str:
     for key in ("name", "techniques", "num_devices", "evaluation", "exact"):
         said.pop(key)
     return digest(said)
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int(digest([seed, step]), 16) % (1 << 63)
 
 
 def _draw_seed(seed: int, step: int, dp_rank: int, micro_batch: int) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import re
 import resource
 import signal
@@ -16,7 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from techniques.black_box import BlackBox
 from techniques.ddp import Ddp
-from techniques.engine import training
+from techniques.engine import trainer, training
+from techniques.engine.dropout import Sites
 from techniques.engine.saving import THREAD_NAME
 from techniques.fsdp import Fsdp
 from techniques.shared_base import SharedBase
@@ -102,6 +104,47 @@ class GatedSingle(_Gated, Single):
 
 class GatedDdp(_Gated, Ddp):
     name = "gated-ddp"
+
+
+class DrawingAsBefore(Single):
+    """Trains as the release before did: torch's generator, seeded by step, rank and micro-batch."""
+
+    name = "drawing-as-before"
+
+    def __init__(self):
+        trainer.draws_of = lambda *_, **__: Sites()
+
+
+class NoisyPoints:
+    """Augments each sample as it is read."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        point = torch.linspace(index, index + 1, 4) / 64
+        return {"point": point + 0.1 * torch.randn(4) + random.random(), "target": point.sum()}
+
+
+def noisy_points():
+    return NoisyPoints(), NoisyPoints()
+
+
+class _DroppingLine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(4, 1)
+
+    def forward(self, point):
+        return torch.nn.functional.dropout(self.line(point), 0.5, self.training)
+
+
+def dropping_line():
+    return _DroppingLine()
+
+
+def squared_error(output, batch):
+    return (output.squeeze(-1) - batch["target"]).square().sum(), len(output)
 
 
 HEEDED = ("ready", "checkpoint")

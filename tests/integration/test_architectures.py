@@ -3,7 +3,7 @@
 import pytest
 
 from techniques import ModelSpec, registry
-from tests.integration.test_conformance import SWITCHED, assert_trains_the_same, facts
+from tests.integration.test_conformance import SWITCHED, assert_trains_the_same
 from tests.integration.workbench import Layout
 from tests.matrix import matrix
 
@@ -49,7 +49,7 @@ def spec(architecture):
 
 
 def reason(bench, job, layout):
-    return registry.load(layout.path).supports(job, bench.shape(layout.num_devices), facts(bench, job))
+    return registry.load(layout.path).supports(job, bench.shape(layout.num_devices), bench.facts(job))
 
 
 @pytest.mark.parametrize(("architecture", "layout"), matrix(ONE_EACH, quick=ONE_EACH[::2]))

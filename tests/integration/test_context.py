@@ -7,8 +7,6 @@ import torch
 
 from techniques import ModelSpec
 from techniques.context import Context
-from techniques.engine.data import prepare
-from techniques.engine.models import model_facts
 from techniques.engine.sequences import positions
 from tests.integration.workbench import (
     ADAMW,
@@ -19,7 +17,6 @@ from tests.integration.workbench import (
     SINGLE,
     VIT,
     Layout,
-    is_bit_equal,
     largest_difference,
 )
 from tests.matrix import matrix
@@ -73,14 +70,6 @@ def test_the_sharded_form_and_one_process_take_over_from_each_other(bench, tmp_p
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 
-@pytest.mark.full
-def test_dropout_repeats(bench, tmp_path):
-    job = bench.job(GPT2_WITH_DROPOUT)
-    once, again = (bench.train(job, layout(), tmp_path / name) for name in ("once", "again"))
-    assert is_bit_equal(once.weights, again.weights)
-    assert not is_bit_equal(once.weights, bench.reference(job).weights)
-
-
 def test_accuracy_counts_each_token_once(bench, tmp_path):
     job = bench.job()
     job = replace(job, evaluation=replace(job.evaluation, metrics=("loss", "accuracy")))
@@ -97,10 +86,6 @@ def test_every_token_is_on_one_rank(exchange):
 def test_gathering_gives_each_rank_as_many_tokens_to_look_at():
     seen = [int((positions(rank, 4, 64, exchange="all_gather") + 1).sum()) for rank in range(4)]
     assert len(set(seen)) == 1
-
-
-def facts(bench, job):
-    return model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir))
 
 
 @pytest.mark.parametrize(
@@ -123,13 +108,13 @@ def facts(bench, job):
 )
 def test_it_says_why_not(bench, model, changes, num_devices, reason):
     job = bench.job(model, **changes)
-    assert reason in Context().supports(job, bench.shape(num_devices), facts(bench, job))
+    assert reason in Context().supports(job, bench.shape(num_devices), bench.facts(job))
 
 
 def test_heads_are_exchanged_where_there_are_enough(bench):
     def exchanges(model, num_devices):
         job = bench.job(model)
-        configs = Context().configs(job, bench.shape(num_devices), facts(bench, job))
+        configs = Context().configs(job, bench.shape(num_devices), bench.facts(job))
         return list(dict.fromkeys(config["exchange"] for config in configs))
 
     assert exchanges(SHARED_HEADS, 2) == ["ulysses", "all_gather"]

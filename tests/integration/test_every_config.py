@@ -6,8 +6,6 @@ import pytest
 
 from techniques import registry
 from techniques.black_box import BlackBox
-from techniques.engine.data import prepare
-from techniques.engine.models import model_facts
 from tests.integration.test_conformance import assert_trains_the_same
 from tests.integration.workbench import LLAMA, Layout
 
@@ -22,7 +20,7 @@ def test_every_config_that_is_offered_trains_the_same(bench, tmp_path, name):
     num_devices = {"mesh": 4, "offload": 1}.get(name, 2)
     technique, shape = registry.load(registry.dotted_path(name)), bench.shape(num_devices)
     job = bench.job(MODEL, techniques=(name,), num_steps=3)
-    facts = model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir))
+    facts = bench.facts(job)
     assert technique.supports(job, shape, facts) is None
     configs = list(technique.configs(job, shape, facts))
     assert configs

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from techniques import ModelSpec
-from techniques.engine.data import prepare
-from techniques.engine.models import model_facts
 from techniques.engine.stages import owners, partition
 from techniques.pipeline import Pipeline
 from tests.integration.workbench import (
@@ -106,23 +104,19 @@ def test_tied_ends_are_stored_once_and_taken_over(bench, tmp_path):
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 
-def test_dropout_repeats_and_differs_from_stage_to_stage(bench, tmp_path):
+def test_dropout_resumed_is_bit_equal(bench, tmp_path):
     job = bench.job(GPT2_WITH_DROPOUT)
     once = bench.train(job, layout(), tmp_path / "once")
     bench.train(job, layout(), tmp_path / "again", last_step=2)
     again = bench.train(job, layout(), tmp_path / "again")
     assert is_bit_equal(once.weights, again.weights)
-    assert not is_bit_equal(once.weights, bench.reference(job).weights)
+    assert largest_difference(once.weights, bench.reference(job).weights) <= 2e-7
 
 
 def test_accuracy_is_counted_where_the_output_is(bench, tmp_path):
     job = bench.job()
     job = replace(job, evaluation=replace(job.evaluation, metrics=("loss", "accuracy")))
     assert_trains_the_same(bench, job, layout(), tmp_path)
-
-
-def facts(bench, job):
-    return model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir))
 
 
 @pytest.mark.parametrize(
@@ -140,13 +134,13 @@ def facts(bench, job):
 )
 def test_it_says_why_not(bench, model, changes, num_devices, reason):
     job = bench.job(model, **changes)
-    assert reason in Pipeline().supports(job, bench.shape(num_devices), facts(bench, job))
+    assert reason in Pipeline().supports(job, bench.shape(num_devices), bench.facts(job))
 
 
 def test_configs_have_a_layer_for_each_stage_and_a_micro_batch_for_each_device(bench):
     def configs(model, **changes):
         job = bench.job(model, **changes)
-        found = list(Pipeline().configs(job, bench.shape(2), facts(bench, job)))
+        found = list(Pipeline().configs(job, bench.shape(2), bench.facts(job)))
         assert all(job.global_batch_size // config["micro_batch"] >= 2 for config in found)
         return [(config["schedule"], config["micro_batch"]) for config in found if config["recompute"] == "none"]
 

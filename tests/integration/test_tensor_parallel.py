@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from techniques import ModelSpec
-from techniques.engine.data import prepare
-from techniques.engine.models import model_facts
 from techniques.tensor import TensorParallel
 from tests.integration.workbench import ADAMW, GPT2, LLAMA, SGD, VIT, Layout, largest_difference
 from tests.matrix import matrix
@@ -64,10 +62,6 @@ def test_recomputed_in_two_micro_batches_with_whole_logits(bench, tmp_path):
     assert_trains_the_same(bench, bench.job(FOUR_HEADS), option, tmp_path)
 
 
-def facts(bench, job):
-    return model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir))
-
-
 @pytest.mark.parametrize(
     ("model", "num_devices", "reason"),
     [
@@ -92,14 +86,14 @@ def facts(bench, job):
 )
 def test_it_says_why_not(bench, model, num_devices, reason):
     job = bench.job(model)
-    assert reason in TensorParallel().supports(job, bench.shape(num_devices), facts(bench, job))
+    assert reason in TensorParallel().supports(job, bench.shape(num_devices), bench.facts(job))
 
 
 def test_configs_divide_only_what_is_known_and_divisible(bench):
     technique, shape = TensorParallel(), bench.shape(2)
     job = bench.job(FOUR_HEADS)
-    assert next(iter(technique.configs(job, shape, facts(bench, job)))) == layout().config
+    assert next(iter(technique.configs(job, shape, bench.facts(job)))) == layout().config
     odd = bench.job(FOUR_HEADS, data=replace(job.data, seq_len=25))
-    assert not any(c["sequence_parallel"] for c in technique.configs(odd, shape, facts(bench, odd)))
+    assert not any(c["sequence_parallel"] for c in technique.configs(odd, shape, bench.facts(odd)))
     own = bench.job(FOUR_HEADS, loss="tests.integration.stubs:loss_of_some_tokens")
-    assert not any(c["loss_parallel"] for c in technique.configs(own, shape, facts(bench, own)))
+    assert not any(c["loss_parallel"] for c in technique.configs(own, shape, bench.facts(own)))

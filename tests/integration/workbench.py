@@ -12,9 +12,13 @@ from typing import Any
 from safetensors.torch import load_file
 
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from techniques.engine.data import prepare
 from techniques.engine.gang import Event, Gang, Outcome
+from techniques.engine.models import ModelFacts, model_facts
 from techniques.engine.order import TRAIN, GangOrder, Slot
+from techniques.engine.probing import probe
 from techniques.engine.processes import ForkServer
+from techniques.engine.survey import with_probe
 from techniques.technique import GangShape
 from techniques.values import digest
 
@@ -159,6 +163,12 @@ class Workbench:
             evaluation=EvaluationSpec(max_batches=1),
         )
         return replace(plain, **changes)
+
+    def facts(self, job: Job) -> ModelFacts:
+        """What is known of the job's model before anything is planned."""
+        data = prepare(job.data, cache_dir=self.cache_dir)
+        facts = model_facts(job.model, data=data, adapter=job.adapter)
+        return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir))
 
     def shape(self, num_devices: int) -> GangShape:
         return GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)

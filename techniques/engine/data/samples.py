@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
@@ -61,13 +61,22 @@ class ArraySamples:
         return batch
 
 
-def fetch(dataset: Dataset, indices: Indices) -> dict[str, torch.Tensor]:
-    """The samples of `indices` as one batch: {name: [len(indices), ...]}."""
+def fetch(
+    dataset: Dataset, indices: Indices, *, before_each: Callable[[int], object] | None = None
+) -> dict[str, torch.Tensor]:
+    """The samples of `indices` as one batch: {name: [len(indices), ...]}.
+
+    before_each: called with the place of each sample in `indices` before it is read, where they are read one by one.
+    """
     if isinstance(dataset, Batched):
         return dataset.rows(indices)
     from torch.utils.data import default_collate
 
-    samples = [dataset[int(index)] for index in indices]
+    samples = []
+    for place, index in enumerate(indices):
+        if before_each is not None:
+            before_each(place)
+        samples.append(dataset[int(index)])
     return cast("dict[str, torch.Tensor]", default_collate(samples))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,14 +47,14 @@ def architecture(name: str) -> Any:
 def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The config of `spec.architecture`; what `spec.config` leaves open is taken from the data.
 
-    Raises ValueError where a field is unknown, has a value that the architecture refuses, or does not fit the data.
+    Raises ValueError where a field has a value that the architecture refuses, or does not fit the data. One that no
+    model reads is not noticed here: see `undeclared_fields`.
     """
     assert spec.architecture is not None
     cls = architecture(spec.architecture)
     config_class = cls.config_class
     aliases: Mapping[str, str] = config_class.attribute_map
     default = _made(config_class, spec.architecture)
-    _check_fields(spec, default, of=spec.architecture)
     given = {aliases.get(name, name) for name in spec.config}
     taken = {
         name: value
@@ -71,19 +71,7 @@ def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
 
 def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
     """The config of the model `spec.from_pretrained`, with the fields of `spec.config` put over it."""
-    from transformers import AutoConfig
-
-    name = spec.from_pretrained
-    assert name is not None
-    is_folder = Path(name).is_dir()
-    try:
-        config = AutoConfig.from_pretrained(name, local_files_only=is_folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder that "
-            f"save_pretrained wrote, or the name of a hub model that this machine can reach"
-        ) from error
-    _check_fields(spec, config, of=name)
+    config, name = _pretrained(spec), spec.from_pretrained
     for field, value in spec.config.items():
         setattr(config, field, value)
     if not config.architectures:
@@ -91,7 +79,22 @@ def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
             f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
             f"architectures: [LlamaForCausalLM]"
         )
-    return _checked(config, data, of=name)
+    return _checked(config, data, of=str(name))
+
+
+def _pretrained(spec: ModelSpec) -> Any:
+    from transformers import AutoConfig
+
+    name = spec.from_pretrained
+    assert name is not None
+    is_folder = Path(name).is_dir()
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=is_folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder that "
+            f"save_pretrained wrote, or the name of a hub model that this machine can reach"
+        ) from error
 
 
 def instantiate(config: Any) -> nn.Module:
@@ -136,12 +139,28 @@ def _from_data(default: Any, data: PreparedData) -> Iterator[tuple[str, Any]]:
         yield "max_position_embeddings", data.seq_len
 
 
-def _check_fields(spec: ModelSpec, default: Any, *, of: str) -> None:
-    # Configs take any keyword, so that a misspelt field would be ignored in silence.
-    if unknown := [name for name in spec.config if not hasattr(default, name) and not TAKEN_ANYWAY.fullmatch(name)]:
-        close = difflib.get_close_matches(unknown[0], [*default.to_dict(), *default.attribute_map, "num_labels"])
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise ValueError(f"model: the config of {of} has no field {', '.join(unknown)}{hint}")
+def undeclared_fields(spec: ModelSpec) -> list[str]:
+    """Fields of `spec.config` that the config's class does not declare: misspelt, unless the model reads them."""
+    if not spec.config:
+        return []
+    known = _declared(spec)
+    return [name for name in spec.config if not hasattr(known, name) and not TAKEN_ANYWAY.fullmatch(name)]
+
+
+def misspelt(spec: ModelSpec, names: Sequence[str]) -> str:
+    """What to tell of fields that nobody reads: configs take any keyword, so that these would be ignored in silence."""
+    known = _declared(spec)
+    close = difflib.get_close_matches(names[0], [*known.to_dict(), *known.attribute_map, "num_labels"])
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    of = spec.architecture or spec.from_pretrained
+    return f"model: the config of {of} has no field {', '.join(names)}{hint} To fix: correct model.config"
+
+
+def _declared(spec: ModelSpec) -> Any:
+    """A config without the fields of `spec.config`."""
+    if spec.architecture is None:
+        return _pretrained(spec)
+    return _made(architecture(spec.architecture).config_class, spec.architecture)
 
 
 def _leave_out_foreign_tokens(config: Any) -> None:

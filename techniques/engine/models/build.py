@@ -37,7 +37,7 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
         return _merged(spec, data, seed, weights_from)
     quantized = weights_from or (Path(spec.from_pretrained) if spec.from_pretrained is not None else None)
     how = None if quantized is None else quantization_of(quantized)
-    with _seeded(seed):
+    with seeded(seed):
         if quantized is not None and how is not None:
             _check_vocabulary(quantized, data)
             model = load_quantized(_fresh(spec, data), quantized, how)
@@ -103,7 +103,7 @@ def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
         config = model_config(spec, data)
         with torch.device("meta"):
             return instantiate(config).train()
-    with _seeded(0):
+    with seeded(0):
         try:
             with torch.device("meta"):
                 return _from_factory(spec).train()
@@ -209,7 +209,7 @@ def _some(faults: list[str]) -> str:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Random numbers on the CPU from `seed`, and afterwards as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the accelerators too.

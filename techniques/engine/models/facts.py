@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from techniques.engine.data.prepared import PreparedData
@@ -29,24 +28,24 @@ class ModelFacts:
     num_parameters counts shared ones once, and an adapter's too. num_trained: those that are trained, None for all.
     parameter_bytes: in fp32. num_layers: repeated ones, see `layer_names`.
     largest_layer_bytes: of the largest part that is gathered at once: a repeated layer, or all outside of them.
-    has_batch_statistics: outputs depend on which samples share a batch (BatchNorm). has_dropout: training draws random
-        numbers. has_experts: tokens are routed to some of several.
+    has_dropout: training draws random numbers. has_experts: tokens are routed to some of several.
     decoder: how a causal language model is built, None for any other model.
     computes_loss: the model itself does, where the job names no loss, and out of more than logits.
     undivided: what several adapters cannot have of their own at once, in words: of `modules_to_save`, or of samples.
+    whole_batch: why the job's batch must not be divided, in words; empty where it may be (`engine.probing`).
     """
 
     num_parameters: int
     parameter_bytes: int
     largest_layer_bytes: int
     num_layers: int
-    has_batch_statistics: bool
     has_dropout: bool
     decoder: Decoder | None = None
     num_trained: int | None = field(default=None, metadata=SINCE_LATER)
     has_experts: bool = field(default=False, metadata=SINCE_LATER)
     undivided: str = field(default="", metadata=SINCE_LATER)
     computes_loss: bool = field(default=False, metadata=SINCE_LATER)
+    whole_batch: str = field(default="", metadata=SINCE_LATER)
 
     @property
     def num_updated(self) -> int:
@@ -62,7 +61,6 @@ UNKNOWN = ModelFacts(
     parameter_bytes=0,
     largest_layer_bytes=0,
     num_layers=0,
-    has_batch_statistics=False,
     has_dropout=False,
 )
 
@@ -106,7 +104,6 @@ def _facts(key: str) -> ModelFacts:
         parameter_bytes=_num(model) * FP32_BYTES,
         largest_layer_bytes=max([outside, *map(_num, layers)]) * FP32_BYTES,
         num_layers=len(layers),
-        has_batch_statistics=any(isinstance(module, _BatchNorm) for module in model.modules()),
         has_dropout=any(_drops_out(module) for module in model.modules()),
         decoder=decoder,
         num_trained=num_trained,

@@ -173,7 +173,7 @@ def test_slices_are_runs_of_layers_and_the_modules_around_them():
 
 FACTS = ModelFacts(
     num_parameters=100_000_000, parameter_bytes=400_000_000, largest_layer_bytes=8_000_000, num_layers=48,
-    has_batch_statistics=False, has_dropout=False,
+    has_dropout=False,
 )  # fmt: skip
 GPU = GangShape(kind="gpu", num_devices=1, memory_bytes=1 << 30)
 
@@ -217,5 +217,5 @@ def test_configs_try_large_micro_batches_first_and_leave_batch_statistics_whole(
     configs = list(Offload().configs(job(global_batch_size=8), GPU, FACTS))
     assert configs[0] == {"micro_batch": 8, "recompute": "none", "num_slices": 4, "host_activations": False}
     assert {config["num_slices"] for config in configs} == {4, 48}
-    undivided = Offload().configs(job(global_batch_size=8), GPU, replace(FACTS, has_batch_statistics=True))
+    undivided = Offload().configs(job(global_batch_size=8), GPU, replace(FACTS, whole_batch="looks across samples"))
     assert {(config["micro_batch"], config["recompute"]) for config in undivided} == {(8, "none")}

@@ -18,7 +18,6 @@ FACTS = ModelFacts(
     parameter_bytes=4_000_000,
     largest_layer_bytes=200_000,
     num_layers=4,
-    has_batch_statistics=False,
     has_dropout=False,
     decoder=Decoder(
         architecture="LlamaForCausalLM",

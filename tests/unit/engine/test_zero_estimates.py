@@ -13,7 +13,6 @@ FACTS = ModelFacts(
     parameter_bytes=4 * P,
     largest_layer_bytes=4 * P // 20,
     num_layers=20,
-    has_batch_statistics=False,
     has_dropout=False,
 )
 GANG = GangShape(kind="gpu", num_devices=8, memory_bytes=80 << 30)

@@ -110,7 +110,6 @@ def test_positions_reach_as_far_as_the_samples():
         (dataclasses.replace(LLAMA, kwargs={"a": 1}), TOKENS, "give config"),
         (ModelSpec(architecture="LamaForCausalLM"), TOKENS, "did you mean.*LlamaForCausalLM"),
         (ModelSpec(architecture="AutoTokenizer"), TOKENS, "no architecture 'AutoTokenizer'"),
-        (configured(LLAMA, hiden_size=3), TOKENS, "no field hiden_size.*did you mean.*hidden_size"),
         (configured(LLAMA, num_hidden_layers="two"), TOKENS, "refuses its config.*num_hidden_layers"),
         (configured(LLAMA, hidden_act="no-such"), TOKENS, "refuses its config"),
         (configured(LLAMA, vocab_size=10), TOKENS, "vocab_size 10, and words has 64 tokens"),

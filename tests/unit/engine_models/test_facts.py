@@ -5,7 +5,7 @@ from torch import nn
 
 from techniques.engine.models import build_model, layer_names, model_facts
 from techniques.job import ModelSpec
-from tests.unit.engine_models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS
+from tests.unit.engine_models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
 
 
 @pytest.mark.parametrize(("spec", "data"), FOUR)
@@ -19,9 +19,8 @@ def test_facts_say_what_the_built_model_is(spec, data):
     assert 4 * largest <= facts.largest_layer_bytes < facts.parameter_bytes
 
 
-def test_batch_statistics_and_dropout_are_noticed():
+def test_dropout_is_noticed():
     facts = {spec.architecture: model_facts(spec, data=data) for spec, data in FOUR}
-    assert [name for name, fact in facts.items() if fact.has_batch_statistics] == [RESNET.architecture]
     assert [name for name, fact in facts.items() if fact.has_dropout] == [GPT2.architecture]
     none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     assert not model_facts(dataclasses.replace(GPT2, config={**GPT2.config, **none}), data=TOKENS).has_dropout

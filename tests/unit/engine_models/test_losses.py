@@ -66,12 +66,12 @@ def test_ignored_labels_count_for_nothing():
     assert metrics.sums()[3] == 1
 
 
-def test_labels_are_left_out_only_where_the_loss_is_computed_outside():
+def test_an_encoder_decoder_is_given_its_labels_and_its_loss_counts_them():
     batch = batch_of(TOKENS)
     model, loss, _, (total, count) = computed(T5, TOKENS, batch)
-    assert "labels" in loss.forward_inputs(batch)
-    assert count == 4
-    assert total.item() == pytest.approx(4 * model(**batch).loss.item(), rel=1e-6)
+    assert "labels" in loss.forward_inputs(batch), "of which it makes the decoder's inputs"
+    assert count == batch["labels"].numel()
+    assert total.item() == pytest.approx(int(count) * model(**batch).loss.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from tasks.profiling.grouping import classes
 from techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from techniques.surveys import Candidate, Survey
 
-FACTS = {"has_dropout": False, "has_batch_statistics": False, "parameter_bytes": 1000}
+FACTS = {"has_dropout": False, "parameter_bytes": 1000}
 MODEL = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 32})
 
 

@@ -38,7 +38,7 @@ def job(name):
 def survey(name):
     config = {"micro_batch": 4, "recompute": "none"}
     whole = Candidate(technique="single", config=config, num_devices=1, num_ranks=1, least_bytes=1100)
-    facts = {"has_dropout": False, "has_batch_statistics": False, "parameter_bytes": 1000}
+    facts = {"has_dropout": False, "parameter_bytes": 1000}
     return Survey(job=name, data={**SHAPE, "num_held_out": 9}, facts=facts, candidates=(whole,), refusals=())
 
 

@@ -1,0 +1,40 @@
+"""A few samples of a job's data, cut to a length that takes little, of uneven length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from techniques.engine.losses import IGNORED
+
+LONGEST = 32  # tokens
+
+
+def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Tensor]:
+    """The first tokens of each sample, where samples are `seq_len` tokens long; other tensors as they are."""
+    if seq_len is None or seq_len <= LONGEST:
+        return dict(batch)
+    return {
+        name: value[:, :LONGEST] if value.dim() > 1 and value.shape[1] == seq_len else value
+        for name, value in batch.items()
+    }
+
+
+def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With fewer labels in each sample than in the one before: even ones hide what a mean per sample changes."""
+    labels = batch.get("labels")
+    if labels is None or labels.dim() < 2 or labels.is_floating_point() or labels.shape[1] < len(labels) + 1:
+        return dict(batch)
+    labels = labels.clone()
+    fewer = max(1, labels.shape[1] // (len(labels) + 1))
+    for row in range(len(labels)):
+        labels[row, labels.shape[1] - row * fewer :] = IGNORED
+    return {**batch, "labels": labels}
+
+
+def rows_of(batch: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
+    """These samples of a batch."""
+    chosen = torch.as_tensor(rows)
+    return {name: value[chosen] for name, value in batch.items()}

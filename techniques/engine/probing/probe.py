@@ -1,0 +1,163 @@
+"""One tiny step of a job, on the CPU: what it shows of the model, and the faults that would show up much later."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from torch import Tensor
+
+from techniques.dotted import resolve
+from techniques.engine.data import PreparedData, fetch, open_data
+from techniques.engine.dropout import Sites, find_sites, name_modules
+from techniques.engine.losses import loss_of
+from techniques.engine.models.architectures import misspelt, undeclared_fields
+from techniques.engine.models.build import seeded
+from techniques.engine.probing.batches import cropped, ragged, rows_of
+from techniques.engine.probing.division import NUM_SAMPLES, why_undivided
+from techniques.engine.probing.faults import StepFault, explained, faults_of_labels, faults_of_samples, shapes_of
+from techniques.engine.probing.models import probed_model
+from techniques.job import Job
+from techniques.values import digest, from_json, to_json
+
+FORMAT = 1  # counted up whenever the same job would be found to be otherwise
+REMEDY = "make the samples' shapes and the model's config agree"
+MORE_LABELS = 64  # samples, evenly spaced, whose labels are looked at
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a tiny step of a job has shown. undivided: why a batch must not be divided, empty where it may be."""
+
+    sites: Sites
+    undivided: str = ""
+
+
+def probe(job: Job, *, data: PreparedData, cache_dir: Path) -> Probe:
+    """Takes a tiny step of `job`, once for all processes of a machine and all jobs that are alike.
+
+    data: of the job, prepared. Raises StepFault where the model, the data or the loss does not work.
+    """
+
+    def found() -> Probe:
+        step = _TinyStep(job, data, cache_dir)
+        sites = step.check()
+        return Probe(sites=sites, undivided=step.why_undivided(sites))
+
+    return _once(Probe, _file("step", job, data, cache_dir), found)
+
+
+def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> Sites:
+    """The part of `probe` that a rank must know: what draws in the model. Likewise found once."""
+    return _once(Sites, _file("draws", job, data, cache_dir), lambda: _TinyStep(job, data, cache_dir).sites())
+
+
+def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> Sites | None:
+    """What `draws_of` has found on this machine before; None where it has not been asked."""
+    return _read(Sites, _file("draws", job, data, cache_dir))
+
+
+class _TinyStep:
+    """A job's small model, its loss, and a few samples. Raises StepFault, with all that is wrong of these."""
+
+    def __init__(self, job: Job, data: PreparedData, cache_dir: Path) -> None:
+        self._job, self._read = job, set[str]()
+        self._undeclared = [] if job.model.factory else undeclared_fields(job.model)
+        try:
+            with explained("model: it cannot be built", "correct model"):
+                self._model = probed_model(job.model, data, read=self._read)
+        except StepFault as fault:
+            suspects = [misspelt(job.model, self._undeclared)] if self._undeclared else []
+            raise StepFault([*fault.faults, *suspects]) from fault
+        with explained("data: samples cannot be read", "give samples that are dicts of tensors, all of equal shapes"):
+            self._training, _ = open_data(job.data, cache_dir=cache_dir, prepared=data)
+            samples = self._samples(range(NUM_SAMPLES))
+        self._batch = cropped(samples, seq_len=data.seq_len)
+        self._loss = loss_of(job.loss, self._model, job.model)
+        name_modules(self._model)
+
+    def check(self) -> Sites:
+        """What draws in the model, once nothing is wrong."""
+        faults = list(faults_of_samples(self._job, self._model, self._loss, self._batch))
+        if faults:
+            raise StepFault(faults)
+        sites = self.sites()
+        output = self._forward(self._batch)
+        more = [i * len(self._training) // MORE_LABELS for i in range(MORE_LABELS)]
+        faults = list(
+            faults_of_labels(self._job, output, self._loss, self._batch, others=lambda: self._samples(more)["labels"])
+        )
+        if unread := [name for name in self._undeclared if name not in self._read]:
+            faults.append(misspelt(self._job.model, unread))
+        if faults:
+            raise StepFault(faults)
+        with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
+            self._loss(output, self._batch)
+        with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
+            self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()
+        self._model.zero_grad(set_to_none=True)
+        return sites
+
+    def _samples(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return fetch(self._training, [row % len(self._training) for row in rows])
+
+    def sites(self) -> Sites:
+        with seeded(0):
+            return find_sites(lambda num: self._forward(rows_of(self._batch, range(num))))
+
+    def why_undivided(self, sites: Sites) -> str:
+        with seeded(0):
+            return why_undivided(self._model, self._loss, self._uneven(), sites)
+
+    def _forward(self, batch: Mapping[str, Tensor]) -> Any:
+        with explained(f"model: its forward fails on samples with {shapes_of(batch)}", REMEDY), torch.no_grad():
+            return self._model(**self._loss.forward_inputs(batch))
+
+    def _uneven(self) -> dict[str, Tensor]:
+        """Samples with different numbers of labels, unless a user's loss knows nothing of labels that do not count."""
+        uneven = ragged(self._batch)
+        try:
+            self._loss(self._forward(uneven), uneven)
+        except (IndexError, RuntimeError, ValueError):
+            return dict(self._batch)
+        return uneven
+
+
+def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
+    """What the file says; written first where there is none."""
+    if (known := _read(cls, file)) is not None:
+        return known
+    found = find()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(to_json(found)))
+    aside.replace(file)
+    return found
+
+
+def _read(cls: type[T], file: Path) -> T | None:
+    return from_json(cls, json.loads(file.read_text())) if file.exists() else None
+
+
+def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
+    """Named after all that it depends on."""
+    loss = job.loss if what == "step" else None
+    code = [_state_of(name) for name in (job.model.factory, job.data.factory, loss) if name is not None]
+    versions = (torch.__version__, transformers.__version__)
+    key = digest([FORMAT, job.model, loss, replace(data, folder=""), code, versions], length=32)
+    return cache_dir.absolute() / "probes" / f"{what}-{key}.json"
+
+
+def _state_of(name: str) -> Any:
+    """What changes with the file that a user's function is in."""
+    file = inspect.getsourcefile(inspect.unwrap(resolve(name)))
+    stat = Path(file).stat() if file else None
+    return [name, stat and stat.st_size, stat and stat.st_mtime_ns]
