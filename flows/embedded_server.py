@@ -5,20 +5,34 @@ Prefect would start it with neither, and ends it at a normal exit only; this one
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import prefect.context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings
 
+from flows.faults import RingmasterError
+from flows.output import announce
 from flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
 from flows.settings import PoolAddress
 
 PASSWORD = "PREFECT_API_AUTH_STRING"
+LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is found at once
+TOLD_EVERY_S = 30.0
+LOOK_EVERY_S = 0.1
+REMEDY = "run it again, or start the servers with `ringmaster up`, which runs then use"
+
+
+class ServerNotStarted(RingmasterError):
+    """Prefect's embedded server does not answer."""
 
 
 def protect_embedded_server() -> None:
@@ -34,16 +48,47 @@ def protect_embedded_server() -> None:
     from prefect.server.api.server import SubprocessASGIServer  # takes seconds, which only such a run has to spend
 
     class EmbeddedServer(SubprocessASGIServer):
-        """Prefect's, but for the process."""
+        """Prefect's, but for the process, and for how long it is waited for."""
 
-        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
-            assert self.port is not None, "chosen by `start`"
-            return start_server(self.port)
+        def start(self, timeout: int | None = None) -> None:
+            """Waits for a slow start, and says so. Raises ServerNotStarted."""
+            if self.running:
+                return
+            self.port = self.port or self.find_available_port()
+            self.server_process = start_server(self.port)
+            atexit.register(self.stop)
+            self.running = True
+            try:
+                _wait_until_it_answers(f"{self.api_url}/health", self.server_process)
+            except ServerNotStarted:
+                self.stop()
+                raise
 
     # Where `SubprocessASGIServer()` looks first. One that runs already is that of a flow that calls ours.
     if not ((there := SubprocessASGIServer._instances.pop(None, None)) and there.running):
         there = EmbeddedServer()
     SubprocessASGIServer._instances[None] = there
+
+
+def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
+    """Says every half minute that the server is still waited for. Raises ServerNotStarted."""
+    began_s = told_s = time.monotonic()
+    with httpx.Client() as client:
+        while True:
+            with suppress(httpx.TransportError):
+                if client.get(url).status_code == httpx.codes.OK:
+                    return
+            if process.poll() is not None:
+                what = f"Prefect's server ended with exit code {process.returncode}; what it said stands above"
+                raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
+            waited_s = time.monotonic() - began_s
+            if waited_s > LONGEST_START_S:
+                what = f"Prefect's server has not answered for {waited_s:.0f} s: this machine is busy, or its disk full"
+                raise ServerNotStarted(f"{what}. To fix: {REMEDY}")
+            if time.monotonic() - told_s > TOLD_EVERY_S:
+                told_s = time.monotonic()
+                announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
+            time.sleep(LOOK_EVERY_S)
 
 
 def start_server(port: int) -> subprocess.Popen[Any]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Tell also which techniques were left out for which jobs, and why.")
@@ -23,6 +24,11 @@ FILE_WIDTH = 140
 def error_console() -> Console:
     """Where people read: stderr, at the terminal's width or wide enough for a table."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else FILE_WIDTH)
+
+
+def announce(text: str) -> None:
+    """Says what is about to be done, where that takes seconds before there is anything else to tell."""
+    error_console().print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def output_console() -> Console:

@@ -12,11 +12,12 @@ from flows import settings
 from flows.batch_artifacts import show_cost
 from flows.batch_records import failures_told, finish_records, job_rows, tell_refused
 from flows.embedded_server import protect_embedded_server
-from flows.faults import BatchFailed
+from flows.faults import BatchFailed, InputError
 from flows.flow_runs import cancel_batches, ended
 from flows.local_executor import execute
 from flows.page_links import flow_run_page, show_records
 from flows.pool.batch import train_on_pool
+from flows.preflight import unfit
 from flows.result import BatchResult, collect
 from flows.views import current_view
 from flows.waiting import for_prefect
@@ -26,6 +27,7 @@ from tasks.alarms.task import sound
 from tasks.batch import Batch
 from tasks.execution.journal import DONE, RUNNING, STOPPED
 from tasks.execution.measured import watching
+from tasks.profiling.stage import UnfitJobs
 from tasks.profiling.task import profile_task
 from tasks.scribe import FLOW_RUN_PAGE
 from tasks.sweeping.conductor import Conductor
@@ -101,15 +103,20 @@ def _train_here(
         shop.journal.put(FLOW_RUN_PAGE, flow_run_page())
         bench = shop.bench
         are_over = [name for name, record in shop.journal.jobs().items() if record.status in (DONE, STOPPED)]
-        with bench.all_devices(view.notice):
-            profiled = profile_task(
-                bench.batch.jobs,
-                site=bench.site,
-                cluster=bench.cluster,
-                known=bench.known,
-                notice=view.notice,
-                failed=failures_told(but=are_over),
-            )
+        try:
+            with bench.all_devices(view.notice):
+                profiled = profile_task(
+                    bench.batch.jobs,
+                    site=bench.site,
+                    cluster=bench.cluster,
+                    known=bench.known,
+                    notice=view.notice,
+                    failed=failures_told(but=are_over),
+                    # Trials of a sweep fail one by one, and what was begun goes on.
+                    all_or_none=conductor is None and not resume,
+                )
+        except UnfitJobs as error:
+            raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)
         profiling_s = time.monotonic() - started_s
         try:

@@ -32,6 +32,9 @@ def submit(
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Seconds between checkpoints; by default from what one costs.", min=0.1)
     ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Without a tiny step of each job here, where its data is not.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
@@ -43,6 +46,10 @@ def submit(
     if not re.fullmatch(NAME_PATTERN, batch):
         raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
     jobs = replace(load_batch(jobs_file), name=batch)
+    if not unchecked:
+        from flows.preflight import check_jobs
+
+        check_jobs(jobs)
     if wait:
         from flows.commands.running import train
 

@@ -9,7 +9,7 @@ import typer
 from rich.markdown import Markdown
 
 from flows import settings
-from flows.output import AsJson, Verbose, error_console, print_json
+from flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
 from techniques.dotted import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.", min=0)]
@@ -24,6 +24,7 @@ def sweep(
     verbose: Verbose = False,
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
+    announce(f"reading {sweep_file}")
     from flows.sweep_file import load_sweep
 
     form = load_sweep(sweep_file)
@@ -53,6 +54,7 @@ def retrain(
 
     A night is kept by its date: the same one again goes on where it was cut short, and trains nothing twice.
     """
+    announce(f"reading {models_file}")
     from tasks.retraining.production import load_production
 
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
@@ -67,6 +69,8 @@ def retrain(
 def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str, Any]:
     """Runs a flow under a view of its progress; imports it only now, when the settings of Prefect are made."""
     settings.embed(settings.home())
+    if settings.pool() is None:
+        announce(STARTING_SERVERS)
     run = resolve(flow)
     from flows.flow_runs import result_of
     from flows.views import shown

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from flows import settings
 from flows.faults import InputError
-from flows.output import AsJson, Verbose, error_console, output_console, print_json
+from flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, output_console, print_json
 
 if TYPE_CHECKING:
     from flows.result import BatchResult
@@ -47,10 +47,11 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
-    from tasks.batch import load_batch
-
     if dry_run and ask:
         raise InputError(["--dry-run trains nothing, so there is nothing to --ask. To fix: give one of the two"])
+    announce(f"reading {batch_file}")
+    from tasks.batch import load_batch
+
     batch = load_batch(batch_file)
     if dry_run or ask:
         is_good = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
@@ -69,6 +70,7 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     is_result: whether that is what was asked for, and goes to stdout.
     """
     settings.embed(settings.home())
+    announce("loading what looks at jobs and plans; no server is started")
     from flows.dry_run import dry_run
     from flows.plan_report import print_gantt
     from flows.views import shown
@@ -116,6 +118,8 @@ def train(
 
 def _trained(batch: Batch, *, resume: bool, checkpoint_every: float | None, seed: int, is_verbose: bool) -> BatchResult:
     """What the flow has come to, however it ended."""
+    if settings.pool() is None:
+        announce(STARTING_SERVERS)
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flows.flow_runs import result_of

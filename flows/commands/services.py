@@ -10,7 +10,7 @@ import typer
 
 from flows import settings
 from flows.faults import InputError
-from flows.output import AsJson, error_console, print_json
+from flows.output import AsJson, announce, error_console, print_json
 
 
 def up(
@@ -62,6 +62,7 @@ def up(
         worker=worker,
         notify=notify or "",
     )
+    announce("starting Prefect, MLflow and the executor, usually 20 to 40 s")
     if not up_and_down.start(options, database_server=database):
         raise typer.Exit(1)
     _print_address(home, as_json)

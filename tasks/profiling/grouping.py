@@ -74,7 +74,9 @@ def classes(
     for job in jobs:
         survey = surveys[job.name]
         # ModelFacts itself would need torch; its JSON form leaves out what came later, where that is at its default.
-        facts: Any = SimpleNamespace(**{"has_experts": False, "undivided": "", "computes_loss": False, "whole_batch": "", **survey.facts})
+        facts: Any = SimpleNamespace(
+            **{"has_experts": False, "undivided": "", "computes_loss": False, "whole_batch": "", **survey.facts}
+        )
         if not profiles[job.name] or not _may_join(job, names, num_devices=layout.num_devices):
             continue
         if why_not_together([job], facts, num_ranks=layout.num_devices):

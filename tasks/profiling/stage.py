@@ -75,6 +75,14 @@ class Profiled:
         return [] if survey is None else to_json(survey.refusals)
 
 
+class UnfitJobs(ValueError):
+    """Jobs that cannot take a single step; `faults` says why, by job."""
+
+    def __init__(self, faults: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"job {name}: {why}" for name, why in faults.items()))
+        self.faults = dict(faults)
+
+
 def profile_jobs(
     jobs: Sequence[Job],
     *,
@@ -86,15 +94,20 @@ def profile_jobs(
     num_nodes: int = 1,
     may_try: bool = True,
     failed: Failed = untold,
+    all_or_none: bool = False,
 ) -> Profiled:
     """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
 
     hold: entered before the first trial and left after the last; not at all where none is needed. num_nodes: nodes like
     this one that a gang may be spread over where a job needs it. may_try: False for no trials at all: jobs of which
-    nothing was measured before get predicted profiles. failed: is told of each job that cannot be trained.
+    nothing was measured before get predicted profiles. failed: is told of each job that cannot be trained. all_or_none:
+    raise UnfitJobs, before the first trial, where one of them cannot take a step.
     """
     known = known or Known()
-    surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice, failed=failed)
+    told = untold if all_or_none else failed
+    surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice, failed=told)
+    if all_or_none and faults:
+        raise UnfitJobs(faults)
     jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
     searches, searches_of = _searches(jobs, surveys, cluster, import_paths=site.import_paths)
     every = sorted({f for search in searches.values() for f in search.fingerprints})

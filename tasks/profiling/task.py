@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 
 from tasks.cluster import Cluster
-from tasks.profiling.stage import Failed, Hold, Known, Notice, Profiled, profile_jobs, untold
+from tasks.profiling.stage import Failed, Hold, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
 from tasks.profiling.trials import Site
 from techniques import Job
 
 
+def _may_go_well_again(_: Any, __: Any, state: State[Any]) -> bool:
+    """Jobs that cannot take a step stay unfit."""
+    return not isinstance(state.result(raise_on_failure=False), UnfitJobs)
+
+
 # What was measured before a failure is kept, so that a retry tries only the rest.
-@task(name="profile", retries=2, retry_delay_seconds=[1, 5], cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="profile",
+    retries=2,
+    retry_delay_seconds=[1, 5],
+    retry_condition_fn=_may_go_well_again,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def profile_task(
     jobs: Sequence[Job],
     *,
@@ -26,8 +40,17 @@ def profile_task(
     hold: Hold = nullcontext,
     num_nodes: int = 1,
     failed: Failed = untold,
+    all_or_none: bool = False,
 ) -> Profiled:
     """Surveys the jobs and measures what is not known of them."""
     return profile_jobs(
-        jobs, site=site, cluster=cluster, known=known, notice=notice, hold=hold, num_nodes=num_nodes, failed=failed
+        jobs,
+        site=site,
+        cluster=cluster,
+        known=known,
+        notice=notice,
+        hold=hold,
+        num_nodes=num_nodes,
+        failed=failed,
+        all_or_none=all_or_none,
     )

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tasks.cluster import Cluster, Device, Node
-from tasks.profiling.stage import Known, profile_jobs
+from tasks.profiling.stage import Known, UnfitJobs, profile_jobs
 from tasks.profiling.trials import Site
-from techniques import Adapter, OptimizerSpec, registry
+from techniques import Adapter, DataSpec, OptimizerSpec, registry
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 
@@ -119,8 +119,24 @@ def test_a_job_that_fits_nowhere_says_why_and_the_others_are_profiled(bench, her
 
 
 def test_a_trial_that_fails_says_so(bench, here):
-    job = bench.job(loss="tests.integration.stubs:loss_that_fails", num_devices=(1,))
+    job = bench.job(loss="tests.integration.stubs:loss_of_few", num_devices=(1,))
     told = {}
     profiled = profile_jobs([job], **here(), failed=told.__setitem__)
     assert profiled.profiles["tiny"] == ()
     assert profiled.faults["tiny"] == told["tiny"] == "rank 0: RuntimeError: no such luck (in its trial)"
+
+
+def test_jobs_that_cannot_take_a_step_are_all_named_before_any_trial(bench, here):
+    jobs = [
+        bench.job(),
+        replace(bench.job(loss="tests.integration.stubs:loss_that_fails"), name="lossless"),
+        replace(bench.job(data=DataSpec(factory="tests.integration.stubs:points_alone")), name="alone"),
+    ]
+    notices = []
+    with pytest.raises(UnfitJobs) as refused:
+        profile_jobs(jobs, **{**here(), "notice": notices.append}, all_or_none=True)
+    assert list(refused.value.faults) == ["lossless", "alone"]
+    assert "loss: it cannot be computed" in refused.value.faults["lossless"]
+    assert "RuntimeError: no such luck" in refused.value.faults["lossless"]
+    assert "To fix: return (training, held_out)" in refused.value.faults["alone"]
+    assert not any(notice.startswith("trying") for notice in notices)

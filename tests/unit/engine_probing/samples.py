@@ -1,0 +1,98 @@
+"""What the probed jobs name: data sets that are wrong in some way, and losses and models that look across samples."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Samples:
+    """So many samples, made by a function of their number."""
+
+    def __init__(self, make, number=16):
+        self._make, self._number = make, number
+
+    def __len__(self):
+        return self._number
+
+    def __getitem__(self, index):
+        return self._make(index)
+
+
+def _both(make):
+    return Samples(make), Samples(make)
+
+
+def classes(**changes):
+    """Eight tokens with one of two classes; `changes` replace tensors, or leave them out."""
+
+    def make(index):
+        sample = {"input_ids": torch.arange(8) + index, "labels": torch.tensor(index % 2)}
+        sample |= {name: torch.tensor(value) for name, value in changes.items() if value is not None}
+        return {name: tensor for name, tensor in sample.items() if name not in changes or changes[name] is not None}
+
+    return _both(make)
+
+
+def late_class():
+    """A third class in the last samples alone."""
+    return _both(lambda index: {"input_ids": torch.arange(8), "labels": torch.tensor(2 if index > 12 else 0)})
+
+
+def renamed():
+    return _both(lambda index: {"tokens": torch.arange(8), "labels": torch.tensor(0)})
+
+
+def tuples():
+    return _both(lambda index: (torch.arange(8), torch.tensor(0)))
+
+
+def uneven():
+    return _both(lambda index: {"input_ids": torch.arange(8 + index), "labels": torch.tensor(0)})
+
+
+def one_set():
+    return Samples(lambda index: {})
+
+
+def failing():
+    raise KeyError("no such column")
+
+
+def points():
+    return _both(lambda index: {"point": torch.linspace(index, index + 1, 4), "target": torch.tensor(1.0)})
+
+
+def narrow():
+    return nn.Linear(5, 1)
+
+
+class _Squared(nn.Module):
+    def __init__(self, *, normalised):
+        super().__init__()
+        self.line = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4) if normalised else nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, point):
+        return self.line(point)
+
+
+def squared(normalised=False):
+    return _Squared(normalised=normalised)
+
+
+def error(output, batch):
+    return functional.mse_loss(output.squeeze(-1), batch["target"], reduction="sum"), len(output)
+
+
+def mean_error(output, batch):
+    """A mean instead of a sum: right for a whole batch only."""
+    return functional.mse_loss(output.squeeze(-1), batch["target"]), 1
+
+
+def contrast(output, batch):
+    """Each sample against all others of the batch."""
+    ends = functional.normalize(output.logits[:, -1], dim=-1)
+    return functional.cross_entropy(5 * ends @ ends.T, torch.arange(len(ends)), reduction="sum"), len(ends)
+
+
+def no_gradient(output, batch):
+    return output.detach().sum(), len(output)
