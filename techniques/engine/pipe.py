@@ -107,8 +107,8 @@ class Pipe(nn.Module):
     def forward_backward(self, work: StepWork) -> tuple[Tensor, float]:
         """Runs the schedule over all micro-batches, which have equally many rows."""
         batches, draws = [], []
-        for i in range(work.num_micro_batches):
-            batches.append(work.batch(i))
+        for number in range(work.num_micro_batches):
+            batches.append(work.batch(number))
             draws.append(current())
         if draws[0] is None:  # layers of the same place in their stages would draw the same random numbers
             torch.manual_seed((torch.initial_seed() + self._rank) % (1 << 63))

@@ -52,10 +52,10 @@ def survey_job(job: Job, order: SurveyOrder) -> Survey:
     with explained("data: it cannot be read", "correct data"):
         data = _data(job, order)
     can_step = job.trains and job.model.command is None and not order.describe_data
-    found = probe(job, data=data, cache_dir=Path(order.cache_dir)) if can_step else None
+    tried = probe(job, data=data, cache_dir=Path(order.cache_dir)) if can_step else None
     facts = model_facts(job.model, data=data, adapter=job.adapter)
-    if found is not None:
-        facts = with_probe(facts, found)
+    if tried is not None:
+        facts = with_probe(facts, tried)
     if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
     outlook = Outlook(job, facts=facts, data=to_json(data), order=order)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from techniques.engine.dropout.hashing import kept, key_of, mixed, random_bits
+from techniques.engine.dropout.hashing import Keys, kept, key_of, mixed, random_bits
 
 Site = tuple[str, int]
 """A place that draws: the name of the innermost module, and how many draws that module made before in this pass."""
@@ -71,7 +71,7 @@ class Draws:
         bits = random_bits(keys, rest, device).bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1)
         return bits.reshape(shape).float().mul_(2.0**-24)
 
-    def _keys(self, shape: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _keys(self, shape: Sequence[int]) -> tuple[Keys, tuple[int, ...]]:
         """A key for each sample, and the shape of a sample's part of a tensor."""
         site = self._next_site()
         num_samples = len(self._rows)

@@ -53,7 +53,7 @@ def _dropout_of(name: str) -> Callable[..., Tensor]:
         shape = input.shape
         if dimensions is not None:  # one draw for each sample's channel; samples may be missing
             shape = torch.Size([*shape[: input.dim() - dimensions], *[1] * dimensions])
-        return _Dropout.apply(input, draws.kept(shape, p, input.device), 1.0 / (1.0 - p))  # type: ignore[no-any-return]
+        return _Dropout.apply(input, draws.kept(shape, p, input.device), 1.0 / (1.0 - p))  # type: ignore[no-any-return, no-untyped-call]
 
     return dropout
 
@@ -105,7 +105,7 @@ def scaled_dot_product_attention(
     # A query that may look at nothing gets zeros, as from torch.
     weights = torch.ops.aten._safe_softmax(scores, -1)
     keep = draws.kept(weights.shape, dropout_p, weights.device)
-    return _Dropout.apply(weights, keep, 1.0 / (1.0 - dropout_p)) @ value  # type: ignore[no-any-return]
+    return _Dropout.apply(weights, keep, 1.0 / (1.0 - dropout_p)) @ value  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rand(*size: Any, **options: Any) -> Tensor:

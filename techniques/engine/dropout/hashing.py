@@ -7,7 +7,10 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Keys = NDArray[np.uint64]
 
 # splitmix64 (Steele et al., Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
 _SPLITMIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -23,20 +26,21 @@ _CHUNK = {"cpu": 1 << 16}
 _LARGEST_CHUNK = 1 << 22
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
+def mixed(values: Keys) -> Keys:
     """splitmix64's output function of each uint64."""
     values = values + _SPLITMIX[0]
     values = (values ^ (values >> np.uint64(30))) * _SPLITMIX[1]
     values = (values ^ (values >> np.uint64(27))) * _SPLITMIX[2]
-    return values ^ (values >> np.uint64(31))
+    found: Keys = values ^ (values >> np.uint64(31))
+    return found
 
 
 def key_of(*parts: int | str) -> np.uint64:
     """64 bits that stand for these values."""
-    return np.frombuffer(blake2b(repr(parts).encode(), digest_size=8).digest(), dtype=np.uint64)[0]
+    return np.uint64(int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little"))
 
 
-def random_bits(keys: np.ndarray, shape: Sequence[int], device: torch.device) -> Tensor:
+def random_bits(keys: Keys, shape: Sequence[int], device: torch.device) -> Tensor:
     """int32 [len(keys), *shape], each value equally likely: bits of the elements of each key's own tensor."""
     found = torch.empty(len(keys), *shape, dtype=torch.int32, device=device)
     for bits, first, last in _chunks(keys, shape, device):
@@ -44,7 +48,7 @@ def random_bits(keys: np.ndarray, shape: Sequence[int], device: torch.device) ->
     return found
 
 
-def kept(keys: np.ndarray, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
+def kept(keys: Keys, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
     """Bool [len(keys), *shape]: False with probability p."""
     threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
     found = torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
@@ -53,7 +57,7 @@ def kept(keys: np.ndarray, shape: Sequence[int], p: float, device: torch.device)
     return found
 
 
-def _chunks(keys: np.ndarray, shape: Sequence[int], device: torch.device) -> Iterator[tuple[Tensor, int, int]]:
+def _chunks(keys: Keys, shape: Sequence[int], device: torch.device) -> Iterator[tuple[Tensor, int, int]]:
     """Bits of consecutive keys, with the numbers of the first and behind the last."""
     halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2).copy()).to(device)
     add, multiply = (half.reshape(-1, *[1] * len(shape)) for half in (halves[:, 0], halves[:, 1] | 1))

@@ -102,7 +102,7 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
-            self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()
+            self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)
         return sites
 

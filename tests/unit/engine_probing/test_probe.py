@@ -21,6 +21,8 @@ EXPERTS = {
     **TINY, "num_key_value_heads": 2, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
 
+MIXTRAL = {**TINY, "num_key_value_heads": 2, "num_local_experts": 4}
+
 
 def model(architecture, **config):
     return ModelSpec(architecture=architecture, config=config)
@@ -118,12 +120,8 @@ def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_
     [
         (LLAMA, None, True),
         (LLAMA, "contrast", False),
-        (model("MixtralForCausalLM", **TINY, num_key_value_heads=2, num_local_experts=4), None, True),
-        (
-            model("MixtralForCausalLM", **TINY, num_key_value_heads=2, num_local_experts=4, output_router_logits=True),
-            None,
-            False,
-        ),
+        (model("MixtralForCausalLM", **MIXTRAL), None, True),
+        (model("MixtralForCausalLM", **MIXTRAL, output_router_logits=True), None, False),
         (model("Qwen3MoeForCausalLM", **EXPERTS), None, True),
         (model("Qwen3MoeForCausalLM", **EXPERTS, output_router_logits=True), None, False),
         (model("T5ForConditionalGeneration", d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4), None, True),
