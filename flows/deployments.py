@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import (
+    DeploymentScheduleUpdate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
 from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows import settings
@@ -67,6 +74,27 @@ def make_automation(client: SyncPrefectClient) -> None:
         client.create_automation(wanted)
 
 
+def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], int]) -> int:
+    """Deploys, and gives the retraining back the file and the schedules that people have set; the exit status.
+
+    `prefect deploy` would set both to what prefect.yaml says, which is an example that is not scheduled.
+    """
+    before = _retraining(client)
+    status = deploy()
+    after = _retraining(client)
+    if before is not None and after is not None and before.parameters.get("file") != after.parameters.get("file"):
+        schedules = [DeploymentScheduleUpdate(schedule=s.schedule, active=s.active) for s in before.schedules]
+        client.update_deployment(after.id, DeploymentUpdate(parameters=before.parameters, schedules=schedules))
+    return status
+
+
+def _retraining(client: SyncPrefectClient) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name("retrain-daily/retrain-daily")
+    except ObjectNotFound:
+        return None
+
+
 def deploy() -> int:
     """Deploys what prefect.yaml names; returns the exit status of `prefect deploy`."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
@@ -88,7 +116,7 @@ def main() -> int:
         except InputError as error:
             sys.stderr.write("\n".join(error.faults) + "\n")
             return 1
-    return deploy()
+        return keep_own_retraining(client, deploy)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flows.faults import BatchFailed
 from flows.flow_runs import cancel_batches, ended, result_of
 from flows.pool.asking import ask_about, open_database, pool_address
+from flows.run_names import named
 from flows.train_batch import train_batch
 from tasks.batch import Batch, load_batch, parse_batch
 from tasks.batch.field_types import NAME_PATTERN
@@ -51,7 +52,7 @@ EXAMPLE = JobsOfFile(path="examples/tiny_batch.yaml")
 
 @flow(
     name="submit-jobs",
-    flow_run_name="submit to {batch}",
+    flow_run_name=named("submit to {batch}"),
     persist_result=True,
     result_serializer="json",
     on_cancellation=[cancel_batches],
@@ -72,7 +73,7 @@ def submit_jobs(
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-@flow(name="cancel-jobs", flow_run_name="cancel {batch}", persist_result=True, result_serializer="json")
+@flow(name="cancel-jobs", flow_run_name=named("cancel {batch}"), persist_result=True, result_serializer="json")
 def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
     """Ends a batch, or some of its jobs, for good; those that run write a checkpoint first.
 
@@ -83,7 +84,7 @@ def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B0
     return _ask(wishes.CANCEL, batch, jobs)
 
 
-@flow(name="pause-jobs", flow_run_name="pause {batch}", persist_result=True, result_serializer="json")
+@flow(name="pause-jobs", flow_run_name=named("pause {batch}"), persist_result=True, result_serializer="json")
 def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
     """Has a batch, or some of its jobs, stand still until they are resumed; those that run write a checkpoint first.
 
@@ -94,7 +95,7 @@ def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B00
     return _ask(wishes.PAUSE, batch, jobs)
 
 
-@flow(name="resume-jobs", flow_run_name="resume {batch}", persist_result=True, result_serializer="json")
+@flow(name="resume-jobs", flow_run_name=named("resume {batch}"), persist_result=True, result_serializer="json")
 def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
     """Has paused jobs go on from their checkpoints.
 
@@ -105,7 +106,7 @@ def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B0
     return _ask(wishes.RESUME, batch, jobs)
 
 
-@flow(name="set-priority", flow_run_name="priority of {batch}", persist_result=True, result_serializer="json")
+@flow(name="set-priority", flow_run_name=named("priority of {batch}"), persist_result=True, result_serializer="json")
 def set_priority(batch: BatchName, priority: Priority = 1.0, jobs: JobNames = []) -> list[str]:  # noqa: B006
     """Says how much a batch, or some of its jobs, matters beside all others: the plan is made anew.
 

@@ -16,6 +16,7 @@ from flows.nights.judging import interrupted, judge_all
 from flows.nights.looking import look
 from flows.nights.night import Night, open_night
 from flows.nights.training import train
+from flows.run_names import named
 from flows.views import current_view
 from tasks.retraining.nights import INTERRUPTED, NightRecord
 from tasks.retraining.production import load_production
@@ -24,7 +25,7 @@ from tasks.retraining.report import FAILED
 
 @flow(
     name="retrain-daily",
-    flow_run_name="retrain {file}",
+    flow_run_name=named("retrain {file}"),
     persist_result=True,
     result_serializer="json",
     on_cancellation=[cancel_batches],

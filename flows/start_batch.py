@@ -24,6 +24,7 @@ from flows.batch_form import (
 from flows.dry_run import DryRun, dry_run
 from flows.faults import BatchFailed
 from flows.flow_runs import cancel_batches, ended
+from flows.run_names import typed_or
 from flows.train_batch import train
 from flows.waiting import for_prefect
 from tasks.batch import Batch
@@ -36,7 +37,7 @@ def run_name() -> str:
     given = runtime.flow_run.parameters
     batch = given["batch"]
     named = given["name"] or getattr(batch, "example", "") or getattr(batch, "path", "") or "a batch"
-    return f"{WORDS[given['mode']]} {named}"
+    return typed_or(f"{WORDS[given['mode']]} {named}")
 
 
 @flow(

@@ -12,6 +12,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from flows import settings, waiting
 from flows.faults import SweepFailed
 from flows.flow_runs import cancel_batches, ended
+from flows.run_names import named
 from flows.sweep_file import spec_of
 from flows.sweep_form import (
     DeviceChoice,
@@ -44,7 +45,7 @@ RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 @flow(
     name="sweep",
-    flow_run_name="sweep {name}",
+    flow_run_name=named("sweep {name}"),
     persist_result=True,
     result_serializer="json",
     on_cancellation=[cancel_batches],

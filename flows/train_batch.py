@@ -19,6 +19,7 @@ from flows.page_links import flow_run_page, show_records
 from flows.pool.batch import train_on_pool
 from flows.preflight import unfit
 from flows.result import BatchResult, collect
+from flows.run_names import named
 from flows.views import current_view
 from flows.waiting import for_prefect
 from flows.workshop import BatchInput, as_batch, open_workshop
@@ -37,7 +38,7 @@ protect_embedded_server()  # sweeps and retraining import this module too
 
 @flow(
     name="train-batch",
-    flow_run_name="train {name}",
+    flow_run_name=named("train {name}"),
     validate_parameters=False,
     persist_result=False,
     on_cancellation=[cancel_batches],

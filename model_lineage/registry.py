@@ -34,6 +34,10 @@ class Registry(Runs):
             return self._version_record(*by_alias.groups())
         if by_version := re.fullmatch(r"([^/@]+)/(\d+)", reference):
             return self._version_record(by_version[1], int(by_version[2]))
+        if newest := self._newest_version(reference):
+            raise LedgerError(
+                f"{uri!r} has no alias; write models:/{reference}/{newest}", code="RESOURCE_DOES_NOT_EXIST"
+            )
         if not re.fullmatch(r"m-\w+", reference):
             raise LedgerError(
                 f"{uri!r} names no model: use models:/NAME@ALIAS, models:/NAME/VERSION or a model id (m-...)"
@@ -125,6 +129,13 @@ class Registry(Runs):
                 "To fix: record it with record_model(..., kind='imported')."
             )
         return record_of(client.get_logged_model(model_id), name=name, version=int(found.version))
+
+    def _newest_version(self, name: str) -> int | None:
+        """Of a registered model; None where there is none of that name."""
+        if not re.fullmatch(r"[^/@]+", name) or re.fullmatch(r"m-\w+", name):
+            return None
+        found = self.client.search_model_versions(f"name = '{name}'")
+        return max((int(version.version) for version in found), default=None)
 
     def _what_there_is(self, name: str, version: int | str) -> str:
         client = self.client

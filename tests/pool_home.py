@@ -59,9 +59,9 @@ class Home:
         address = self.address()
         return f"{address.username}:{address.password}"
 
-    def ask(self, url, *, body=None):
+    def ask(self, url, *, body=None, method=None):
         """As `ask` below, with the password."""
-        return ask(url, user=self.user, body=body)
+        return ask(url, user=self.user, body=body, method=method)
 
     def wait_until_nobody_is_left(self):
         """What the servers and nodes have started ends with them, in moments."""
@@ -80,19 +80,19 @@ class Home:
         return [process for process in found if process is not None]
 
 
-def ask(url, *, user=None, body=None):
+def ask(url, *, user=None, body=None, method=None):
     """The status and the JSON that a server answers with, once it has time to: Prefect on SQLite may say that it has
     none, and any server of a busy machine may say nothing.
     """
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method=method)
     if user:
         request.add_header("Authorization", f"Basic {base64.b64encode(user.encode()).decode()}")
 
     def look():
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.load(answer)
+                return answer.status, json.loads(answer.read() or "null")
         except urllib.error.HTTPError as error:
             return None if error.code == HTTPStatus.SERVICE_UNAVAILABLE else (error.code, None)
         except OSError:

@@ -81,7 +81,9 @@ def parent_findings(
     circles: of these jobs.
     """
     if parent.startswith("models:/"):
-        if not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", parent):
+        if re.fullmatch(r"models:/[^/@]+", parent):
+            yield Finding(place, f"{parent} has no alias and no version", f"write {parent}/1 or {parent}@champion")
+        elif not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", parent):
             yield Finding(
                 place, f"{parent!r} names no registered model", "write models:/NAME@ALIAS or models:/NAME/VERSION"
             )

@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,11 +60,26 @@ def test_the_work_pool_and_the_deployments_are_there(on_sqlite):
 @pytest.mark.xfail(
     sqlalchemy.__version__ >= "2.1", reason="Prefect's scheduler fails with SQLAlchemy 2.1 (bulk DML)", strict=True
 )
-def test_scheduled_runs_are_on_their_way(on_sqlite):
+def test_retraining_is_scheduled_once_a_file_is_named_and_stays_so(on_sqlite):
     home, _ = on_sqlite
-    url = f"{home.address().prefect_api}/flow_runs/count"
+    api = home.address().prefect_api
+
+    def retraining():
+        return home.ask(f"{api}/deployments/name/retrain-daily/retrain-daily")[1]
+
+    before = retraining()
+    (schedule,) = before["schedules"]
+    assert not schedule["active"], "an example is not trained every night"
+    mine = {"file": "/srv/mine.yaml"}
+    one = f"{api}/deployments/{before['id']}"
+    assert home.ask(one, method="PATCH", body={"parameters": mine})[0] == 204
+    assert home.ask(f"{one}/schedules/{schedule['id']}", method="PATCH", body={"active": True})[0] == 204
     body = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["retrain-daily"]}}}
-    until("Prefect has scheduled the nightly retraining", lambda: home.ask(url, body=body)[1] > 0)
+    until("Prefect has scheduled it", lambda: home.ask(f"{api}/flow_runs/count", body=body)[1] > 0)
+    environment = {**home.environment, **home.address().environment()}
+    subprocess.run([sys.executable, "-m", "flows.deployments"], env=environment, check=True, capture_output=True)
+    after = retraining()
+    assert (after["parameters"], [each["active"] for each in after["schedules"]]) == (mine, [True])
 
 
 def test_up_twice_says_what_runs_and_starts_nothing(on_sqlite):

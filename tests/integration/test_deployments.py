@@ -128,6 +128,7 @@ def test_retraining_comes_every_night_and_never_twice_at_once(deployed):
     minute, hour, *days = schedule["cron"].split()
     assert (minute, hour, days) == ("0", "2", ["*", "*", "*"])
     assert ZoneInfo(schedule["timezone"])
+    assert not schedule["active"], "until a file of one's own is named"
     assert deployed["retrain-daily"]["schedules"] == 1
     assert DEPLOYMENTS["retrain-daily"]["concurrency_limit"]["limit"] == 1
 
