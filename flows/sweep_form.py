@@ -151,7 +151,7 @@ class EarlyStopping(Part):
         ge=1,
         title="First rung",
         description="Steps before a trial is judged; a rung of asha and halving is as many times this as the reduction "
-        "factor says. Left out: the steps divided by the reduction factor, twice.",
+        "factor says. Left out: the steps divided by the reduction factor, twice, and a tenth of them at the least.",
     )
     reduction_factor: int = Field(
         default=4, ge=2, le=100, title="Reduction factor", description="One of so many trials goes on from each rung."

@@ -259,6 +259,7 @@ class Scribe:
             datasets=dataset_inputs(job.data, data),
             params={
                 **({"num_parameters": num_parameters} if num_parameters else {}),
+                **({"whole_batch": why} if (why := survey.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
             },
             metrics=event.details["metrics"],

@@ -23,7 +23,7 @@ ARCHITECTURES = (
 def why_unknown(decoder: Decoder | None) -> str | None:
     """Why a model cannot be cut so, or None."""
     if decoder is None:
-        return "is for causal language models of transformers that read tokens"
+        return "is for causal language models with attention layers, such as Llama"
     if decoder.architecture not in ARCHITECTURES:
         return f"does not know how to cut {decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
     return None

@@ -47,6 +47,12 @@ class Fsdp(DataParallel):
     saves_memory_of = "ddp"
     moves_model = True
 
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Needs parameters that can be divided, too."""
+        if facts.scalar:
+            return f"parameter {facts.scalar} is a single number, which cannot be sharded"
+        return super().supports(job, gang, facts)
+
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """A dozen: what communicates least first, what needs least memory last.
 

@@ -108,6 +108,9 @@ def profile_jobs(
     surveys, faults = survey_jobs(jobs, site=site, cluster=cluster, notice=notice, failed=told)
     if all_or_none and faults:
         raise UnfitJobs(faults)
+    for name, survey in surveys.items():
+        if why := survey.facts.get("whole_batch"):
+            notice(f"the batch of {name} stays whole: {why}")
     jobs = [resolve_steps(job, surveys[job.name]) for job in jobs if job.name in surveys]
     searches, searches_of = _searches(jobs, surveys, cluster, import_paths=site.import_paths)
     every = sorted({f for search in searches.values() for f in search.fingerprints})

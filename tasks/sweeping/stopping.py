@@ -51,12 +51,16 @@ class Verdicts:
     stops: Mapping[str, str] = field(default_factory=dict)
 
 
+EARLIEST = 10
+"""A trial is not judged before so many-th of its steps: learning curves cross in the beginning."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
     """A policy and its figures.
 
-    min_steps: the first rung, None for the total divided by the reduction factor twice. reduction_factor: eta, one of
-    so many goes on from each rung.
+    min_steps: the first rung, None for the total divided by the reduction factor twice, and a tenth of it at the least.
+    reduction_factor: eta, one of so many goes on from each rung.
     """
 
     policy: str = ASHA
@@ -70,7 +74,7 @@ class Stopping:
 
     def first_step(self, total: int) -> int:
         """Steps after which a trial of so many is judged first."""
-        return self.min_steps or max(1, total // self.reduction_factor**2)
+        return self.min_steps or max(1, total // self.reduction_factor**2, math.ceil(total / EARLIEST))
 
     def rungs(self, total: int) -> list[int]:
         """Steps at which a trial of so many rests, r, r eta, r eta^2, ..., and its last one.

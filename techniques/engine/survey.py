@@ -50,9 +50,11 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
 def survey_job(job: Job, order: SurveyOrder) -> Survey:
     """Candidates and refusals of one job. Raises StepFault where it cannot take a step."""
     with explained("data: it cannot be read", "correct data"):
-        data = _data(job, order)
-    can_step = job.trains and job.model.command is None and not order.describe_data
-    tried = probe(job, data=data, cache_dir=Path(order.cache_dir)) if can_step else None
+        described = describe(job) if order.describe_data else None
+        data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
+    tried: Probe | None = None
+    if job.trains and job.model.command is None:
+        tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
     facts = model_facts(job.model, data=data, adapter=job.adapter)
     if tried is not None:
         facts = with_probe(facts, tried)
@@ -108,12 +110,6 @@ def _beside_tokens(job: Job, data: PreparedData, order: SurveyOrder) -> list[str
         return []
     training, _ = open_data(job.data, cache_dir=Path(order.cache_dir), prepared=data)
     return sorted(fetch(training, [0]).keys() - {"input_ids", "labels"})
-
-
-def _data(job: Job, order: SurveyOrder) -> PreparedData:
-    if order.describe_data and (described := describe(job)) is not None:
-        return described
-    return prepare(job.data, cache_dir=Path(order.cache_dir))
 
 
 def _black_box(technique: Technique, job: Job) -> str | None:

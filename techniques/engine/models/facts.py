@@ -32,6 +32,7 @@ class ModelFacts:
     decoder: how a causal language model is built, None for any other model.
     computes_loss: the model itself does, where the job names no loss, and out of more than logits.
     undivided: what several adapters cannot have of their own at once, in words: of `modules_to_save`, or of samples.
+    scalar: a parameter that is a single number, which cannot be sharded; empty where there is none.
     whole_batch: why the job's batch must not be divided, in words; empty where it may be (`engine.probing`).
     """
 
@@ -46,6 +47,7 @@ class ModelFacts:
     undivided: str = field(default="", metadata=SINCE_LATER)
     computes_loss: bool = field(default=False, metadata=SINCE_LATER)
     whole_batch: str = field(default="", metadata=SINCE_LATER)
+    scalar: str = field(default="", metadata=SINCE_LATER)
 
     @property
     def num_updated(self) -> int:
@@ -109,6 +111,7 @@ def _facts(key: str) -> ModelFacts:
         num_trained=num_trained,
         has_experts=has_experts(model),
         undivided=undivided,
+        scalar=next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), ""),
         computes_loss=loss_of(None, model, spec).is_models,
     )
 

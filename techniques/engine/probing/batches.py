@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from techniques.engine.data import PreparedData
 from techniques.engine.losses import IGNORED
 
 LONGEST = 32  # tokens
@@ -20,6 +21,19 @@ def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Te
         name: value[:, :LONGEST] if value.dim() > 1 and value.shape[1] == seq_len else value
         for name, value in batch.items()
     }
+
+
+def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:
+    """Samples of the shapes that data is said to have, where it need not be there; None where that is not said."""
+    draw = torch.Generator().manual_seed(0)
+    if data.kind == "tokens" and data.vocab_size and data.seq_len:
+        tokens = torch.randint(data.vocab_size, (number, min(data.seq_len, LONGEST)), generator=draw)
+        return {"input_ids": tokens, "labels": tokens}
+    if data.kind == "images" and data.image_size and data.num_channels:
+        shape = (number, data.num_channels, data.image_size, data.image_size)
+        labels = torch.randint(data.num_labels or 2, (number,), generator=draw)
+        return {"pixel_values": torch.randn(shape, generator=draw), "labels": labels}
+    return None
 
 
 def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,12 +15,12 @@ import transformers
 from torch import Tensor
 
 from techniques.dotted import resolve
-from techniques.engine.data import PreparedData, fetch, open_data
+from techniques.engine.data import Dataset, PreparedData, fetch, open_data
 from techniques.engine.dropout import Sites, find_sites, name_modules
 from techniques.engine.losses import loss_of
 from techniques.engine.models.architectures import misspelt, undeclared_fields
 from techniques.engine.models.build import seeded
-from techniques.engine.probing.batches import cropped, ragged, rows_of
+from techniques.engine.probing.batches import cropped, made_up, ragged, rows_of
 from techniques.engine.probing.division import NUM_SAMPLES, why_undivided
 from techniques.engine.probing.faults import StepFault, explained, faults_of_labels, faults_of_samples, shapes_of
 from techniques.engine.probing.models import probed_model
@@ -41,18 +41,19 @@ class Probe:
     undivided: str = ""
 
 
-def probe(job: Job, *, data: PreparedData, cache_dir: Path) -> Probe:
+def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = True) -> Probe:
     """Takes a tiny step of `job`, once for all processes of a machine and all jobs that are alike.
 
-    data: of the job, prepared. Raises StepFault where the model, the data or the loss does not work.
+    data: of the job, prepared. is_there: whether it can be read; else samples of its shapes are made up.
+    Raises StepFault where the model, the data or the loss does not work.
     """
 
     def found() -> Probe:
-        step = _TinyStep(job, data, cache_dir)
+        step = _TinyStep(job, data, cache_dir, is_there=is_there)
         sites = step.check()
         return Probe(sites=sites, undivided=step.why_undivided(sites))
 
-    return _once(Probe, _file("step", job, data, cache_dir), found)
+    return _once(Probe, _file("step" if is_there else "described", job, data, cache_dir), found)
 
 
 def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> Sites:
@@ -68,7 +69,7 @@ def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> Sites | Non
 class _TinyStep:
     """A job's small model, its loss, and a few samples. Raises StepFault, with all that is wrong of these."""
 
-    def __init__(self, job: Job, data: PreparedData, cache_dir: Path) -> None:
+    def __init__(self, job: Job, data: PreparedData, cache_dir: Path, *, is_there: bool = True) -> None:
         self._job, self._read = job, set[str]()
         self._undeclared = [] if job.model.factory else undeclared_fields(job.model)
         try:
@@ -78,7 +79,10 @@ class _TinyStep:
             suspects = [misspelt(job.model, self._undeclared)] if self._undeclared else []
             raise StepFault([*fault.faults, *suspects]) from fault
         with explained("data: samples cannot be read", "give samples that are dicts of tensors, all of equal shapes"):
-            self._training, _ = open_data(job.data, cache_dir=cache_dir, prepared=data)
+            invented = None if is_there else made_up(data, MORE_LABELS)
+            self._training: Dataset = (
+                open_data(job.data, cache_dir=cache_dir, prepared=data)[0] if invented is None else _Rows(invented)
+            )
             samples = self._samples(range(NUM_SAMPLES))
         self._batch = cropped(samples, seq_len=data.seq_len)
         self._loss = loss_of(job.loss, self._model, job.model)
@@ -131,6 +135,19 @@ class _TinyStep:
         return uneven
 
 
+class _Rows:
+    """Made-up samples."""
+
+    def __init__(self, batch: dict[str, Tensor]) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return MORE_LABELS
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self._batch.items()}
+
+
 def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
     """What the file says; written first where there is none."""
     if (known := _read(cls, file)) is not None:
@@ -149,7 +166,7 @@ def _read(cls: type[T], file: Path) -> T | None:
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """Named after all that it depends on."""
-    loss = job.loss if what == "step" else None
+    loss = job.loss if what != "draws" else None
     code = [_state_of(name) for name in (job.model.factory, job.data.factory, loss) if name is not None]
     versions = (torch.__version__, transformers.__version__)
     key = digest([FORMAT, job.model, loss, replace(data, folder=""), code, versions], length=32)

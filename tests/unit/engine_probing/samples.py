@@ -79,6 +79,19 @@ def squared(normalised=False):
     return _Squared(normalised=normalised)
 
 
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.scale = nn.Linear(4, 1), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, point):
+        return self.scale * self.line(point)
+
+
+def scaled():
+    return _Scaled()
+
+
 def error(output, batch):
     return functional.mse_loss(output.squeeze(-1), batch["target"], reduction="sum"), len(output)
 

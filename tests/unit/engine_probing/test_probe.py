@@ -183,3 +183,13 @@ def test_survey_orders_of_devices_say_why(tmp_path, prose):
     assert {candidate.config["micro_batch"] for candidate in survey.candidates} == {8}
     reasons = {refusal.technique: refusal.reason for refusal in survey.refusals if refusal.num_devices == 2}
     assert "dividing a batch changes its gradients" in reasons["ddp"]
+
+
+def test_a_parameter_that_is_a_number_is_not_sharded(tmp_path):
+    of = ModelSpec(factory=f"{HERE}:scaled")
+    job = Job(name="job", model=of, data=made("points"), num_steps=4, global_batch_size=8, loss=f"{HERE}:error")
+    shapes = (GangShape(kind="cpu", num_devices=2, memory_bytes=1 << 33),)
+    techniques = {name: registry.dotted_path(name) for name in ("ddp", "fsdp", "fsdp_static")}
+    survey = survey_job(job, SurveyOrder(jobs=(job,), shapes=shapes, techniques=techniques, cache_dir=str(tmp_path)))
+    assert {candidate.technique for candidate in survey.candidates} == {"ddp"}
+    assert all(r.reason.startswith("parameter scale is a single number") for r in survey.refusals)

@@ -26,6 +26,7 @@ def at_rung(scores, *, rung=4, total=64, goal=None):
         (ASHA, 20, [4, 20]),
         (Stopping(policy="asha", reduction_factor=3), 90, [10, 30, 90]),
         (Stopping(policy="asha"), 3, [1, 3]),
+        (Stopping(policy="asha"), 160, [16, 64, 160]),
         (MEDIAN, 64, [64]),
         (Stopping(policy="none"), 64, [64]),
     ],
