@@ -144,6 +144,7 @@ def _profile_here(bench: Bench, *, may_try: bool) -> Profiled:
         notice=notice,
         hold=partial(bench.hold, notice),
         may_try=may_try,
+        share=bench.batch.profiling_share,
     )
 
 

@@ -115,6 +115,7 @@ def _train_here(
                     failed=failures_told(but=are_over),
                     # Trials of a sweep fail one by one, and what was begun goes on.
                     all_or_none=conductor is None and not resume,
+                    share=bench.batch.profiling_share,
                 )
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error

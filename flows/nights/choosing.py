@@ -119,6 +119,7 @@ def _profiled(night: Night, jobs: Sequence[Job]) -> Profiled:
         notice=notice,
         hold=partial(bench.all_devices, notice),
         failed=failures_told(),
+        share=bench.batch.profiling_share,
     )
 
 

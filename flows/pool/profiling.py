@@ -163,6 +163,7 @@ def _measure(bench: Bench, database: Database) -> Profiled:
         notice=notice,
         hold=partial(bench.hold, notice),
         num_nodes=max(len(alike), 1),
+        share=bench.batch.profiling_share,
     )
 
 

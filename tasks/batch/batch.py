@@ -14,7 +14,7 @@ from tasks.batch import document, grid, rules, wording
 from tasks.batch.adaptations import with_parents_said
 from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from tasks.batch.field_types import NAME_PATTERN
-from tasks.batch.schema import PLANNED, BatchEntry, GridEntry, JobEntry
+from tasks.batch.schema import PLANNED, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from tasks.cluster import Devices
 from tasks.files import text_of
 from tasks.planning.search import Objective
@@ -34,6 +34,7 @@ class Batch:
     deadlines_s: by job name, seconds from the batch's start by which it must have ended.
     weights: by job name, of its end; 1 for those that are not named.
     price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
+    profiling_share: the most of the batch's predicted time that measuring its jobs may take.
     devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `tasks.cluster.detect`.
     folder: the file's, absolute; workers append it to their import path, to find a user's factories.
     text: the file as it was read, for the records.
@@ -48,6 +49,7 @@ class Batch:
     deadlines_s: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
+    profiling_share: float = PROFILING_SHARE
 
     @property
     def terms(self) -> Terms:
@@ -71,6 +73,7 @@ class Batch:
         deadlines_s: Mapping[str, float] | None = None,
         weights: Mapping[str, float] | None = None,
         price_per_device_hour: float = 1.0,
+        profiling_share: float = PROFILING_SHARE,
     ) -> Self:
         """A batch built in Python. Relative paths and factories are looked for in `folder`, by default the
         working directory.
@@ -79,7 +82,7 @@ class Batch:
         """
         folder = (folder or Path()).resolve()
         raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
-        raw["price_per_device_hour"] = price_per_device_hour
+        raw |= {"price_per_device_hour": price_per_device_hour, "profiling_share": profiling_share}
         planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}}
         unknown = [
             Finding((key,), f"names {other!r}, which is no job of this batch", "use the names of its jobs")
@@ -116,6 +119,7 @@ class Batch:
             deadlines_s={job.name: job.deadline_s for job in planned if job.deadline_s is not None},
             weights={job.name: job.weight for job in planned if "weight" in job.model_fields_set},
             price_per_device_hour=entry.price_per_device_hour,
+            profiling_share=entry.profiling_share,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +134,7 @@ class Batch:
             "deadlines_s": dict(self.deadlines_s),
             "weights": dict(self.weights),
             "price_per_device_hour": self.price_per_device_hour,
+            "profiling_share": self.profiling_share,
         }
 
     @classmethod

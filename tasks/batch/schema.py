@@ -39,6 +39,7 @@ from tasks.batch.field_types import (
 from techniques import job
 
 PLANNED = ("deadline_s", "weight")
+PROFILING_SHARE = 0.2
 """What a job's entry says to the planner alone: it decides nothing of the job's weights, and is no part of a Job."""
 
 
@@ -235,6 +236,11 @@ class BatchEntry(Section):
     objective: Objective = Field(default="makespan", description="makespan, weighted or cost")
     price_per_device_hour: Positive = Field(
         default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"
+    )
+    profiling_share: Annotated[float, Field(ge=0)] = Field(
+        default=PROFILING_SHARE,
+        description="the most of the batch's predicted time that measuring its jobs may take, such as 0.2; 0 measures "
+        "nothing",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     datasets: dict[str, Dataset] | str | None = Field(

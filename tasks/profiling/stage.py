@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tasks.cluster import Cluster
+from tasks.profiling.budget import TrialBudget, predicted_batch_s
 from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from tasks.profiling.grouping import Group, classes
 from tasks.profiling.groups import group_profiles, group_searches, groups_among
@@ -95,13 +98,15 @@ def profile_jobs(
     may_try: bool = True,
     failed: Failed = untold,
     all_or_none: bool = False,
+    share: float | None = None,
 ) -> Profiled:
     """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
 
     hold: entered before the first trial and left after the last; not at all where none is needed. num_nodes: nodes like
     this one that a gang may be spread over where a job needs it. may_try: False for no trials at all: jobs of which
     nothing was measured before get predicted profiles. failed: is told of each job that cannot be trained. all_or_none:
-    raise UnfitJobs, before the first trial, where one of them cannot take a step.
+    raise UnfitJobs, before the first trial, where one of them cannot take a step. share: the most of the batch's
+    predicted time that trials may take, None for no such bound; a job that has none then gets predicted profiles, too.
     """
     known = known or Known()
     told = untold if all_or_none else failed
@@ -118,13 +123,19 @@ def profile_jobs(
     by_name = {job.name: (job, surveys[job.name]) for job in jobs}
     with ExitStack() as stack:
         bench = _Bench(site, known, notice, before_trials=lambda: stack.enter_context(hold()))
+        budget = TrialBudget(
+            share=share if may_try else 0.0,
+            num_devices=len(site.devices),
+            batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(site.devices)),
+        )
         if may_try:
-            _run(searches, found, by_name, bench=bench)
+            _run(searches, found, by_name, bench=bench, budget=budget)
         else:
             _take_known(searches, found)
         profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
-        if not may_try:
-            profiles |= {name: foretold(mine) for name, mine in searches_of.items() if not profiles[name]}
+        if budget.share is not None:
+            left = [name for name, mine in searches_of.items() if not profiles[name] and not _has_failed(mine)]
+            profiles |= {name: foretold(searches_of[name]) for name in left}
         keys = {name: mine[0].key for name, mine in searches_of.items() if mine}
         groups = group_profiles(
             group_searches(_classes(jobs, surveys, profiles, keys, cluster), cluster=cluster, num_nodes=num_nodes),
@@ -340,8 +351,9 @@ def _run(
     jobs: Mapping[str, tuple[Job, Survey]],
     *,
     bench: _Bench,
+    budget: TrialBudget,
 ) -> None:
-    """Runs trials in waves until no search wants one."""
+    """Runs trials in waves until no search wants one, or no more are to be paid for."""
     while True:
         _take_known(searches, found)  # of all, before any is compared with the others
         trials = []
@@ -349,9 +361,19 @@ def _run(
             if (wanted := search.next_trial(found)) is not None:
                 job, survey = jobs[search.job]
                 trials.append(Trial(fingerprint=wanted[0], job=job, data=survey.data, candidate=wanted[1]))
+        measured = {search.key for search in searches.values() if search.profiles}
+        known = {search.job for search in searches.values() if search.key in measured}
+        trials = budget.affordable(trials, measured=known)
         if not trials:
             return
+        began_s = time.monotonic()
         found |= bench.measure(trials)
+        budget.spend(time.monotonic() - began_s, trials)
+
+
+def _has_failed(searches: Sequence[Search]) -> bool:
+    """Whether a trial has ended in another way than for want of memory."""
+    return any(failure.kind != "out_of_memory" for search in searches for failure in search.failures)
 
 
 def _take_known(searches: Mapping[str, Search], found: Mapping[str, Result]) -> None:

@@ -41,6 +41,7 @@ def profile_task(
     num_nodes: int = 1,
     failed: Failed = untold,
     all_or_none: bool = False,
+    share: float | None = None,
 ) -> Profiled:
     """Surveys the jobs and measures what is not known of them."""
     return profile_jobs(
@@ -53,4 +54,5 @@ def profile_task(
         num_nodes=num_nodes,
         failed=failed,
         all_or_none=all_or_none,
+        share=share,
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tasks.cluster import Cluster, Device, Node
+from tasks.profiling.over_nodes import PREDICTED
 from tasks.profiling.stage import Known, UnfitJobs, profile_jobs
 from tasks.profiling.trials import Site
 from techniques import Adapter, DataSpec, OptimizerSpec, registry
@@ -140,3 +141,10 @@ def test_jobs_that_cannot_take_a_step_are_all_named_before_any_trial(bench, here
     assert "RuntimeError: no such luck" in refused.value.faults["lossless"]
     assert "To fix: return (training, held_out)" in refused.value.faults["alone"]
     assert not any(notice.startswith("trying") for notice in notices)
+
+
+def test_a_batch_that_is_shorter_than_a_trial_is_planned_by_predictions(bench, here):
+    profiled = profile_jobs([bench.job()], **here(), share=0.2)
+    assert profiled.num_trials == 0
+    assert {profile.source for profile in profiled.profiles["tiny"]} == {PREDICTED}
+    assert not profiled.faults

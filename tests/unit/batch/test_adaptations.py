@@ -132,7 +132,7 @@ def test_parents_must_be_there_and_lead_nowhere_back(tmp_path):
         "jobs[2].adaptation.parents[1]": "parents go round in a circle: b -> c -> b",
         "jobs[4].adaptation.teacher": "parents go round in a circle: d -> d",
         "jobs[5].adaptation.teacher": f"folder {tmp_path / 'nowhere'} does not exist",
-        "jobs[6].adaptation.teacher": "'models:/large' names no registered model",
+        "jobs[6].adaptation.teacher": "models:/large has no alias and no version",
     }
 
 
