@@ -53,7 +53,11 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
         sites = step.check()
         return Probe(sites=sites, undivided=step.why_undivided(sites))
 
-    return _once(Probe, _file("step" if is_there else "described", job, data, cache_dir), found)
+    if not is_there:
+        return _once(Probe, _file("described", job, data, cache_dir), found)
+    shown = _once(Probe, _file("step", job, data, cache_dir), found)
+    _once(Sites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # which ranks ask for
+    return shown
 
 
 def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> Sites:
