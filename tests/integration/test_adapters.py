@@ -79,6 +79,7 @@ def test_a_lora_is_trained_alike(bench, tmp_path, layout):
     assert_trains_the_same(bench, bench.job(adapter=LORA, clip_grad_norm=0.05), layout, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("adapter", "layout"), [(PREFIX, EVERYWHERE[6]), (IA3, CUT[0])], ids=["prefix", "ia3"])
 def test_other_kinds_too(bench, tmp_path, adapter, layout):
     assert_trains_the_same(bench, bench.job(adapter=adapter), layout, tmp_path)

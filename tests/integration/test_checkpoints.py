@@ -43,6 +43,7 @@ def kill_at_checkpoint(number, *, rank):
     return on_event, told
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", matrix([SINGLE, FSDP], quick=[SINGLE]))
 def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW, num_steps=60)
@@ -117,6 +118,7 @@ def test_where_no_checkpoint_is_whole_it_starts_afresh_and_says_so(bench, tmp_pa
     assert is_bit_equal(trained.weights, bench.reference(job).weights)
 
 
+@pytest.mark.full
 def test_a_full_disk_costs_checkpoints_and_not_the_training(bench, tmp_path):
     job = bench.job(optimizer=ADAMW, num_steps=40)
     full = Layout("tests.integration.stubs:NoRoom")

@@ -12,6 +12,7 @@ import yaml
 
 from model_lineage import QUIET_ENVIRONMENT
 
+pytestmark = pytest.mark.full  # importing every flow in a process of its own takes seconds
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
 

@@ -58,6 +58,7 @@ def test_a_checkpoint_goes_from_one_to_the_next(bench, tmp_path):
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", [Layout("fsdp", 2, {"reshard": True}), HYBRID], ids=str)
 def test_static_buffers_change_no_bit(bench, tmp_path, layout):
     job = bench.job(optimizer=ADAMW, **CLIPPED)

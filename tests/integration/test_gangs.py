@@ -47,6 +47,7 @@ def test_a_killed_rank_ends_its_gang_which_names_it(bench, tmp_path, rank):
     assert_gone(sent[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "rank"), matrix([(IMPATIENT_SINGLE, 0), (IMPATIENT_DDP, 1)], quick=[(IMPATIENT_DDP, 1)])
 )
@@ -119,6 +120,7 @@ def test_an_option_that_the_optimizer_has_not_is_invalid(bench, tmp_path):
     assert "betas" in outcome.message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("technique", "rank"), matrix([("GatedSingle", 0), ("GatedDdp", 1)], quick=[("GatedDdp", 1)]))
 def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench, tmp_path, technique, rank):
     gate = tmp_path / "gate"  # opened once the signal is on its way: sixty steps take a fraction of a second

@@ -178,7 +178,8 @@ def test_every_way_to_name_a_model_finds_it(ledger, folder, job):
         ("models:/named@chmpion", r"no alias 'chmpion'; it has \['champion'\]"),
         ("models:/named/7", r"no version 7; it has \[1\]"),
         ("m-0123", "no model 'm-0123'"),
-        ("named", "models:/NAME@ALIAS, models:/NAME/VERSION or a model id"),
+        ("models:/named", "'models:/named' has no alias; write models:/named/1"),
+        ("nobody", "models:/NAME@ALIAS, models:/NAME/VERSION or a model id"),
         ("models:/it's@x", "no registered model"),
     ],
 )

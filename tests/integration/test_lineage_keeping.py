@@ -42,6 +42,7 @@ def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
     assert answer("restore", "llama", tmp_path / "whole")["base"] is None
 
 
+@pytest.mark.full
 def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
     from model_lineage import importing
 

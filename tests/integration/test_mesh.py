@@ -58,6 +58,7 @@ MESHES = [
 CUT = replace(MESHES[2], config={**MESHES[2].config, "stage_layers": [3, 1]})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("option", matrix(MESHES, quick=[MESHES[3]]))
 def test_two_axes_train_the_same(bench, tmp_path, option, optimizer):

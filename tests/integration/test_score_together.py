@@ -247,6 +247,7 @@ def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_pat
     assert len(gains) == len(models)
 
 
+@pytest.mark.full
 def test_metrics_of_many_are_those_of_each_alone_also_on_data_of_their_own(words, bench, tmp_path):
     server = Spawning(bench.server)
     site = Site(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)

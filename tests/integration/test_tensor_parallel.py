@@ -44,6 +44,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[SGD], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("sequence_parallel", matrix([True, False], quick=[True], ids=["sequence", "no-sequence"]))
 def test_four_ranks_share_the_two_heads_of_keys_and_values(bench, tmp_path, sequence_parallel, optimizer):

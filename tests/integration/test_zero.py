@@ -84,6 +84,7 @@ def test_overlap_changes_nothing_but_when(bench, tmp_path):
     assert is_bit_equal(one.weights, other.weights)
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_read_at_every_world_size(bench, tmp_path):
     job = bench.job(optimizer=ADAMW)
     route = [

@@ -54,6 +54,7 @@ def most_at_once(trained):
     return most
 
 
+@pytest.mark.full
 def test_one_joins_when_another_is_through_and_each_ends_as_alone(groups, queue, alone):
     trained = groups.train(queue, config=TWO)
     assert_ended_as_alone(groups, trained, queue, alone)

@@ -155,6 +155,7 @@ def test_without_a_device_to_measure_on_stages_are_balanced_by_parameters(tmp_pa
     assert [len(part.layers) for part in parts] == [3, 1]  # the head is as large as two layers
 
 
+@pytest.mark.full
 def test_where_no_balanced_stages_fit_they_are_balanced_by_parameters(tmp_path, monkeypatch):
     def forecasts(_, choices):
         return [Forecast(device_bytes=MEMORY_BYTES + ("stage_layers" in config)) for _, config, _ in choices]

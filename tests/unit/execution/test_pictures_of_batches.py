@@ -40,6 +40,7 @@ def test_the_svg_tells_past_present_and_plan_apart(story):
     assert "forecast to end after 51 s · planned first 50 s (+2.0%)" in text
 
 
+@pytest.mark.full
 def test_pictures_of_many_jobs_stay_small(tmp_path):
     story = Story(tmp_path, nodes=[(f"n{i}", 8) for i in range(4)])
     segments = [planned(f"job{i}", i // 32, i // 32 + 1, i % 8, node=f"n{i // 8 % 4}") for i in range(1000)]

@@ -91,6 +91,7 @@ def test_constrained_plans_are_valid_and_better_than_simple_ones(rules, objectiv
     assert rank(plan, problem, objective) <= rank(simple, problem, objective)
 
 
+@pytest.mark.full
 @draws(4)
 @given(whole_problems(), st.data(), st.sampled_from(["makespan", "weighted", "cost"]))
 def test_odd_problems_with_running_jobs(problem, data, objective):
@@ -112,6 +113,7 @@ def test_odd_problems_with_running_jobs(problem, data, objective):
     assert (late_s, value) <= tuple(x * (1 + 2e-3) for x in rank(simple, problem, objective)[:2])
 
 
+@pytest.mark.full
 def test_no_segment_of_several_is_shorter_than_asked_for():
     problem = constrained(draw("paper-txt-6x8", seed=1), "r", seed=1, length_s=5e4)
     for switches in (5.0, 60.0):
@@ -124,6 +126,7 @@ def test_no_segment_of_several_is_shorter_than_asked_for():
         solve(problem, least_segment_switches=-1.0)
 
 
+@pytest.mark.full
 def test_preemption_gains_under_release_times():
     """One device, a long job, a short heavy one that comes later: without preemption it waits, or nothing runs."""
     jobs = (

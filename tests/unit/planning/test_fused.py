@@ -52,6 +52,7 @@ def test_jobs_are_fused_where_it_pays(together_s, makespan_s, fused):
     assert solve(problem) == plan
 
 
+@pytest.mark.full
 def test_adapters_that_leave_devices_idle_are_trained_together():
     problem = draw("lora-6x2", seed=2)
     plan, alone = solve(problem), solve(without_groups(problem))

@@ -189,6 +189,7 @@ def sweeps(draw) -> Problem:
     return Problem("drawn", (Node("n0", num_devices),), tuple(jobs), draw(st.sampled_from([0.0, 1.0, 60.0])))
 
 
+@pytest.mark.full
 @draws(4)
 @given(sweeps(), st.sampled_from(["makespan", "weighted"]))
 def test_every_choice_is_valid_and_never_worse_than_alone(problem, objective):

@@ -137,6 +137,7 @@ def test_deadlines_are_met_where_they_can_be():
     assert plan.segments_of("j4")[-1].end_s <= 41.0
 
 
+@pytest.mark.full
 def test_heavy_jobs_end_early_and_cheap_nodes_are_taken():
     option = (Option("t", 1, 10.0),)
     jobs = (PlanningJob("light", option, weight=1.0), PlanningJob("heavy", option, weight=9.0))
@@ -159,6 +160,7 @@ def test_nodes_that_go_away_are_left_in_time():
         solve(replace(problem, nodes=problem.nodes[:1]))
 
 
+@pytest.mark.full
 def test_two_types_are_planned_close_to_their_bound():
     problem = draw("types-12x16", seed=1)
     plan = solve(problem)

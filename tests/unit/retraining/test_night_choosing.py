@@ -109,6 +109,7 @@ def test_those_that_fit_are_grouped_as_a_batch_of_their_own(chosen):
     assert list(found.left) == ["a"]
 
 
+@pytest.mark.full
 def test_the_devices_of_a_group_are_paid_once(chosen):
     budget = (STARTUP_S + 4 * STEPS + 1) / 3600
     together, alone = chosen(budget=budget), chosen(budget=budget, with_groups=False)

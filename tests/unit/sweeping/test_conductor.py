@@ -6,6 +6,7 @@ import pytest
 
 from tasks.execution.journal import DONE, FAILED, STOPPED
 from tasks.sweeping.space import Choice
+from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import RATES, Gangs, Killed, Swept, loss, spec
 
 SHAPES = Choice(key="global_batch_size", values=(8, 16))
@@ -86,7 +87,10 @@ def test_a_proposed_shape_that_cannot_be_trained_here_ends_that_trial_alone(tmp_
 
 
 @pytest.mark.parametrize("every", [30, pytest.param(5, marks=pytest.mark.full)])
-@pytest.mark.parametrize(("sampler", "policy"), [("random", "asha"), ("random", "halving"), ("tpe", "asha")])
+@pytest.mark.parametrize(
+    ("sampler", "policy"),
+    matrix([("random", "asha"), ("random", "halving"), ("tpe", "asha")], quick=[("tpe", "asha")]),
+)
 def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path, sampler, policy, every):
     asked = spec(sampler=sampler, policy=policy, num_trials=8)
     whole = Swept(tmp_path / "whole", asked).run()
