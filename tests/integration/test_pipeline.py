@@ -104,6 +104,7 @@ def test_tied_ends_are_stored_once_and_taken_over(bench, tmp_path):
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 
+@pytest.mark.full
 def test_dropout_resumed_is_bit_equal(bench, tmp_path):
     job = bench.job(GPT2_WITH_DROPOUT)
     once = bench.train(job, layout(), tmp_path / "once")

@@ -165,7 +165,7 @@ def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatc
     """Neither an executor nor Prefect, whose address leads nowhere, is needed for that."""
     with monkeypatch.context() as hasty:
         hasty.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
-        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json")
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json", "--unchecked")
     assert code == 0
     assert "is handed over" in output and "once an executor leads" in output
     said = json.loads(output[output.index("{") :])
@@ -176,8 +176,19 @@ def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatc
     assert [(row["job"], row["status"]) for row in json.loads(output)] == [(job, "handed over") for job in said["jobs"]]
     with played(pool):
         Requests(pool).wait(request.id)
-        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly")
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--unchecked")
     assert "/runs/flow-run/run-2" in output.replace("\n", "")
+
+
+@pytest.mark.full
+def test_what_cannot_take_a_step_is_not_handed_over(pool, tmp_path):
+    text = (EXAMPLES / "tiny_batch.yaml").read_text().replace("hidden_size: 64", "hidden_size: 63, hiden_size: 64")
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    code, output = run("submit", str(file), "--batch", "nightly")
+    assert code == 2
+    assert "job llama: " in output and "no field hiden_size; did you mean hidden_size" in output
+    assert not Requests(pool).open(wishes.TRAIN)
 
 
 def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):

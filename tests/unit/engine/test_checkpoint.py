@@ -21,6 +21,7 @@ from techniques.engine.checkpoint import (
 )
 from techniques.engine.places import MANIFEST
 from techniques.values import digest
+from tests.matrix import matrix
 
 CONTENT = "weights of step {step}, rank {rank}"
 
@@ -110,7 +111,9 @@ def killed_at(moment, action):
     return status == signal.SIGKILL
 
 
-@pytest.mark.parametrize("save_step", [save, save_on_two_ranks], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    "save_step", matrix([save, save_on_two_ranks], quick=[save_on_two_ranks], ids=["one rank", "two ranks"])
+)
 def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path, save_step):
     before = tmp_path / "before"
     save_step(before, 10)
