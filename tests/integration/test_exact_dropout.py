@@ -145,6 +145,18 @@ def test_layouts_that_know_no_masks_are_refused(bench, layout):
     assert "drops out" in registry.load(layout.path).supports(job, bench.shape(2), facts)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_a_loss_that_compares_samples_is_trained_by_what_keeps_a_batch_whole(bench, tmp_path, optimizer):
+    job = bench.job(loss="tests.unit.engine_probing.samples:contrast", optimizer=optimizer)
+    layout = Layout("tensor", 2, {"micro_batch": 8, "sequence_parallel": False, "loss_parallel": False})
+    facts = bench.facts(job)
+    assert registry.load(layout.path).supports(job, bench.shape(2), facts) is None
+    assert "several samples together" in registry.load(registry.dotted_path("ddp")).supports(job, bench.shape(2), facts)
+    trained = bench.train(job, layout, tmp_path)
+    assert largest_difference(trained.weights, bench.reference(job).weights) <= LARGEST_DIFFERENCE[optimizer.name]
+
+
 def test_compiled_dropout_keeps_its_batch_whole(bench):
     job = bench.job(BERT, compile=True)
     for name in ("ddp", "fsdp", "pipeline"):
