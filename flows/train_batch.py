@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 
 from prefect import flow
@@ -120,6 +121,8 @@ def _train_here(
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)
+        if conductor is not None:
+            profiled = replace(profiled, jobs=conductor.judged(profiled.jobs))
         profiling_s = time.monotonic() - started_s
         try:
             with watching(bench.cluster) as measured:

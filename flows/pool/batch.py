@@ -172,6 +172,7 @@ def _hand_over(
     jobs = tuple(job for job in profiled.jobs if job.name not in faults)
     details: Mapping[str, Mapping[str, Any]] = {}
     if conductor is not None:
+        jobs = conductor.judged(jobs)
         conductor.begin(journal, jobs, num_slots=_num_devices(run))
         details = conductor.details()
     together = choose_together(

@@ -76,6 +76,10 @@ class Conductor:
         self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
         self._keep()
 
+    def judged(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+        """Trials, now that their steps are known, with evaluations at their rungs: a template may say epochs."""
+        return tuple(self._judged(job) for job in jobs)
+
     def details(self) -> dict[str, dict[str, Any]]:
         """What the records of the jobs must say of the sweep before an executor reads them, by job."""
         details: dict[str, dict[str, Any]] = {name: {GOAL: self._goals.get(name, 0)} for name in self._jobs}
@@ -212,8 +216,13 @@ class Conductor:
 
     def _job(self, name: str, *, like: str) -> Job:
         job = self.spec.job(name, self.values[name])
-        steps = self._jobs[like].total_steps
-        return job if job.num_steps is not None else replace(job, num_steps=steps, num_epochs=None)
+        if job.num_steps is not None:
+            return job
+        return self._judged(replace(job, num_steps=self._jobs[like].total_steps, num_epochs=None))
+
+    def _judged(self, job: Job) -> Job:
+        every = self.spec.stopping.evaluated_every(job.total_steps, asked=job.evaluation.every_steps)
+        return replace(job, evaluation=replace(job.evaluation, every_steps=every))
 
     def _first_rung(self, job: Job) -> int:
         return self.spec.stopping.rungs(job.total_steps)[0]

@@ -155,11 +155,10 @@ class SweepSpec:
         evaluation = dict(raw.get("evaluation") or {})
         metrics = [self.objective, *(m for m in evaluation.get("metrics", ()) if m != self.objective)]
         evaluation["metrics"] = metrics
-        total = raw.get("num_steps")
+        total, asked = raw.get("num_steps"), evaluation.get("every_steps")
         if self.stopping.policy != "none" and isinstance(total, int):
-            # Whatever else is evaluated, it is at every rung: all rungs are multiples of the first.
-            first, every = self.stopping.first_step(total), evaluation.get("every_steps")
-            evaluation["every_steps"] = every if isinstance(every, int) and every > 0 and first % every == 0 else first
+            every = self.stopping.evaluated_every(total, asked=asked if isinstance(asked, int) else None)
+            evaluation["every_steps"] = every
         return {**raw, "evaluation": evaluation}
 
     def _parsed(self, jobs: Sequence[Mapping[str, Any]]) -> Batch:

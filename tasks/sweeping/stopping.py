@@ -76,6 +76,15 @@ class Stopping:
         """Steps after which a trial of so many is judged first."""
         return self.min_steps or max(1, total // self.reduction_factor**2, math.ceil(total / EARLIEST))
 
+    def evaluated_every(self, total: int, *, asked: int | None) -> int | None:
+        """Steps between evaluations of a trial: `asked` where every rung is among them, which are multiples of the
+        first; None for none on the way.
+        """
+        if self.policy == NONE:
+            return asked
+        first = self.first_step(total)
+        return asked if asked is not None and asked > 0 and first % asked == 0 else first
+
     def rungs(self, total: int) -> list[int]:
         """Steps at which a trial of so many rests, r, r eta, r eta^2, ..., and its last one.
 
@@ -102,8 +111,9 @@ class Stopping:
             return
         total = job.get("num_steps")
         if not isinstance(total, int):
-            remedy = "give the template num_steps, or choose the policy none"
-            yield Finding(("early_stopping",), "counts in steps, and the template does not say how many", remedy)
+            if job.get("num_epochs") is None:
+                remedy = "give the template num_steps or num_epochs, or choose the policy none"
+                yield Finding(("early_stopping",), "counts in steps, and the template does not say how many", remedy)
         elif self.min_steps is not None and self.min_steps >= total:
             problem = f"must be less than the {total} steps of a trial, got {self.min_steps}"
             yield Finding(("early_stopping", "min_steps"), problem, "lower it, or give the trials more steps")

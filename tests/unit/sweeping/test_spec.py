@@ -1,8 +1,11 @@
 """What a sweep may ask for, and every fault at once."""
 
+from dataclasses import replace
+
 import pytest
 
 from tasks.batch import BatchFileError
+from tasks.sweeping.conductor import Conductor
 from tasks.sweeping.sampling import Tried, propose
 from tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
 from tasks.sweeping.stopping import Stopping
@@ -118,7 +121,6 @@ def test_every_fault_is_told_at_once():
             {"sampler": "tpe", "space": (Range(key="global_batch_size", low=8, high=64, is_integer=True),)},
             "global_batch_size: changes a trial's speed or size",
         ),
-        ({"template": {"num_epochs": 2}}, "early_stopping: counts in steps"),
     ],
 )
 def test_a_fault(changes, words):
@@ -126,3 +128,12 @@ def test_a_fault(changes, words):
         plain = {key: value for key, value in spec().template.items() if key != "num_steps"}
         changes = {"template": {**plain, **changes["template"]}}
     assert any(words in line for line in told(spec(**changes)))
+
+
+def test_epochs_are_judged_once_they_are_steps():
+    template = {key: value for key, value in spec().template.items() if key != "num_steps"} | {"num_epochs": 2}
+    found = spec(template=template)
+    (job, *_) = found.batch().jobs
+    assert (job.num_epochs, job.evaluation.every_steps) == (2, None)
+    (judged,) = Conductor(found).judged([replace(job, num_steps=64, num_epochs=None)])
+    assert judged.evaluation.every_steps == 4
