@@ -56,7 +56,7 @@ class Slow(nn.Module):
         self.job, self.trace, self.step_s = job, trace, step_s
 
     def forward(self, points):
-        if self.training and self.trace:
+        if self.training and self.trace and torch.is_grad_enabled():  # not as it is looked at, before it trains
             write_down(self.trace, self.job, rank=dist.get_rank() if dist.is_initialized() else 0)
             if not leave_to_hurry(self.trace, self.job).exists():
                 time.sleep(self.step_s)  # stands for work
