@@ -17,11 +17,15 @@ FAR_BEHIND_PREDICTED = 1.6
 # after some configs that are no faster.
 LONG_STEPS, THOROUGH_MISSES = 2000, 4
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # of the candidates of a gang size
+FAILED, KILLED = "failed", "killed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A trial that gave no profile: what happened, and whether another try could end otherwise."""
+    """A trial that gave no profile.
+
+    kind: "out_of_memory", which another try would give again; "killed" from outside; "failed" in any other way.
+    """
 
     kind: str
     message: str

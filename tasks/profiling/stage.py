@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,16 +19,27 @@ from tasks.profiling.groups import group_profiles, group_searches, groups_among
 from tasks.profiling.layouts import Layout, layouts
 from tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
 from tasks.profiling.reasons import why_nothing_fits
-from tasks.profiling.search import LONG_STEPS, Failure, Result, Search, quickest_looking_first, worthwhile
+from tasks.profiling.search import (
+    KILLED,
+    LONG_STEPS,
+    Failure,
+    Result,
+    Search,
+    quickest_looking_first,
+    worthwhile,
+)
 from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
 from techniques import Job, Profile, registry
 from techniques.engine.channel import ChannelClosed
+from techniques.engine.gang import was_killed
 from techniques.engine.processes import ForkServer
 from techniques.surveys import Survey, SurveyOrder
 from techniques.technique import GangShape
 from techniques.values import from_json, to_json
 
 SURVEYOR = "techniques.engine.survey:main"
+# Of a trial, or of the first look at a job, that is killed from outside.
+MAX_ATTEMPTS = 3
 
 Notice = Callable[[str], None]
 """Takes a line of progress for a person."""
@@ -244,13 +256,21 @@ def run_survey(
         faults[job] = why
         failed(job, why)
 
-    left = list(order.jobs)
+    left, num_kills = list(order.jobs), Counter[str]()
     while left:
         status = _survey(replace(order, jobs=tuple(left)), surveys, fail, server=server, notice=notice)
         left = [job for job in left if job.name not in surveys and job.name not in faults]
         if left:
-            fail(left.pop(0).name, f"the process that looked at it ended with status {status}")
+            num_kills[left[0].name] += was_killed(status)
+            if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
+                fail(left.pop(0).name, f"the process that looked at it {_how_it_ended(status)}")
     return surveys, faults
+
+
+def _how_it_ended(status: int | None) -> str:
+    if was_killed(status):
+        return f"was killed {MAX_ATTEMPTS} times: the machine may have too little memory for the model"
+    return f"ended with status {status}"
 
 
 def _survey(
@@ -337,11 +357,24 @@ class _Bench:
         found: dict[str, Result] = {}
         for wave in waves(trials, num_devices=len(self._site.devices)):
             self._notice("trying " + ", ".join(str(trial) for trial in wave))
-            for name, result in run_wave(self._site, wave).items():
+            for name, result in self._outcomes(wave).items():
                 found[name] = result
                 if isinstance(result, Profile) or result.kind == "out_of_memory":
                     self._known.keep(name, _json(result))
-                self.num_trials += 1
+        return found
+
+    def _outcomes(self, wave: Sequence[Trial]) -> dict[str, Result]:
+        """Makes the trials of a wave; those that were killed from outside again, as that is no fault of the job."""
+        found: dict[str, Result] = {}
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            found |= run_wave(self._site, wave)
+            self.num_trials += len(wave)
+            wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
+            if not wave:
+                break
+            if attempt < MAX_ATTEMPTS:
+                names = ", ".join(str(trial) for trial in wave)
+                self._notice(f"trying again what was killed (attempt {attempt + 1} of {MAX_ATTEMPTS}): {names}")
         return found
 
 
@@ -369,6 +402,10 @@ def _run(
         began_s = time.monotonic()
         found |= bench.measure(trials)
         budget.spend(time.monotonic() - began_s, trials)
+
+
+def _was_killed(result: Result) -> bool:
+    return isinstance(result, Failure) and result.kind == KILLED
 
 
 def _has_failed(searches: Sequence[Search]) -> bool:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.cluster import Device
-from tasks.profiling.search import Failure, Result
+from tasks.profiling.search import FAILED, KILLED, Failure, Result
 from techniques import Job, Profile, registry
 from techniques.engine.gang import OUT_OF_MEMORY, Gang, Outcome
 from techniques.engine.order import TRIAL, GangOrder, Slot
@@ -176,5 +176,10 @@ class _Conductor:
                 **self._measured[index],
             )
         outcome = self._ended[index]
-        kind = OUT_OF_MEMORY if outcome.status == OUT_OF_MEMORY else "failed"
-        return Failure(kind=kind, message=outcome.message)
+        return Failure(kind=_kind(outcome), message=outcome.message)
+
+
+def _kind(outcome: Outcome) -> str:
+    if outcome.status == OUT_OF_MEMORY:
+        return OUT_OF_MEMORY
+    return KILLED if outcome.was_killed else FAILED

@@ -37,11 +37,14 @@ class Outcome:
         raised); "invalid" (the user's to mend: another try would end the same way); "lost" (the fork server's fence
         ended the ranks: this machine's part was given up).
     message: in words, for a person. result: what rank 0 said last (step, metrics, profile...).
+    was_killed: whether something outside ended it (a signal, or the end of the fork server), so that another try may
+        go well.
     """
 
     status: str
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
+    was_killed: bool = False
 
     def __post_init__(self) -> None:
         # It may quote a user's exception, or the name of a file.
@@ -205,7 +208,7 @@ class _Rank:
     def verdict(self, log: Path) -> Outcome:
         if self.is_fenced:
             message = f"rank {self.index} was ended: nothing had been heard of this machine's worker for too long"
-            return Outcome(status=LOST, message=message)
+            return Outcome(status=LOST, message=message, was_killed=True)
         if self.failure is not None:
             return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
         if self.exit_status == -signal.SIGKILL and num_out_of_memory_kills() > self._num_kills_before:
@@ -214,7 +217,13 @@ class _Rank:
         how = "vanished" if self.exit_status is None else f"ended with status {self.exit_status}"
         if self.exit_status is not None and self.exit_status < 0:
             how = f"was killed by {signal.Signals(-self.exit_status).name}"
-        return Outcome(status=CRASHED, message=f"rank {self.index} {how} while {self.phase}; its output: {log}")
+        message = f"rank {self.index} {how} while {self.phase}; its output: {log}"
+        return Outcome(status=CRASHED, message=message, was_killed=was_killed(self.exit_status))
+
+
+def was_killed(exit_status: int | None) -> bool:
+    """Whether a process that ended without a message was ended from outside. None: its fork server ended with it."""
+    return exit_status is None or exit_status in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def num_out_of_memory_kills() -> int:

@@ -8,7 +8,7 @@ from tasks.cluster import Cluster, Device, Node
 from tasks.profiling.over_nodes import PREDICTED
 from tasks.profiling.stage import Known, UnfitJobs, profile_jobs
 from tasks.profiling.trials import Site
-from techniques import Adapter, DataSpec, OptimizerSpec, registry
+from techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 
@@ -60,7 +60,7 @@ def test_a_second_run_tries_nothing(bench, here, known):
         assert profile.startup_s >= 0
         assert 50e6 < profile.peak_bytes < 4e9  # a process with torch
     reasons = {(r.technique, r.num_devices): r.reason for r in first.surveys["r"].refusals}
-    assert "batch statistics" in reasons["ddp", 2]
+    assert "dividing a batch changes its gradients" in reasons["ddp", 2]
     samples = first.surveys["tiny"].data["num_samples"]
     assert first.jobs[0].total_steps == round(2 * samples / 8)
 
@@ -125,6 +125,20 @@ def test_a_trial_that_fails_says_so(bench, here):
     profiled = profile_jobs([job], **here(), failed=told.__setitem__)
     assert profiled.profiles["tiny"] == ()
     assert profiled.faults["tiny"] == told["tiny"] == "rank 0: RuntimeError: no such luck (in its trial)"
+
+
+def test_what_is_killed_from_outside_is_tried_again(bench, here, tmp_path):
+    data = DataSpec(factory="tests.integration.stubs:points_that_kill_at_first", kwargs={"folder": str(tmp_path)})
+    model = ModelSpec(factory="tests.integration.stubs:dropping_line")
+    job = bench.job(model, data=data, loss="tests.integration.stubs:squared_error", techniques=("single",))
+    notices = []
+    profiled = profile_jobs([replace(job, num_devices=(1,))], **here(), notice=notices.append)
+    assert profiled.faults == {}
+    assert {profile.technique for profile in profiled.profiles["tiny"]} == {"single"}
+    assert {file.name for file in tmp_path.iterdir()} == {"look", "trial"}
+    assert [line.partition(":")[0] for line in notices if "again" in line] == [
+        "trying again what was killed (attempt 2 of 3)"
+    ]
 
 
 def test_jobs_that_cannot_take_a_step_are_all_named_before_any_trial(bench, here):
