@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tasks.planning.counting import COUNTING
 from tasks.planning.drawing import COLOURS, seconds_text
 from tasks.planning.gantt_text import axis, job_lines, margin_and_columns, rows
 from tasks.planning.plan import Segment
@@ -97,6 +98,8 @@ def _quality(found: Plan, problem: Problem) -> str:
 def _how_to_check(found: Plan) -> str:
     if not found.lower_bound_s:
         return "bound: none was proved"
+    if found.proof == COUNTING:
+        return f"bound: proved by {COUNTING} that are not split; ringmaster check PROBLEM PLAN recomputes it"
     if found.certificate is None:
         return f"bound: proved by {found.proof} (a solver's word); the plan itself: ringmaster check PROBLEM PLAN"
     return f"bound: proved by {found.proof} that the plan carries; ringmaster check PROBLEM PLAN recomputes it"

@@ -79,6 +79,7 @@ def check(
     Exit 0 where all of it holds, else 1 and the faults on stdout. No solver is used, nor code that makes plans.
     """
     from tasks.planning import certified_bound, verify
+    from tasks.planning.counting import COUNTING, counted_bound_s
 
     problem, planned = _problem(problem_file, None, 0), _plan(plan_file)
     if faults := verify(planned, problem):
@@ -94,6 +95,9 @@ def check(
             f"the plan is at most {planned.makespan_s / bound_s - 1:.2%} longer" if bound_s else "which says nothing"
         )
         lines.append(f"OK: by the prices that it carries no plan ends before {bound_s:.1f} s; {above}")
+    elif planned.proof == COUNTING:
+        bound_s = counted_bound_s(problem)
+        lines.append(f"OK: by {COUNTING}, no plan that splits none of them ends before {bound_s:.1f} s")
     elif planned.lower_bound_s:
         lines.append(
             f"its bound of {planned.lower_bound_s:.1f} s has no prices: it rests on {planned.proof or 'a claim'}"

@@ -16,7 +16,7 @@ Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan", "weighted", "cost"]
 
 MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
-WORTH_S = 20.0  # seconds that a longer search must be able to save: what compiling it takes on a fresh machine
+WORTH_S = 5.0  # seconds that a longer search must be able to save: it takes some itself
 CROWDED = 10  # jobs a node beyond which switches gain little, and annealing is given more
 FEW = 14  # jobs up to which the exhaustive search goes on with what annealing found
 SAME = 1e-3  # makespans this close count as equal: the plan with fewer switches is preferred
@@ -44,9 +44,12 @@ class Search:
     def run(self) -> Plan:
         """The best plan that the stages found, with its bound."""
         from tasks.planning.bounds import preemptive_bound, rigid_bound
+        from tasks.planning.counting import COUNTING, counted_bound_s
         from tasks.planning.deadlines import conflicts
         from tasks.planning.folding import is_foldable
 
+        if self.preemption == "auto" and not self._may_split():
+            self.preemption = "never"
         with self._stage("bounds"):
             self.bound = preemptive_bound(self.problem)
             has_deadlines = any(job.deadline_s is not None for job in self.problem.jobs)
@@ -56,6 +59,8 @@ class Search:
             if self.preemption == "never" or len(self.problem.jobs) <= 100:
                 rigid_s, self.relaxed = rigid_bound(self.problem, time_limit_s=min(5.0, self._left_s()))
                 self.rigid_s = max(self.rigid_s, rigid_s)
+            if (counted_s := counted_bound_s(self.problem)) > self.rigid_s * (1 + 1e-9):
+                self.rigid_s, self.rigid_proof = counted_s, COUNTING
         with self._stage("heuristics"):
             self.best = self._simple()
         if self.objective != "makespan" or not is_foldable(self.problem):
@@ -134,6 +139,11 @@ class Search:
         """Whether `after` is all that makes the problem less than plain."""
         jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
         return self.objective == "makespan" and replace(self.problem, jobs=jobs).is_plain
+
+    def _may_split(self) -> bool:
+        """Whether a job is long enough for two segments of the least length."""
+        longest_s = max(option.runtime_s for job in self.problem.jobs for option in job.options)
+        return longest_s >= 2 * self.least_segment_s
 
     def _left_s(self) -> float:
         return max(0.0, self.ends_at - clock())

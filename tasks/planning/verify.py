@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from tasks.planning.certificates import certified_bound
+from tasks.planning.counting import COUNTING, counted_bound_s
 from tasks.planning.plan import Plan, Segment
 from tasks.planning.problem import Option, PlanningJob, Problem
 
@@ -219,6 +220,8 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
             yield f"{plan.objective} {plan.value} claimed, {found} found"
         if plan.value_bound is not None and plan.value_bound > found * (1 + 1e-6):
             yield f"bound {plan.value_bound} on {plan.objective} above {found}"
+    if plan.proof == COUNTING and bound_s is not None and not bound_s <= counted_bound_s(problem) * (1 + 1e-6):
+        yield f"lower bound {bound_s} claimed, {COUNTING} proves {counted_bound_s(problem)}"
     if plan.certificate is None:
         return
     try:
