@@ -142,7 +142,7 @@ def _profile_here(bench: Bench, *, may_try: bool) -> Profiled:
         cluster=bench.cluster,
         known=bench.known,
         notice=notice,
-        hold=partial(bench.hold, notice),
+        lend=bench.lend,
         may_try=may_try,
         share=bench.batch.profiling_share,
     )

@@ -24,6 +24,7 @@ from tasks.datasets.naming import NamedData
 from tasks.evaluation.suite import Suite, load_suite
 from tasks.execution.leases import leases_of
 from tasks.files import beside, is_file, text_of
+from tasks.profiling.lending import DevicesWanted
 from tasks.profiling.stage import Notice
 from tasks.profiling.trials import Site
 from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
@@ -186,8 +187,8 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[Site, Device]]
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
         if node is not None:
-            stack.enter_context(node.held("evaluation", notice))
-            yield site, devices[0]
+            (device,) = stack.enter_context(node.lent("evaluation", DevicesWanted(least=1, most=1, presses=True)))
+            yield site, device
             return
         home.mkdir(parents=True, exist_ok=True)
         leases = leases_of(home)

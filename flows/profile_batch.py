@@ -45,9 +45,14 @@ def profile_batch(batch: str | dict[str, Any]) -> Measured:
     Raises BatchFileError and InputError with every fault of the input.
     """
     view = current_view.get()
-    with open_bench(as_batch(batch), home=settings.home()) as bench, bench.all_devices(view.notice):
+    with open_bench(as_batch(batch), home=settings.home()) as bench:
         profiled = profile_jobs(
-            bench.batch.jobs, site=bench.site, cluster=bench.cluster, known=bench.known, notice=view.notice
+            bench.batch.jobs,
+            site=bench.site,
+            cluster=bench.cluster,
+            known=bench.known,
+            notice=view.notice,
+            lend=bench.lend,
         )
         tell_refused(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]

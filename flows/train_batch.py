@@ -106,18 +106,18 @@ def _train_here(
         bench = shop.bench
         are_over = [name for name, record in shop.journal.jobs().items() if record.status in (DONE, STOPPED)]
         try:
-            with bench.all_devices(view.notice):
-                profiled = profile_task(
-                    bench.batch.jobs,
-                    site=bench.site,
-                    cluster=bench.cluster,
-                    known=bench.known,
-                    notice=view.notice,
-                    failed=failures_told(but=are_over),
-                    # Trials of a sweep fail one by one, and what was begun goes on.
-                    all_or_none=conductor is None and not resume,
-                    share=bench.batch.profiling_share,
-                )
+            profiled = profile_task(
+                bench.batch.jobs,
+                site=bench.site,
+                cluster=bench.cluster,
+                known=bench.known,
+                notice=view.notice,
+                lend=bench.lend,
+                failed=failures_told(but=are_over),
+                # Trials of a sweep fail one by one, and what was begun goes on.
+                all_or_none=conductor is None and not resume,
+                share=bench.batch.profiling_share,
+            )
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,12 +29,13 @@ from model_lineage.ledger import Ledger
 from model_lineage.tensors import TensorStore
 from tasks.batch import Batch, load_batch, parse_batch
 from tasks.batch.parents import with_teachers
-from tasks.cluster import Cluster, detect
+from tasks.cluster import Cluster, Device, detect
 from tasks.execution.journal import Journal
 from tasks.execution.leases import Leases, leases_of
 from tasks.execution.local import LocalRunner
 from tasks.execution.workplace import Workplace
-from tasks.profiling.stage import Known, Notice
+from tasks.profiling.lending import DevicesWanted, Lend
+from tasks.profiling.stage import Known
 from tasks.profiling.trials import Site
 from tasks.recording import Recorder
 from techniques.engine.processes import ForkServer
@@ -42,16 +43,12 @@ from techniques.values import digest
 
 LEASE_RETRY_S = 1.0
 
-Keep = Callable[[Notice], AbstractContextManager[None]]
-"""Makes what keeps devices free of anything else while it is open; waits for them, which it tells."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """What measuring a batch's jobs needs: this machine's devices, the fork server, and what was measured before.
 
-    hold: keeps all devices for trials, against other processes of this machine or, on a node of a pool, against what
-    its executor would start.
+    lend: lends idle devices, which neither other processes of this machine nor the executor of its pool use meanwhile.
     """
 
     batch: Batch
@@ -61,7 +58,7 @@ class Bench:
     site: Site
     known: Known
     leases: Leases
-    hold: Keep
+    lend: Lend
     is_pool_node: bool
 
     @property
@@ -73,10 +70,6 @@ class Bench:
     def holder(self) -> str:
         """Who holds the devices, for whoever else waits for them."""
         return f"batch {self.batch.name}"
-
-    def all_devices(self, notice: Notice) -> AbstractContextManager[None]:
-        """Holds every device, for trials; waits for whoever has them now."""
-        return self.hold(notice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +147,9 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
         node = stack.enter_context(own_node())
         if node is None:
             cluster = _cluster(batch)
-            hold: Keep = partial(_leased, leases, cluster, f"batch {batch.name}")
+            lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
         else:
-            cluster, hold = node.cluster, partial(node.held, batch.name)
+            cluster, lend = node.cluster, partial(node.lent, batch.name)
         server = lent_server.get()
         if server is None:
             server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
@@ -173,7 +166,7 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[Bench]:
             site=Site(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
             known=_known(ledger),
             leases=leases,
-            hold=hold,
+            lend=lend,
             is_pool_node=node is not None,
         )
 
@@ -225,19 +218,23 @@ def open_workshop(
 
 
 @contextmanager
-def _leased(leases: Leases, cluster: Cluster, holder: str, notice: Notice) -> Iterator[None]:
-    """Leases every device of this machine; waits for its other processes to give them back."""
-    names = tuple(cluster.lease_names().values())
+def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
+    """Leases idle devices of this machine; waits for its other processes to give enough of them back."""
+    names = {name: cluster.device(*place) for place, name in cluster.lease_names().items()}
     told = False
-    while not leases.take(names, holder=holder):
+    while True:
+        held = {name: who for name, who in leases.held().items() if name in names}
+        lent = wanted.of([name for name in names if name not in held], are_others_at_work=bool(held))
+        if lent and leases.take(lent, holder=holder):
+            break
         if not told:
-            notice("waiting for devices held by " + ", ".join(sorted(set(leases.held().values()))))
+            current_view.get().notice("waiting for devices held by " + ", ".join(sorted(set(held.values()))))
             told = True
         threading.Event().wait(LEASE_RETRY_S)
     try:
-        yield
+        yield tuple(names[name] for name in lent)
     finally:
-        leases.give_back(names)
+        leases.give_back(lent)
 
 
 def _cluster(batch: Batch) -> Cluster:

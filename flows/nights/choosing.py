@@ -117,7 +117,7 @@ def _profiled(night: Night, jobs: Sequence[Job]) -> Profiled:
         cluster=bench.cluster,
         known=bench.known,
         notice=notice,
-        hold=partial(bench.all_devices, notice),
+        lend=bench.lend,
         failed=failures_told(),
         share=bench.batch.profiling_share,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,12 +16,12 @@ from prefect.context import FlowRunContext
 from flows import settings
 from flows.faults import InputError
 from flows.promotions import open_move_log
-from flows.views import current_view
 from flows.workshop import Bench, lent_server, open_bench
 from model_lineage import Ledger, ModelRecord
 from tasks.batch import Batch
 from tasks.cluster import Device
 from tasks.pool.database import Database, file_url
+from tasks.profiling.lending import DevicesWanted
 from tasks.promotion.moves import MoveLog
 from tasks.promotion.stage import Standing, standings
 from tasks.retraining.dates import Clock
@@ -99,19 +98,9 @@ class Night:
 
     @contextmanager
     def device(self) -> Iterator[Device]:
-        """A device that nobody else uses meanwhile; waits for one. On a node of a pool it is kept with all others."""
-        bench = self.bench
-        if bench.is_pool_node:
-            with bench.hold(current_view.get().notice):
-                yield bench.cluster.devices[0]
-            return
-        names = dict(zip(bench.cluster.lease_names().values(), bench.cluster.devices, strict=True))
-        while not (mine := next((name for name in names if bench.leases.take([name], holder="retraining")), None)):
-            threading.Event().wait(LEASE_RETRY_S)
-        try:
-            yield names[mine]
-        finally:
-            bench.leases.give_back([mine])
+        """A device that nobody else uses meanwhile; waits for one. On a node of a pool a gang makes room for it."""
+        with self.bench.lend(DevicesWanted(least=1, most=1, presses=True)) as (device,):
+            yield device
 
 
 @contextmanager

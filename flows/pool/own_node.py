@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from flows import settings
 from flows.faults import InputError
-from tasks.cluster import Cluster, Node
+from tasks.cluster import Cluster, Device, Node
 from tasks.pool import requests as wishes
 from tasks.pool.database import Database
 from tasks.pool.nodes import SERVING, NodeRecord, Nodes
 from tasks.pool.patience import Patience
 from tasks.pool.requests import Requests
-from tasks.profiling.stage import Notice
+from tasks.profiling.lending import DevicesBusy, DevicesWanted
+
+IDLE_WITHIN_S = 120.0  # trials wait so long for idle devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +36,13 @@ class PoolNode:
         return Cluster(nodes=(healthy(self.record),))
 
     @contextmanager
-    def held(self, whose: str, notice: Notice) -> Iterator[None]:
-        """Keeps all devices of the node free: what runs there writes a checkpoint and goes on elsewhere or later.
+    def lent(self, whose: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
+        """Idle devices of the node, which no job that is ready waits for.
 
-        Raises NodeGone where the executor refuses.
+        Raises DevicesBusy where there are too few for long, and NodeGone where the executor refuses.
         """
-        with held(self.requests, self.record.name, whose=whose, notice=notice):
-            yield
+        with lent(self.requests, self.record, whose=whose, wanted=wanted) as devices:
+            yield devices
 
 
 @contextmanager
@@ -74,21 +78,39 @@ class NodeGone(InputError):
 
 
 @contextmanager
-def held(
-    requests: Requests, node: str, *, whose: str, notice: Notice, patience: Patience | None = None
-) -> Iterator[None]:
-    """Asks a pool's executor for all devices of a node, and gives them back.
+def lent(
+    requests: Requests,
+    node: NodeRecord,
+    *,
+    whose: str,
+    wanted: DevicesWanted,
+    patience: Patience | None = None,
+    idle_within_s: float | None = None,
+) -> Iterator[tuple[Device, ...]]:
+    """Asks a pool's executor for idle devices of a node, and gives them back.
 
     The request is renewed for as long as it stands, so that it ends with this process, however that ends.
+    idle_within_s: after which it is given up; None for as long as trials wait, or for ever for whoever presses. Raises
+    DevicesBusy then, and NodeGone where the executor refuses.
     """
     beat_every_s = (patience or Patience.of_environment()).beat_every_s
-    number = requests.ask(wishes.HOLD, {"node": node, "for": whose, "beats": 0})
+    if idle_within_s is None:
+        idle_within_s = math.inf if wanted.presses else IDLE_WITHIN_S
+    content = {"node": node.name, "for": whose, "beats": 0, **asdict(wanted)}
+    number = requests.ask(wishes.LEND, content)
+    until_s = time.monotonic() + idle_within_s
     with ExitStack() as stack:
         stack.callback(requests.answer, number, status=wishes.WITHDRAWN)
         stack.enter_context(requests.renewed(lambda: number, every_s=beat_every_s))
-        notice(f"waiting for the devices of {node}: what runs there writes a checkpoint first")
-        answer = requests.wait(number, until=lambda: requests.read(number).status == wishes.WITHDRAWN)
+        answer = requests.wait(number, until=lambda: time.monotonic() > until_s or is_withdrawn(requests, number))
+        if answer.status == wishes.OPEN:
+            raise DevicesBusy(f"{wanted.least} devices of {node.name} were not idle within {idle_within_s:.0f} s")
         if answer.status != wishes.GRANTED:
             why = answer.answer.get("message", answer.status)
-            raise NodeGone([f"the devices of {node} cannot be had for trials: {why}"])
-        yield
+            raise NodeGone([f"the devices of {node.name} cannot be had for trials: {why}"])
+        yield tuple(node.devices[int(name.rpartition(":")[2])] for name in answer.answer["devices"])
+
+
+def is_withdrawn(requests: Requests, number: int) -> bool:
+    """Whether a request stands no more."""
+    return requests.read(number).status == wishes.WITHDRAWN

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import httpx
@@ -161,7 +160,7 @@ def _measure(bench: Bench, database: Database) -> Profiled:
         cluster=bench.cluster,
         known=bench.known,
         notice=notice,
-        hold=partial(bench.hold, notice),
+        lend=bench.lend,
         num_nodes=max(len(alike), 1),
         share=bench.batch.profiling_share,
     )

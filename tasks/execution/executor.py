@@ -222,6 +222,17 @@ class Executor:
         """The node serves again."""
         self._starter.held_nodes.discard(node)
 
+    def awaited(self) -> set[DeviceId]:
+        """The devices of segments that may start, and wait for nothing but these."""
+        return self._starter.awaited()
+
+    def vacate(self, devices: Collection[DeviceId]) -> None:
+        """Keeps devices free, and only these: what runs there checkpoints and stops, and nothing starts there."""
+        fresh = {*devices} - self._starter.vacated
+        self._starter.vacated = {*devices}
+        if fresh:
+            self._stop_gangs(r for r in self._course.running.values() if not fresh.isdisjoint(r.segment.devices))
+
     def is_free(self, node: str) -> bool:
         """Whether no segment runs on the node."""
         return not any(n == node for r in self._course.running.values() for n, _ in r.segment.devices)

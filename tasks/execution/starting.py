@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tasks.cluster import Cluster
 from tasks.execution.course import Course
-from tasks.execution.dispatch import PlannedSegment, device_of
+from tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
 from tasks.execution.journal import LEADER, RUNNING, SegmentRecord
 from tasks.execution.orders import SegmentCall, Submit, called, gang_folder, gang_order
@@ -40,8 +40,8 @@ class Leases(Protocol):
 class Starter:
     """Starts segments for one executor, whose thread calls it.
 
-    post: takes what a segment's gang says, and at last its outcome, by the segment's number. held_nodes: where nothing
-    new starts.
+    post: takes what a segment's gang says, and at last its outcome, by the segment's number. held_nodes, vacated: where
+    nothing new starts.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Starter:
         self._roster, self._course, self._leases, self._holder = roster, course, leases, holder
         self._submit, self._post, self._clock = submit, post, clock
         self.held_nodes: set[str] = set()
+        self.vacated: set[DeviceId] = set()
         self._not_before_s: dict[str, float] = {}
         self._waited_for: set[str] = set()
 
@@ -84,6 +85,10 @@ class Starter:
             tell(Waiting(holders=tuple(sorted(holders))))
         self._waited_for = holders
         return again_s
+
+    def awaited(self) -> set[DeviceId]:
+        """The devices of the segments that may start."""
+        return {device for segment in self._startable() for device in segment.devices}
 
     def watch(
         self,
@@ -114,7 +119,9 @@ class Starter:
         return [
             segment
             for segment in found
-            if segment.job not in self._not_before_s and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
+            if segment.job not in self._not_before_s
+            and self.vacated.isdisjoint(segment.devices)
+            and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
         ]
 
     def _start(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 from tasks.execution.directions import Directions
+from tasks.execution.dispatch import DeviceId
 from tasks.execution.journal import ENDED, PAUSED, JobRecord, Journal
 from tasks.pool.database import Database
 from tasks.pool.leases import PoolLeases
@@ -15,7 +17,7 @@ from tasks.pool.requests import (
     DIRECT,
     DONE,
     GRANTED,
-    HOLD,
+    LEND,
     MOST_PRIORITY,
     OPEN,
     PAUSE,
@@ -30,9 +32,10 @@ from tasks.pool.requests import (
 from tasks.pool.standing import PRIORITIES, Standing
 from tasks.pool.submissions import Submission, Submissions
 from tasks.pool.watch import BLIND_S
+from tasks.profiling.lending import DevicesWanted
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
-HOLDER = "hold {}"  # of the leases of a request
+HOLDER = "loan {}"  # of the leases of a request
 
 
 class Refused(ValueError):
@@ -54,15 +57,18 @@ class Servant(Protocol):
     def direct(self, directions: Directions) -> None:
         """Has them go as whoever steers their batch says."""
 
-    def is_free(self, node: str) -> bool:
-        """Whether nothing runs there."""
+    def awaited(self) -> set[DeviceId]:
+        """The devices that segments which may start need."""
+
+    def vacate(self, devices: Collection[DeviceId]) -> None:
+        """Keeps devices free, and only these: what runs there writes a checkpoint and stops."""
 
 
 class Desk:
     """Answers requests, by the executor's thread.
 
     standing: the batches that have not ended, by id. on_priority: called when a person has set priorities. clock:
-    monotonic seconds. silent_s: after which whoever holds a node and has not renewed that is taken for dead.
+    monotonic seconds. silent_s: after which whoever has devices and has not renewed that is taken for dead.
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class Desk:
         self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
-        self._holds: dict[int, Request] = {}
+        self._loans: dict[int, Request] = {}
 
     # -- requests about batches --------------------------------------------------------------------------------------
 
@@ -185,12 +191,12 @@ class Desk:
         there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
         raise Refused(f"there is no batch {name!r}. There is: {there or 'none'}")
 
-    # -- requests for a node's devices -------------------------------------------------------------------------------
+    # -- requests for idle devices -----------------------------------------------------------------------------------
 
-    def held_nodes(self, there: Mapping[str, NodeRecord]) -> set[str]:
-        """Reads which nodes somebody asks for or has; gives back the leases of those that need them no more."""
-        holds = {}
-        asked = [*self._requests.open(HOLD, status=GRANTED), *self._requests.open(HOLD)]
+    def read_loans(self, there: Mapping[str, NodeRecord]) -> None:
+        """Reads who asks for devices or has some; gives back those that are needed no more."""
+        loans = {}
+        asked = [*self._requests.open(LEND, status=GRANTED), *self._requests.open(LEND)]
         silent = self._silences.among(asked)
         for request in asked:
             node, is_open = request.content.get("node", ""), request.status == OPEN
@@ -201,35 +207,47 @@ class Desk:
                 answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
                 self._requests.answer(request.id, status=WITHDRAWN, answer=answer)
             else:
-                holds[request.id] = request
-        if any(number not in holds for number in self._holds):
-            self.give_back_what_nobody_holds()
-        self._holds = holds
-        return {hold.content["node"] for hold in holds.values()}
+                loans[request.id] = request
+        if any(number not in loans for number in self._loans):
+            self.give_back_what_nobody_needs()
+        self._loans = loans
 
     def grant(self, there: Mapping[str, NodeRecord]) -> None:
-        """Grants what can be granted: all healthy devices of a node on which nothing runs any more, one at a time."""
-        taken = {hold.content["node"] for hold in self._holds.values() if hold.status == GRANTED}
-        for number, hold in self._holds.items():
-            node = hold.content["node"]
-            if hold.status == GRANTED or node in taken or not self._executor.is_free(node):
-                continue
-            record = there[node]
-            devices = [
-                f"{node}:{device.kind}:{i}" for i, device in enumerate(record.devices) if str(i) not in record.health
-            ]
-            # A node without a healthy device has nothing to grant; whoever asked waits until it has.
-            if devices and self._leases.take(devices, holder=HOLDER.format(number)):
-                self._requests.answer(number, status=GRANTED, answer={"devices": devices})
-                taken.add(node)
+        """Lends what is idle, oldest request first; has devices vacated for requests that press."""
+        asking = {number: loan for number, loan in self._loans.items() if loan.status == OPEN}
+        busy, vacated = {*self._leases.held()} if asking else set(), set[DeviceId]()
+        awaited = self._executor.awaited() if asking else ()
+        busy |= {lease_name(there[node], device) for node, device in awaited if node in there}
+        for number, loan in asking.items():
+            record, wanted = there[loan.content["node"]], _wanted(loan)
+            usable = [device for device in range(len(record.devices)) if str(device) not in record.health]
+            idle = [device for device in usable if lease_name(record, device) not in busy]
+            lent = wanted.of(idle, are_others_at_work=bool(self._standing))
+            names = [lease_name(record, device) for device in lent]
+            if names and self._leases.take(names, holder=HOLDER.format(number)):
+                self._requests.answer(number, status=GRANTED, answer={"devices": names})
+                busy |= {*names}
+            elif wanted.presses:
+                vacated |= {(record.name, device) for device in usable[: wanted.least]}
+        self._executor.vacate(vacated)
 
-    def give_back_what_nobody_holds(self) -> None:
+    def give_back_what_nobody_needs(self) -> None:
         """Ends the leases of requests that are not granted any more."""
-        holders = {HOLDER.format(request.id) for request in self._requests.open(HOLD, status=GRANTED)}
+        holders = {HOLDER.format(request.id) for request in self._requests.open(LEND, status=GRANTED)}
         prefix = HOLDER.format("")
         stale = [d for d, who in self._leases.held().items() if who.startswith(prefix) and who not in holders]
         if stale:
             self._leases.give_back(stale)
+
+
+def lease_name(node: NodeRecord, device: int) -> str:
+    """What leases call a device of a node."""
+    return f"{node.name}:{node.devices[device].kind}:{device}"
+
+
+def _wanted(loan: Request) -> DevicesWanted:
+    known = {field.name for field in fields(DevicesWanted)}
+    return DevicesWanted(**{key: value for key, value in loan.content.items() if key in known})
 
 
 def _told(batch: Submission, jobs: Sequence[str], verb: str) -> str:

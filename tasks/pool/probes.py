@@ -218,7 +218,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 def is_ours(pid: int, *, own_pid: int) -> bool:
     """Whether a process is ours: this one or a descendant, or of a gang that another process of this kind has forked
-    (trials of a batch that holds the node), or one of which nothing can be told."""
+    (trials of a batch), or one of which nothing can be told."""
     with suppress(*GONE):
         process = psutil.Process(pid)
         line = [process, *process.parents()]

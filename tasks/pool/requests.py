@@ -18,13 +18,13 @@ from tasks.pool.schema import REQUESTS
 OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", "withdrawn"
 ANSWERED = (GRANTED, DONE, REFUSED)
 
-CANCEL, PAUSE, RESUME, SET_PRIORITY, HOLD = "cancel", "pause", "resume", "set-priority", "hold"
+CANCEL, PAUSE, RESUME, SET_PRIORITY, LEND = "cancel", "pause", "resume", "set-priority", "lend"
 TRAIN = "train"
 DIRECT = "direct"
 """Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `DIRECT` names a `batch` whose jobs are to go as
-its other keys say, which are those of `Directions`; `HOLD` asks for all devices of a `node`, for
-trials, until it is withdrawn or whoever asked `renew`s it no more. `TRAIN` hands a `batch` over, its JSON form, to be
-measured and trained: granted, it has a flow run, which renews it (`tasks.pool.handed_over`)."""
+its other keys say, which are those of `Directions`; `LEND` asks for idle devices of a `node`, as many as its keys of
+`DevicesWanted` say, until it is withdrawn or whoever asked `renew`s it no more. `TRAIN` hands a `batch` over, its JSON
+form, to be measured and trained: granted, it has a flow run, which renews it (`tasks.pool.handed_over`)."""
 
 MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2
@@ -33,7 +33,7 @@ LAST_RENEWAL_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One wish. answer: {"message": ...} where it was refused; `HOLD` names the devices that were granted."""
+    """One wish. answer: {"message": ...} where it was refused; `LEND` names the devices that were granted."""
 
     id: int
     key: str

@@ -84,7 +84,7 @@ class Steward:
         self._terms = combined_terms(())
         self._ghosts: dict[str, Node] = {}
         self._usable: Mapping[DeviceId, Device] = {}
-        self._held: set[str] = set()
+        self._leaving: set[str] = set()
         self._heard_before: dict[int, int] = {}  # by adopted segment, its words that were told already
         self._may_have_ended: set[str] = set()
         self._looked_s = -NODES_EVERY_S
@@ -152,6 +152,7 @@ class Steward:
         self._look_at_nodes()
         self._look_at_batches()
         self._desk.answer_all()
+        self._desk.read_loans(self._watch.there)
         self._desk.grant(self._watch.there)
         for batch in list(self._may_have_ended):
             self._end_batch(batch)
@@ -169,7 +170,6 @@ class Steward:
     def _look_at_nodes(self) -> None:
         now_s = self._clock()
         if now_s - self._looked_s < NODES_EVERY_S:
-            self._hold(self._desk.held_nodes(self._watch.there))
             return
         self._looked_s = now_s
         before = dict(self._watch.there)
@@ -182,7 +182,7 @@ class Steward:
         came = [name for name, record in there.items() if _incarnation(before.get(name)) != record.incarnation]
         for name in came:
             self._runner.meet(there[name])
-        self._hold(self._desk.held_nodes(there))
+        self._hold_leaving()
         why = [f"node {each.node} is gone ({each.why})" for each in gone] + [f"node {name} came" for name in came]
         self._move(why=", ".join(why) or "the health of devices has changed")
 
@@ -201,15 +201,14 @@ class Steward:
         """Whether a segment that ran on a node that is gone is still to be ended by the executor."""
         return self._runner.is_busy(node) or not self._executor.is_free(node)
 
-    def _hold(self, asked: set[str]) -> None:
-        """Nothing starts on nodes that leave, or that somebody holds for trials."""
+    def _hold_leaving(self) -> None:
+        """Nothing starts on nodes that leave."""
         leaving = {name for name, record in self._watch.there.items() if record.status == LEAVING}
-        held = asked | leaving
-        for name in sorted(held - self._held):
+        for name in sorted(leaving - self._leaving):
             self._executor.hold(name)
-        for name in sorted(self._held - held):
+        for name in sorted(self._leaving - leaving):
             self._executor.release(name)
-        self._held = held
+        self._leaving = leaving
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -330,11 +329,11 @@ class Steward:
         """Devices serve again that were leased for segments which have ended, or which never began."""
         leases = PoolLeases(self._database)
         serving = {name for record in unsettled for name in record.what["devices"]}
-        is_hold = HOLDER.format("")
-        stale = [d for d, who in leases.held().items() if d not in serving and not who.startswith(is_hold)]
+        of_loans = HOLDER.format("")
+        stale = [d for d, who in leases.held().items() if d not in serving and not who.startswith(of_loans)]
         if stale:
             leases.give_back(stale)
-        self._desk.give_back_what_nobody_holds()
+        self._desk.give_back_what_nobody_needs()
 
 
 def _incarnation(record: object) -> str | None:

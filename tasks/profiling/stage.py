@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
 from tasks.profiling.grouping import Group, classes
 from tasks.profiling.groups import group_profiles, group_searches, groups_among
 from tasks.profiling.layouts import Layout, layouts
+from tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
 from tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
 from tasks.profiling.reasons import why_nothing_fits
 from tasks.profiling.search import (
@@ -50,10 +51,6 @@ Failed = Callable[[str, str], None]
 
 def untold(job: str, why: str) -> None:
     """Tells nobody: whoever asked reads the faults."""
-
-
-Hold = Callable[[], AbstractContextManager[None]]
-"""Makes what keeps the devices of trials free of anything else while it is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +102,7 @@ def profile_jobs(
     cluster: Cluster,
     known: Known | None = None,
     notice: Notice = lambda _: None,
-    hold: Hold = nullcontext,
+    lend: Lend | None = None,
     num_nodes: int = 1,
     may_try: bool = True,
     failed: Failed = untold,
@@ -114,11 +111,12 @@ def profile_jobs(
 ) -> Profiled:
     """Profiles every job under every technique and gang size that can train it, with as few trials as will do.
 
-    hold: entered before the first trial and left after the last; not at all where none is needed. num_nodes: nodes like
-    this one that a gang may be spread over where a job needs it. may_try: False for no trials at all: jobs of which
-    nothing was measured before get predicted profiles. failed: is told of each job that cannot be trained. all_or_none:
-    raise UnfitJobs, before the first trial, where one of them cannot take a step. share: the most of the batch's
-    predicted time that trials may take, None for no such bound; a job that has none then gets predicted profiles, too.
+    lend: lends devices for each wave of trials; None where all are free. Where they stay busy, jobs are planned by what
+    is known, or predicted. num_nodes: nodes like this one that a gang may be spread over where a job needs it. may_try:
+    False for no trials at all: jobs of which nothing was measured before get predicted profiles. failed: is told of
+    each job that cannot be trained. all_or_none: raise UnfitJobs, before the first trial, where one of them cannot take
+    a step. share: the most of the batch's predicted time that trials may take, None for no such bound; a job that has
+    none then gets predicted profiles, too.
     """
     known = known or Known()
     told = untold if all_or_none else failed
@@ -133,29 +131,28 @@ def profile_jobs(
     every = sorted({f for search in searches.values() for f in search.fingerprints})
     found = known.results(every)
     by_name = {job.name: (job, surveys[job.name]) for job in jobs}
-    with ExitStack() as stack:
-        bench = _Bench(site, known, notice, before_trials=lambda: stack.enter_context(hold()))
-        budget = TrialBudget(
-            share=share if may_try else 0.0,
-            num_devices=len(site.devices),
-            batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(site.devices)),
-        )
-        if may_try:
-            _run(searches, found, by_name, bench=bench, budget=budget)
-        else:
-            _take_known(searches, found)
-        profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
-        if budget.share is not None:
-            left = [name for name, mine in searches_of.items() if not profiles[name] and not _has_failed(mine)]
-            profiles |= {name: foretold(searches_of[name]) for name in left}
-        keys = {name: mine[0].key for name, mine in searches_of.items() if mine}
-        groups = group_profiles(
-            group_searches(_classes(jobs, surveys, profiles, keys, cluster), cluster=cluster, num_nodes=num_nodes),
-            num_jobs=len(jobs),
-            find=known.results,
-            measure=bench.measure if may_try else None,
-            notice=notice,
-        )
+    bench = _Bench(site, known, notice, lend=lend or (lambda _: nullcontext(site.devices)))
+    budget = TrialBudget(
+        share=share if may_try else 0.0,
+        num_devices=len(site.devices),
+        batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(site.devices)),
+    )
+    if may_try:
+        _run(searches, found, by_name, bench=bench, budget=budget)
+    else:
+        _take_known(searches, found)
+    profiles = {name: tuple(p for s in mine for p in s.profiles) for name, mine in searches_of.items()}
+    if budget.share is not None or bench.is_closed:
+        left = [name for name, mine in searches_of.items() if not profiles[name] and not _has_failed(mine)]
+        profiles |= {name: foretold(searches_of[name]) for name in left}
+    keys = {name: mine[0].key for name, mine in searches_of.items() if mine}
+    groups = group_profiles(
+        group_searches(_classes(jobs, surveys, profiles, keys, cluster), cluster=cluster, num_nodes=num_nodes),
+        num_jobs=len(jobs),
+        find=known.results,
+        measure=bench.measure if may_try else None,
+        notice=notice,
+    )
     homeless = [job for job in jobs if not profiles[job.name]]
     profiles |= _over_nodes(homeless, site=site, cluster=cluster, num_nodes=num_nodes, notice=notice)
     for name, mine in searches_of.items():
@@ -344,30 +341,52 @@ def _searches(
 
 
 class _Bench:
-    """Where trials are made and counted. before_trials: called once, if there are any."""
+    """Where trials are made and counted.
 
-    def __init__(self, site: Site, known: Known, notice: Notice, *, before_trials: Callable[[], None]) -> None:
-        self._site, self._known, self._notice, self._before_trials = site, known, notice, before_trials
+    is_closed: no devices are to be had, and no more trials are made. spent_s: what trials took, without the waiting.
+    """
+
+    def __init__(self, site: Site, known: Known, notice: Notice, *, lend: Lend) -> None:
+        self._site, self._known, self._notice, self._lend = site, known, notice, lend
         self.num_trials = 0
+        self.spent_s = 0.0
+        self.is_closed = False
 
     def measure(self, trials: Sequence[Trial]) -> dict[str, Result]:
-        """Makes trials, several side by side, and keeps what another batch may use; by fingerprint."""
-        if trials and not self.num_trials:
-            self._before_trials()
+        """Makes trials, the smallest gangs first and several side by side; what was found, by fingerprint."""
         found: dict[str, Result] = {}
-        for wave in waves(trials, num_devices=len(self._site.devices)):
-            self._notice("trying " + ", ".join(str(trial) for trial in wave))
-            for name, result in self._outcomes(wave).items():
-                found[name] = result
-                if isinstance(result, Profile) or result.kind == "out_of_memory":
-                    self._known.keep(name, _json(result))
+        left = sorted(trials, key=lambda trial: trial.candidate.num_devices)
+        while left and not self.is_closed:
+            try:
+                results = self._next_wave(left)
+            except DevicesBusy as error:
+                self._notice(f"{error}: what is left is planned by predictions")
+                self.is_closed = True
+                break
+            found |= results
+            left = [trial for trial in left if trial.fingerprint not in results]
         return found
 
-    def _outcomes(self, wave: Sequence[Trial]) -> dict[str, Result]:
+    def _next_wave(self, left: Sequence[Trial]) -> dict[str, Result]:
+        """Makes as many of the first trials, all of one size, as idle devices take; keeps what others may use."""
+        size = left[0].candidate.num_devices
+        alike = [trial for trial in left if trial.candidate.num_devices == size]
+        with self._lend(DevicesWanted(least=size, most=size * len(alike), fills=True)) as devices:
+            wave = waves(alike, num_devices=len(devices))[0]
+            self._notice("trying " + ", ".join(str(trial) for trial in wave))
+            began_s = time.monotonic()
+            results = self._outcomes(replace(self._site, devices=devices), wave)
+            self.spent_s += time.monotonic() - began_s
+        for name, result in results.items():
+            if isinstance(result, Profile) or result.kind == "out_of_memory":
+                self._known.keep(name, _json(result))
+        return results
+
+    def _outcomes(self, site: Site, wave: Sequence[Trial]) -> dict[str, Result]:
         """Makes the trials of a wave; those that were killed from outside again, as that is no fault of the job."""
         found: dict[str, Result] = {}
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            found |= run_wave(self._site, wave)
+            found |= run_wave(site, wave)
             self.num_trials += len(wave)
             wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
             if not wave:
@@ -397,11 +416,11 @@ def _run(
         measured = {search.key for search in searches.values() if search.profiles}
         known = {search.job for search in searches.values() if search.key in measured}
         trials = budget.affordable(trials, measured=known)
-        if not trials:
+        if not trials or bench.is_closed:
             return
-        began_s = time.monotonic()
+        before_s = bench.spent_s
         found |= bench.measure(trials)
-        budget.spend(time.monotonic() - began_s, trials)
+        budget.spend(bench.spent_s - before_s, trials)
 
 
 def _was_killed(result: Result) -> bool:

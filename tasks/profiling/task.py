@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from prefect import task
@@ -11,7 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
 from tasks.cluster import Cluster
-from tasks.profiling.stage import Failed, Hold, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
+from tasks.profiling.lending import Lend
+from tasks.profiling.stage import Failed, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
 from tasks.profiling.trials import Site
 from techniques import Job
 
@@ -37,7 +37,7 @@ def profile_task(
     cluster: Cluster,
     known: Known,
     notice: Notice,
-    hold: Hold = nullcontext,
+    lend: Lend | None = None,
     num_nodes: int = 1,
     failed: Failed = untold,
     all_or_none: bool = False,
@@ -50,7 +50,7 @@ def profile_task(
         cluster=cluster,
         known=known,
         notice=notice,
-        hold=hold,
+        lend=lend,
         num_nodes=num_nodes,
         failed=failed,
         all_or_none=all_or_none,

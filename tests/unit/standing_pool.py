@@ -28,7 +28,7 @@ class PlayedExecutor:
         self._submissions, self._requests, self._told = Submissions(database), Requests(database), Told(database)
         self.held_back, self.failing, self.planned = set(), {}, []
         self.num_trained = {}
-        self.holds = []  # what was asked for and granted, in order
+        self.loans = []  # what was asked for and granted, in order
 
     def turn(self):
         """Does all that is to be done now."""
@@ -44,9 +44,10 @@ class PlayedExecutor:
                 answer = {"flow_run": f"run-{request.id}", "run_name": "dotted-owl"}
                 self._requests.answer(request.id, status=wishes.GRANTED, answer=answer)
                 continue
-            if request.kind == wishes.HOLD:
-                self.holds.append(content["node"])
-                self._requests.answer(request.id, status=wishes.GRANTED, answer={"devices": []})
+            if request.kind == wishes.LEND:
+                self.loans.append(content["node"])
+                devices = [f"{content['node']}:cpu:{number}" for number in range(content["most"])]
+                self._requests.answer(request.id, status=wishes.GRANTED, answer={"devices": devices})
                 continue
             journal = Journal(self._database, batch=content["batch"])
             records = journal.jobs()

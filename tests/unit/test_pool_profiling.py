@@ -12,7 +12,7 @@ from prefect.states import Completed, Crashed, Running, Scheduled
 
 from flows.faults import InputError
 from flows.pool import profiling
-from flows.pool.own_node import NodeGone, healthy, held
+from flows.pool.own_node import NodeGone, healthy, lent
 from flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
 from tasks.batch import Batch
 from tasks.cluster import Cluster, Device
@@ -22,6 +22,7 @@ from tasks.pool.database import Database, file_url
 from tasks.pool.nodes import NodeRecord, Nodes
 from tasks.pool.patience import Patience
 from tasks.pool.requests import Requests
+from tasks.profiling.lending import DevicesBusy, DevicesWanted
 from tasks.profiling.stage import Profiled
 from techniques.values import to_json
 from tests.unit.execution.fakes import job, profile
@@ -40,23 +41,37 @@ def database(tmp_path):
     database.close()
 
 
-def test_a_node_is_held_for_trials_and_given_back_whatever_happens(database):
-    patience = Patience(beat_every_s=0.01, fence_after_s=1.0, lost_after_s=2.0)
+PATIENCE = Patience(beat_every_s=0.01, fence_after_s=1.0, lost_after_s=2.0)
+TWO = DevicesWanted(least=1, most=2)
+
+
+def test_devices_are_lent_for_trials_and_given_back_whatever_happens(database):
     requests = Requests(database)
 
-    def hold():
-        return held(requests, "n", whose="nightly", notice=lambda _: None, patience=patience)
+    def borrow():
+        return lent(requests, node("n"), whose="nightly", wanted=TWO, patience=PATIENCE)
 
     with played(database) as executor:
-        with hold():
-            assert executor.holds == ["n"]
-            (granted,) = requests.open(wishes.HOLD, status=wishes.GRANTED)
+        with borrow() as devices:
+            assert executor.loans == ["n"]
+            assert devices == node("n").devices
+            (granted,) = requests.open(wishes.LEND, status=wishes.GRANTED)
             while requests.read(granted.id).content["beats"] < 2:
                 threading.Event().wait(0.01)
-        with pytest.raises(RuntimeError), hold():
+        with pytest.raises(RuntimeError), borrow():
             raise RuntimeError
-    assert not requests.open(wishes.HOLD, status=wishes.GRANTED)
-    assert len(requests.open(wishes.HOLD, status=wishes.WITHDRAWN)) == 2
+    assert not requests.open(wishes.LEND, status=wishes.GRANTED)
+    assert len(requests.open(wishes.LEND, status=wishes.WITHDRAWN)) == 2
+
+
+def test_devices_that_stay_busy_are_given_up(database):
+    requests = Requests(database)
+    with (
+        pytest.raises(DevicesBusy, match="1 devices of n were not idle within 0 s"),
+        lent(requests, node("n"), whose="nightly", wanted=TWO, patience=PATIENCE, idle_within_s=0.0),
+    ):
+        raise AssertionError("nobody has lent any")
+    assert [request.content["node"] for request in requests.open(wishes.LEND, status=wishes.WITHDRAWN)] == ["n"]
 
 
 def node(name, *, kind="A100", num_devices=2, health=None):

@@ -258,7 +258,7 @@ def test_jobs_are_paused_resumed_and_cancelled(database, pool):
             {"batch": "b1", "priority": -1},
             "a priority is a number above 0 and at most 1000 (1 is usual, 2 counts twice), not -1",
         ),
-        (wishes.HOLD, {"node": "n7"}, "there is no node 'n7'. There is: n"),
+        (wishes.LEND, {"node": "n7", "least": 1, "most": 1}, "there is no node 'n7'. There is: n"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_there_is(database, pool, kind, content, message):
@@ -266,62 +266,100 @@ def test_what_cannot_be_done_is_refused_with_what_there_is(database, pool, kind,
     pool.step()
     pool.submit(submission(), submission("b2", name="twin"), submission("b3", name="twin"))
     Worker(database)
-    pool.steward._held = set()
     pool.clock.now_s += 2.0
-    if kind != wishes.HOLD:
+    if kind != wishes.LEND:
         Nodes(database).remove("n", incarnation="n-one")
     answer = pool.ask(kind, **content)
     assert (answer.status, answer.answer) == (wishes.REFUSED, {"message": message})
 
 
-def test_a_node_is_held_once_its_gangs_have_stopped_and_serves_again(database, pool):
-    worker, requests = Worker(database, num_devices=2), Requests(database)
+def test_idle_devices_are_lent_while_a_job_goes_on_beside_them(database, pool):
+    worker, requests = Worker(database, num_devices=3), Requests(database)
     gangs = Gangs(worker)
     pool.pass_seconds(1, worker)
     pool.submit(submission(jobs=("a",)))
     gangs.move()
-    hold = pool.ask(wishes.HOLD, node="n", beats=0)
-    assert hold.status == wishes.OPEN
-    second = pool.ask(wishes.HOLD, node="n", beats=0)
-    gangs.move()
+    one = pool.ask(wishes.LEND, node="n", least=1, most=1, fills=True, beats=0)
+    assert one.answer == {"devices": ["n:cpu:1"]}, "not all that is idle, as others have work"
+    two = pool.ask(wishes.LEND, node="n", least=2, most=2, beats=0)
+    assert two.status == wishes.OPEN
+    requests.answer(one.id, status=wishes.WITHDRAWN)
     pool.step(), pool.step()
-    granted = requests.read(hold.id)
-    assert (granted.status, granted.answer) == (wishes.GRANTED, {"devices": ["n:cpu:0", "n:cpu:1"]})
-    assert set(pool.held().values()) == {f"hold {hold.id}"}
-    assert requests.read(second.id).status == wishes.OPEN
-    pool.pass_seconds(2, worker)
-    assert pool.statuses() == {"a": WAITING}
-    requests.answer(hold.id, status=wishes.WITHDRAWN)
-    requests.answer(second.id, status=wishes.WITHDRAWN)
-    pool.step()
+    assert requests.read(two.id).answer == {"devices": ["n:cpu:1", "n:cpu:2"]}
     assert pool.statuses() == {"a": RUNNING}
+    assert not any(isinstance(event, SegmentEnded) for event in pool.told(SegmentEnded))
+    requests.answer(two.id, status=wishes.WITHDRAWN)
     run(pool, gangs)
     assert pool.held() == {}
 
 
-def test_a_node_without_a_healthy_device_is_held_once_it_has_one(database, pool):
+def test_all_idle_devices_are_lent_to_be_filled_where_there_is_no_other_work(database, pool):
+    worker = Worker(database, num_devices=3)
+    pool.pass_seconds(1, worker)
+    loan = pool.ask(wishes.LEND, node="n", least=1, most=1, fills=True, beats=0)
+    assert loan.answer == {"devices": ["n:cpu:0", "n:cpu:1", "n:cpu:2"]}
+
+
+def test_a_job_that_may_start_gets_devices_before_trials_do(database, pool):
+    worker, requests = Worker(database, num_devices=1), Requests(database)
+    gangs = Gangs(worker)
+    pool.pass_seconds(1, worker)
+    first = pool.ask(wishes.LEND, node="n", least=1, most=1, beats=0)
+    assert first.status == wishes.GRANTED
+    pool.submit(submission(jobs=("a",)))
+    second = pool.ask(wishes.LEND, node="n", least=1, most=1, beats=0)
+    requests.answer(first.id, status=wishes.WITHDRAWN)
+    pool.pass_seconds(2, worker)
+    assert pool.statuses() == {"a": RUNNING}
+    assert requests.read(second.id).status == wishes.OPEN
+    run(pool, gangs)
+    assert requests.read(second.id).status == wishes.GRANTED
+
+
+def test_a_gang_makes_room_for_whoever_presses_and_goes_on_afterwards(database, pool):
+    worker, requests = Worker(database, num_devices=2), Requests(database)
+    gangs = Gangs(worker)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission())
+    gangs.move()
+    assert set(pool.statuses().values()) == {RUNNING}
+    loan = pool.ask(wishes.LEND, node="n", least=1, most=1, presses=True, beats=0)
+    assert loan.status == wishes.OPEN
+    gangs.move()
+    pool.step(), pool.step()
+    assert requests.read(loan.id).answer == {"devices": ["n:cpu:0"]}
+    pool.pass_seconds(2, worker)
+    assert sorted(pool.statuses().values()) == [RUNNING, WAITING]
+    requests.answer(loan.id, status=wishes.WITHDRAWN)
+    pool.step(), pool.step()
+    assert set(pool.statuses().values()) == {RUNNING}
+    run(pool, gangs)
+    assert pool.held() == {}
+
+
+def test_an_unhealthy_device_is_lent_once_it_is_well(database, pool):
     worker, requests = Worker(database, num_devices=1), Requests(database)
     pool.pass_seconds(1, worker)
     worker.beat(health={"0": "in use by a stranger"})
     pool.step(seconds=2)
-    hold = pool.ask(wishes.HOLD, node="n", beats=0)
+    loan = pool.ask(wishes.LEND, node="n", least=1, most=1, beats=0)
     pool.step(seconds=1)
-    assert requests.read(hold.id).status == wishes.OPEN
+    assert requests.read(loan.id).status == wishes.OPEN
     pool.pass_seconds(2, worker)  # whose device is healthy again
-    assert requests.read(hold.id).answer == {"devices": ["n:cpu:0"]}
+    assert requests.read(loan.id).answer == {"devices": ["n:cpu:0"]}
 
 
-def test_a_node_is_not_held_for_the_dead(database, pool):
+def test_devices_are_not_lent_to_the_dead(database, pool):
     worker, requests = Worker(database), Requests(database)
     pool.pass_seconds(1, worker)
-    hold = pool.ask(wishes.HOLD, node="n", beats=0)
+    loan = pool.ask(wishes.LEND, node="n", least=1, most=1, beats=0)
     pool.step()
     for _ in range(60):
-        requests.renew(hold.id)
+        requests.renew(loan.id)
         pool.pass_seconds(2, worker)
-    assert requests.read(hold.id).status == wishes.GRANTED
+    assert requests.read(loan.id).status == wishes.GRANTED
     pool.pass_seconds(62, worker)
-    assert requests.read(hold.id).status == wishes.WITHDRAWN
+    assert requests.read(loan.id).status == wishes.WITHDRAWN
     assert pool.held() == {}
     pool.submit(submission(jobs=("a",)))
     assert pool.statuses() == {"a": RUNNING}

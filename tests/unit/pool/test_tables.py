@@ -143,7 +143,7 @@ def test_a_request_is_asked_once_and_answered(database):
     number = requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k")
     assert requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
     assert [request.content for request in requests.open(wishes.CANCEL)] == [{"batch": "b", "jobs": []}]
-    assert not requests.open(wishes.HOLD)
+    assert not requests.open(wishes.LEND)
     requests.answer(number, status=wishes.REFUSED, answer={"message": "no such batch"})
     assert requests.wait(number).answer == {"message": "no such batch"}
     assert not requests.open()
@@ -190,7 +190,7 @@ def test_a_batch_stands_until_it_has_ended_and_may_be_reopened(database):
 
 def test_whoever_asked_renews_the_request_for_as_long_as_it_stands(database):
     requests = Requests(database)
-    number = requests.ask(wishes.HOLD, {"node": "n"})
+    number = requests.ask(wishes.LEND, {"node": "n"})
     assert requests.renew(number)
     requests.answer(number, status=wishes.GRANTED)
     assert requests.renew(number)

@@ -9,6 +9,7 @@ from tasks.profiling import stage as stages
 from tasks.profiling.grouping import MOST_TOGETHER
 from tasks.profiling.groups import group_profiles, group_searches
 from tasks.profiling.layouts import ONE_DEVICE
+from tasks.profiling.lending import DevicesBusy
 from tasks.profiling.options import planning_problem
 from tasks.profiling.search import Failure
 from tasks.profiling.trials import Site
@@ -202,10 +203,10 @@ def test_a_class_whose_trial_fails_is_trained_one_by_one():
 
 @pytest.fixture
 def stage(monkeypatch, tmp_path):
-    """The whole stage, on as many devices as asked, with trials that are made up; what was tried, kept and held."""
+    """The whole stage, on as many devices as asked, with trials that are made up; what was tried, and lent for it."""
     shape = dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))
     data = {**shape, "num_held_out": 100}
-    tried, kept, held = [], {}, []
+    tried, kept, lent, here = [], {}, [], []
 
     def look(jobs, **_):
         return {j.name: replace(survey(j), data=data) for j in jobs}, {}
@@ -215,15 +216,18 @@ def stage(monkeypatch, tmp_path):
         return {trial.fingerprint: alone(0.4 + 0.6 * (1 + len(trial.fellows))) for trial in trials}
 
     @contextmanager
-    def hold():
-        held.append("held")
-        yield
+    def lend(wanted):
+        if "busy" in lent:
+            raise DevicesBusy("1 devices of here were not idle")
+        lent.append((wanted.least, wanted.most))
+        yield here[-1].devices
 
     def profiled(jobs, *, num_devices=2, **options):
         node = cluster(num_devices)
+        here.append(node)
         site = Site(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
-        return stages.profile_jobs(jobs, site=site, cluster=node, known=known, hold=hold, **options)
+        return stages.profile_jobs(jobs, site=site, cluster=node, known=known, lend=lend, **options)
 
     def some_of(found, names, *, num_devices=2):
         node = cluster(num_devices)
@@ -234,26 +238,36 @@ def stage(monkeypatch, tmp_path):
     profiled.some_of = some_of
     monkeypatch.setattr(stages, "survey_jobs", look)
     monkeypatch.setattr(stages, "run_wave", wave)
-    return profiled, tried, held
+    return profiled, tried, lent
 
 
 def test_groups_are_tried_once_the_jobs_are_and_count_as_trials(stage):
-    profiled, tried, held = stage
+    profiled, tried, lent = stage
     jobs = [job(f"job-{i}") for i in range(4)]
     first = profiled(jobs)
-    assert (tried, held, first.num_trials) == ([1, 4, 2], ["held"], 3)
+    assert (tried, lent, first.num_trials) == ([1, 4, 2], [(1, 1), (1, 2)], 3)
     assert set(by_size(first.groups)) == {2, 4}
     second = profiled(jobs)
-    assert (second.groups, second.num_trials, len(held)) == (first.groups, 0, 1)
+    assert (second.groups, second.num_trials, len(lent)) == (first.groups, 0, 2)
     another = profiled([*jobs, job("fifth")])
     assert (another.num_trials, by_size(another.groups)[2].source) == (0, "measured")
 
 
+def test_where_devices_stay_busy_jobs_are_planned_by_predictions(stage):
+    profiled, tried, lent = stage
+    lent.append("busy")
+    told = []
+    found = profiled([job(f"job-{i}") for i in range(2)], notice=told.append)
+    assert (tried, found.num_trials, found.faults) == ([], 0, {})
+    assert {p.source for mine in found.profiles.values() for p in mine} == {"predicted"}
+    assert told[0] == "1 devices of here were not idle: what is left is planned by predictions"
+
+
 def test_no_group_is_tried_where_nothing_may_be_or_every_job_has_a_device(stage):
-    profiled, tried, held = stage
+    profiled, tried, lent = stage
     jobs = [job(f"job-{i}") for i in range(4)]
     foretold = profiled(jobs, may_try=False)
-    assert (tried, held) == ([], [])
+    assert (tried, lent) == ([], [])
     assert {p.source for p in by_size(foretold.groups).values()} == {"predicted"}
     profiled(jobs, num_devices=4)
     assert tried == [1]
