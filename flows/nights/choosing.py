@@ -26,6 +26,8 @@ from tasks.promotion.stage import version_of
 from tasks.retraining.choosing import Choice, Limits, Wanted, choose
 from techniques import Job
 
+PROFILING_SHARE = 1.0  # of the batch's predicted time: what is measured serves every run after this one
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
@@ -119,7 +121,7 @@ def _profiled(night: Night, jobs: Sequence[Job]) -> Profiled:
         notice=notice,
         lend=bench.lend,
         failed=failures_told(),
-        share=bench.batch.profiling_share,
+        share=max(bench.batch.profiling_share, PROFILING_SHARE),
     )
 
 

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 BATCH = """
 name: mixed
 devices: {cpu: 1}
+profiling_share: 100  # of seconds: both jobs are tried
 jobs:
   - &good
     name: good

@@ -25,6 +25,7 @@ BATCH = """
 name: nightly
 devices: {cpu: 2}
 objective: weighted
+profiling_share: 100  # of seconds: as many trials as are worth having
 jobs:
   - &long
     name: long
