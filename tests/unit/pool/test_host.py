@@ -156,7 +156,7 @@ def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
     assert site.words() == [
         (7, 0, {"event": "ready", "step": 0}),
         (7, 1, {"event": "metrics", "metrics": {"loss": 1.0}}),
-        (7, 2, {"event": OUTCOME, "status": DONE, "message": "", "result": {"step": 10}}),
+        (7, 2, {"event": OUTCOME, "status": DONE, "message": "", "result": {"step": 10}, "was_killed": False}),
     ]
     assert not site.mail.orders()
 
