@@ -137,7 +137,7 @@ $(READY): pyproject.toml constraints.txt
 	grep -v '^torch==' constraints.txt > .venv/constraints.txt
 	$(PIP) install --quiet --constraint .venv/constraints.txt --editable '.[dev]'
 	@echo "Compiling the planner's kernels: one to two minutes, once."
-	$(BIN)/python -m tasks.planning.compile_ahead
+	$(BIN)/python -m ringmaster.tasks.planning.compile_ahead
 	@touch $@
 
 # The head of the file stays as it is.
@@ -148,5 +148,5 @@ constraints: $(READY)  ## Write the versions that are installed now into constra
 	@touch $(READY)
 
 clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
-	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -98,9 +98,9 @@ def sweep(options: argparse.Namespace, before: list[dict] | None) -> list[dict]:
 def prediction(options: argparse.Namespace, _: object) -> list[dict]:
     from benchmarks.adapters_jobs import TINY, Size, jobs_on, save_base
     from benchmarks.groups import compare
-    from tasks.cluster import detect
-    from tasks.profiling.trials import Site
-    from techniques.engine.processes import ForkServer
+    from ringmaster.tasks.cluster import detect
+    from ringmaster.tasks.profiling.trials import Site
+    from ringmaster.techniques.engine.processes import ForkServer
 
     size, num, ranks, sizes = (TINY, 4, (4,), [2, 3]) if options.tiny else (Size(), 24, (4, 8), [2, 4, 8, 12, 16, 24])
     cluster = detect({"cpu": len(os.sched_getaffinity(0))})

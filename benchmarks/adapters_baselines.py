@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.adapters_jobs import Size, jobs_on, order_of, save_base
-from techniques import Job
+from ringmaster.techniques import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 PEFT, PEFT_BESIDE = "peft + Trainer, one after another", "peft + Trainer, a process a core"
@@ -62,7 +62,7 @@ def measure_processes(
     folder: Path, size: Size, *, num: int, steps: int, rounds: int, ranks: tuple[int, ...], say: Callable[[str], None]
 ) -> dict:
     """Seconds of whole processes by contender and round, and how far their adapters' weights are from ours alone."""
-    from techniques.engine.data import prepare
+    from ringmaster.techniques.engine.data import prepare
 
     base = save_base(folder, size)
     prepare(jobs_on(base, size, num=1, steps=1)[0].data, cache_dir=folder)
@@ -169,8 +169,8 @@ def main() -> None:
 
 def train_by_gangs(work: Work) -> None:
     """A gang for each job of a core's share, or for the share as a group; the cores side by side."""
-    from techniques.engine.gang import Gang
-    from techniques.engine.processes import ForkServer
+    from ringmaster.techniques.engine.gang import Gang
+    from ringmaster.techniques.engine.processes import ForkServer
 
     server = ForkServer()
     try:
@@ -194,7 +194,7 @@ def _orders(work: Work, share: Sequence[int], core: int) -> Iterator:
         yield from orders
         return
     leader, *fellows = orders  # all have as many steps
-    technique = "techniques.shared_base:SharedBase"
+    technique = "ringmaster.techniques.shared_base:SharedBase"
     yield replace(leader, technique=technique, config={"recompute": "none"}, fellows=tuple(fellows))
 
 

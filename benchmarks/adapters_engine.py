@@ -14,15 +14,15 @@ import torch
 
 from benchmarks.adapters_jobs import HEAD_DIM, Size, jobs_on, order_of, save_base
 from benchmarks.adapters_peft import PeftLoop
-from techniques import Job
-from techniques.engine.data import prepare
-from techniques.engine.fused.group import Group
-from techniques.engine.fused.member import Member
-from techniques.engine.fused.stem import Stem
-from techniques.engine.models import build_model
-from techniques.engine.ranks import Ranks
-from techniques.engine.trainer import Trainer
-from techniques.single import Single
+from ringmaster.techniques import Job
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.fused.group import Group
+from ringmaster.techniques.engine.fused.member import Member
+from ringmaster.techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.models import build_model
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.trainer import Trainer
+from ringmaster.techniques.single import Single
 
 RANKS = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
 WARM_UP_STEPS = 2

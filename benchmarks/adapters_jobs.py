@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from techniques.engine.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
 
 HEAD_DIM = 32
 VOCABULARY = 2048

@@ -10,9 +10,9 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
-from techniques import Job
-from techniques.adapters.attaching import first_state, sites
-from techniques.engine.data import batch_indices, fetch, open_data, prepare
+from ringmaster.techniques import Job
+from ringmaster.techniques.adapters.attaching import first_state, sites
+from ringmaster.techniques.engine.data import batch_indices, fetch, open_data, prepare
 
 PREFIX = "base_model.model."  # of peft's names
 WEIGHT_DECAY = 0.01  # torch's own default, and so ours

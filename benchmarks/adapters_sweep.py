@@ -56,7 +56,7 @@ def measure_sweeps(
     folder: Path, size: Size, *, steps: int, rounds: int, say: Callable[[str], None], few: bool = False
 ) -> list[dict]:
     """A row for each round, contender and state of the profiles; `few` trials try the harness."""
-    from techniques.engine.data import prepare
+    from ringmaster.techniques.engine.data import prepare
 
     base = save_base(folder, size)
     prepare(jobs_on(base, size, num=1, steps=1)[0].data, cache_dir=folder / "prepared")
@@ -83,7 +83,7 @@ def measure_sweeps(
 def _swept(file: Path, home: Path, *, cores: int) -> dict:
     """Seconds of the whole command, and what it says of itself."""
     allowed = sorted(os.sched_getaffinity(0))[-cores:]
-    command = [sys.executable, "-m", "flows.cli", "sweep", str(file), "--json"]
+    command = [sys.executable, "-m", "ringmaster.flows.cli", "sweep", str(file), "--json"]
     started_s = time.perf_counter()
     done = subprocess.run(
         ["taskset", "-c", ",".join(map(str, allowed)), *command],

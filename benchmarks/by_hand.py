@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from tasks.batch import load_batch
-from techniques.engine.data import batch_indices, fetch, open_data, prepare
-from techniques.engine.losses import loss_of, metrics_of
-from techniques.engine.models import build_model
-from techniques.engine.optimizers import build_optimizer, learning_rate
+from ringmaster.tasks.batch import load_batch
+from ringmaster.techniques.engine.data import batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.engine.losses import loss_of, metrics_of
+from ringmaster.techniques.engine.models import build_model
+from ringmaster.techniques.engine.optimizers import build_optimizer, learning_rate
 
 
 def train(job, *, cache: Path, models: Path) -> dict[str, float]:

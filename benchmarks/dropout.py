@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from techniques import DataSpec, Job, ModelSpec, registry
-from techniques.engine import trainer as trainers
-from techniques.engine.dropout import Sites
-from techniques.engine.order import TRAIN, GangOrder, Slot
-from techniques.engine.ranks import Ranks
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.engine import trainer as trainers
+from ringmaster.techniques.engine.dropout import Sites
+from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.engine.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "dropout.json", ROOT / "docs" / "benchmarks.md"

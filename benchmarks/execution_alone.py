@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from model_lineage import QUIET_ENVIRONMENT
-from tasks.execution.introspection import Policy
-from tasks.planning import Node, Option, PlanningJob, Problem, solve
-from techniques import registry
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.tasks.execution.introspection import Policy
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.techniques import registry
 from tests.cluster.jobs import Trace
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import until
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEATHS, DRAWS, JOBS = 10, 20, 1000
 PATIENCE_S = 240
 TOLD_AFTER_S = 0.3  # a rank tells of a checkpoint with the steps after it
-RUN = "import sys, flows; flows.train_batch(sys.argv[1], checkpoint_every_s=0.5)"
+RUN = "import sys, ringmaster; ringmaster.train_batch(sys.argv[1], checkpoint_every_s=0.5)"
 
 
 def deaths(*, number: int = DEATHS) -> dict:

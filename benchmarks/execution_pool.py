@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.execution_alone import peak_bytes
-from flows.settings import PoolAddress
-from tasks.planning import Plan, Problem, Segment
-from tasks.pool.patience import Patience
-from techniques import registry
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.planning import Plan, Problem, Segment
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.techniques import registry
 from tests.cluster.jobs import profiles_of, torch_job, waiting_job
 from tests.cluster.machines import Network
 from tests.cluster.pool import Pool
@@ -141,7 +141,7 @@ def _executor(pool: Pool) -> Iterator[None]:
     """The pool's executor in this process, but for its planner: `in_turns`."""
     os.environ.update({key: pool.environment[key] for key in ENVIRONMENT})
     registry.register(Waits)
-    from flows.pool import executor as pool_executor
+    from ringmaster.flows.pool import executor as pool_executor
 
     class InTurns(pool_executor.Steward):
         def make_plan(self, problem: Problem) -> Plan:

@@ -118,7 +118,7 @@ def measure(name, config, *, num_steps):
 
 def job_of(config, **changes):
     """The model on random rows."""
-    from techniques import DataSpec, Job, ModelSpec
+    from ringmaster.techniques import DataSpec, Job, ModelSpec
 
     kwargs = {"seq_len": config["max_position_embeddings"], "vocab_size": config["vocab_size"]}
     return Job(
@@ -135,10 +135,10 @@ def job_of(config, **changes):
 def ours(config, kind, folder, num_steps, *, recompute="none", **changes):
     """Seconds of steps under `single`, as a gang of one trains it."""
     sys.path.append(str(ROOT))
-    from techniques import registry
-    from techniques.engine.order import TRIAL, GangOrder, Slot
-    from techniques.engine.ranks import join
-    from techniques.engine.trainer import Trainer
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques.engine.ranks import join
+    from ringmaster.techniques.engine.trainer import Trainer
 
     path = registry.dotted_path("single")
     order = GangOrder(

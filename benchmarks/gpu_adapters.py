@@ -102,11 +102,11 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     sys.path.append(str(ROOT))
     import torch
 
-    from techniques.engine.data import prepare
-    from techniques.engine.fused.group import Group
-    from techniques.engine.fused.member import Member
-    from techniques.engine.fused.stem import Stem
-    from techniques.engine.models import build_model
+    from ringmaster.techniques.engine.data import prepare
+    from ringmaster.techniques.engine.fused.group import Group
+    from ringmaster.techniques.engine.fused.member import Member
+    from ringmaster.techniques.engine.fused.stem import Stem
+    from ringmaster.techniques.engine.models import build_model
 
     device = torch.device("cuda" if kind == "gpu" else "cpu")
     jobs = [job_of(config, number) for number in range(num)]
@@ -126,9 +126,9 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
 def one_by_one(config, kind, folder, *, num, num_steps, **_):
     """Steps of the first few adapters, each under `single` as a gang of one trains it, for all of them."""
     sys.path.append(str(ROOT))
-    from techniques import registry
-    from techniques.engine.ranks import join
-    from techniques.engine.trainer import Trainer
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.engine.ranks import join
+    from ringmaster.techniques.engine.trainer import Trainer
 
     medians = []
     for number in range(min(num, FEW)):
@@ -203,7 +203,7 @@ def seq_len_of(config):
 
 def job_of(config, number, **changes):
     """An adapter on the model, which follows from the seed that all have."""
-    from techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
+    from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
 
     kwargs = {"seq_len": seq_len_of(config), "vocab_size": config["vocab_size"]}
     return Job(
@@ -220,8 +220,8 @@ def job_of(config, number, **changes):
 
 
 def order_of(job, kind, folder):
-    from techniques import registry
-    from techniques.engine.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques import registry
+    from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
 
     return GangOrder(
         purpose=TRIAL,

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Cluster, detect
-from tasks.profiling.fingerprint import speed_key
-from tasks.profiling.group_search import GroupSearch, trial_of
-from tasks.profiling.grouping import Group, classes
-from tasks.profiling.groups import group_searches
-from tasks.profiling.layouts import ONE_DEVICE
-from tasks.profiling.stage import Known, profile_jobs
-from tasks.profiling.trials import Site, run_wave
-from techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
-from techniques.engine.processes import ForkServer
+from ringmaster.tasks.cluster import Cluster, detect
+from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.tasks.profiling.group_search import GroupSearch, trial_of
+from ringmaster.tasks.profiling.grouping import Group, classes
+from ringmaster.tasks.profiling.groups import group_searches
+from ringmaster.tasks.profiling.layouts import ONE_DEVICE
+from ringmaster.tasks.profiling.stage import Known, profile_jobs
+from ringmaster.tasks.profiling.trials import Site, run_wave
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
+from ringmaster.techniques.engine.processes import ForkServer
 
 
 def main() -> None:

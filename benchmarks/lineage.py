@@ -91,7 +91,7 @@ def timed(words, home):
     environment = {**os.environ, "RINGMASTER_HOME": str(home), "MLFLOW_TRACKING_URI": ""}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "lineage", *words],
+        [sys.executable, "-m", "ringmaster.flows.cli", "lineage", *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -104,7 +104,7 @@ def timed(words, home):
 
 def fill(file, num_models):
     """An MLflow database of `num_models` models: 20 bases, then each from one or two of the last ones, mostly."""
-    from model_lineage import Ledger
+    from ringmaster.model_lineage import Ledger
 
     Ledger(f"sqlite:///{file}", artifact_root=file.parent / "mlartifacts").warm_up()
     draw = random.Random(0)

@@ -8,7 +8,7 @@ import time
 
 from benchmarks.lineage import ROUNDS, stamp
 from benchmarks.lineage_tensors import ROWS, SEQ_LEN, SIZES, trained
-from model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 
 NUM_ADAPTERS, RANK, LR, STEPS = 16, 8, 1e-3, 10
 MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -49,8 +49,8 @@ def adapted(base, *, seed):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from techniques import Adapter
-    from techniques.adapters.attaching import attach, trained_names
+    from ringmaster.techniques import Adapter
+    from ringmaster.techniques.adapters.attaching import attach, trained_names
 
     model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, num_key_value_heads=4, **SIZES))
     model.load_state_dict(base)

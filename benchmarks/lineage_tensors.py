@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from benchmarks.lineage import GOAL_MB_S, ROUNDS, stamp
-from model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors import TensorStore
 
 GOALS = {"full fine-tune, bf16": 1.5, "full fine-tune, fp32": 1.2}
 STEPS, ROWS, SEQ_LEN = 40, 4, 64

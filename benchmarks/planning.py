@@ -21,10 +21,10 @@ from pathlib import Path
 
 from benchmarks import planning_others
 from benchmarks.planning_problems import Maker, drawn, fused, replanned, ruled, sweep, switches
-from tasks.planning import Plan, Problem, solve, verify
-from tasks.planning.baselines import BASELINES
-from tasks.planning.families import draw
-from tasks.planning.listing import NoRoomError
+from ringmaster.tasks.planning import Plan, Problem, solve, verify
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.listing import NoRoomError
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"

@@ -9,9 +9,9 @@ import sys
 
 from ortools.sat.python import cp_model
 
-from tasks.planning import Problem
-from tasks.planning.baselines import current_practice, even_split, optimus_greedy
-from tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning import Problem
+from ringmaster.tasks.planning.baselines import current_practice, even_split, optimus_greedy
+from ringmaster.tasks.planning.bounds import useful_options
 
 
 def choices(problem: Problem, *, time_limit_s: float) -> list[tuple[str, int]]:

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.planning_saturn import saturn
-from tasks.planning import Plan, Problem, solve, verify
-from tasks.planning.baselines import current_practice, even_split, optimus_greedy
-from tasks.planning.families import draw
-from tasks.planning.listing import schedule
-from tasks.planning.time_indexed import solve_time_indexed
+from ringmaster.tasks.planning import Plan, Problem, solve, verify
+from ringmaster.tasks.planning.baselines import current_practice, even_split, optimus_greedy
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.listing import schedule
+from ringmaster.tasks.planning.time_indexed import solve_time_indexed
 
 ROOT = Path(__file__).resolve().parent.parent
 CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from tasks.planning.families import draw
-from tasks.planning.problem import Running
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.problem import Running
 
 Maker = Callable[[int, float | None], Problem]
 """A problem by its seed and switch cost, None for 5 % of the median runtime."""

@@ -18,9 +18,9 @@ from typing import Any
 import highspy
 import pulp
 
-from tasks.planning import Plan, Problem, Segment
-from tasks.planning.baselines import current_practice, even_split, optimus_greedy
-from tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning import Plan, Problem, Segment
+from ringmaster.tasks.planning.baselines import current_practice, even_split, optimus_greedy
+from ringmaster.tasks.planning.bounds import useful_options
 
 PUBLISHED_M = 1e10
 MAX_ROWS = 600_000  # what PuLP builds in half a minute

@@ -40,7 +40,7 @@ class Bench:
             for file in self.home.glob("mlflow.db*"):
                 file.unlink()
         seconds, out = _timed(
-            [sys.executable, "-m", "flows.cli", "run", str(self.batch_file), "--json"],
+            [sys.executable, "-m", "ringmaster.flows.cli", "run", str(self.batch_file), "--json"],
             env={"RINGMASTER_HOME": str(self.home)},
         )
         result = json.loads(out)
@@ -120,7 +120,7 @@ def _timed(command: list[str], *, env: dict[str, str]) -> tuple[float, str]:
 
 def _job_names(batch_file: Path) -> list[str]:
     """Jobs in an order in which each base comes before what adapts it."""
-    from tasks.batch import load_batch
+    from ringmaster.tasks.batch import load_batch
 
     jobs = load_batch(batch_file).jobs
     return [job.name for job in sorted(jobs, key=lambda job: job.base is not None)]

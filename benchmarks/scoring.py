@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from techniques import Adapter, DataSpec, Job, ModelSpec
-from techniques.adapters.attaching import first_state, sites
-from techniques.adapters.exporting import export_adapter
-from techniques.engine.data import prepare
-from techniques.engine.models import build_model, export_model
-from techniques.engine.scoring import Together, score_together
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.adapters.attaching import first_state, sites
+from ringmaster.techniques.adapters.exporting import export_adapter
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.models import build_model, export_model
+from ringmaster.techniques.engine.scoring import Together, score_together
 
 ROUNDS = 3
 

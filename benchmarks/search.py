@@ -24,14 +24,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.cluster import detect
-from tasks.profiling.search import Failure, Result, Search, quickest_looking_first, worthwhile
-from tasks.profiling.stage import survey_jobs
-from tasks.profiling.trials import Site, Trial, run_wave
-from techniques import DataSpec, Job, ModelSpec, Profile
-from techniques.engine.processes import ForkServer
-from techniques.surveys import Candidate
-from techniques.values import digest, from_json, to_json
+from ringmaster.tasks.cluster import detect
+from ringmaster.tasks.profiling.search import Failure, Result, Search, quickest_looking_first, worthwhile
+from ringmaster.tasks.profiling.stage import survey_jobs
+from ringmaster.tasks.profiling.trials import Site, Trial, run_wave
+from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.values import digest, from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "search.json", ROOT / "docs" / "benchmarks.md"

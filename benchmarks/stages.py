@@ -23,20 +23,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.cluster import detect
-from tasks.profiling.stage import survey_jobs
-from tasks.profiling.trials import Site, slots_of
-from techniques import DataSpec, Job, ModelSpec, registry
-from techniques.engine.children import in_children
-from techniques.engine.data import PreparedData
-from techniques.engine.models.build import skeleton
-from techniques.engine.order import TRIAL, GangOrder
-from techniques.engine.processes import ForkServer
-from techniques.engine.ranks import join
-from techniques.engine.stages import parts_of
-from techniques.engine.trainer import Trainer
-from techniques.surveys import Candidate, Survey
-from techniques.values import from_json
+from ringmaster.tasks.cluster import detect
+from ringmaster.tasks.profiling.stage import survey_jobs
+from ringmaster.tasks.profiling.trials import Site, slots_of
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.engine.children import in_children
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.models.build import skeleton
+from ringmaster.techniques.engine.order import TRIAL, GangOrder
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.ranks import join
+from ringmaster.techniques.engine.stages import parts_of
+from ringmaster.techniques.engine.trainer import Trainer
+from ringmaster.techniques.surveys import Candidate, Survey
+from ringmaster.techniques.values import from_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "stages.json", ROOT / "docs" / "benchmarks.md"

@@ -56,10 +56,10 @@ def main() -> None:
 
 def swept(policy: str, *, seed: int) -> dict:
     """One sweep: its device seconds, its winner with its values, and how many trials came to their end."""
-    from flows import settings
+    from ringmaster.flows import settings
 
     settings.embed(settings.home())
-    from flows.sweep import sweep
+    from ringmaster.flows.sweep import sweep
 
     result = sweep(
         name=f"bench-{policy}-{seed}",

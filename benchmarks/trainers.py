@@ -57,7 +57,7 @@ def compare(name, hidden_size, num_layers, seq_len, batch_size, *, num_rounds, n
 
 def llama(hidden_size, num_layers, seq_len, batch_size):
     """A job on text that every machine has."""
-    from techniques import DataSpec, Job, ModelSpec, OptimizerSpec
+    from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
 
     config = {
         "hidden_size": hidden_size,
@@ -82,10 +82,10 @@ class Ours:
     """The job under `single`, as a gang of one trains it; cores: all there are, where none are named."""
 
     def __init__(self, job, folder, cores=()):
-        from techniques import registry
-        from techniques.engine.order import TRIAL, GangOrder, Slot
-        from techniques.engine.ranks import join
-        from techniques.engine.trainer import Trainer
+        from ringmaster.techniques import registry
+        from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
+        from ringmaster.techniques.engine.ranks import join
+        from ringmaster.techniques.engine.trainer import Trainer
 
         path = registry.dotted_path("single")
         order = GangOrder(
@@ -109,8 +109,8 @@ class Theirs:
     """The same under Hugging Face's Trainer: model, rows, threads, clipping and kernel of the optimizer alike."""
 
     def __init__(self, job, folder):
-        from techniques.engine.data import open_data, prepare
-        from techniques.engine.models import build_model
+        from ringmaster.techniques.engine.data import open_data, prepare
+        from ringmaster.techniques.engine.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

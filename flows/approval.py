@@ -24,7 +24,7 @@ from prefect.input import RunInput, keyset_from_base_key, read_flow_run_input
 from prefect.settings import PREFECT_API_URL
 from pydantic import Field
 
-from flows import settings
+from ringmaster.flows import settings
 
 POLL_S = 5
 SLACK_S = 600  # after our own time-out, in which Prefect would fail the run
@@ -91,7 +91,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     """Asks a person whether this flow run is to go on, which has done nothing yet but to find out what to ask.
 
     On a pool the run is suspended, and begins anew once it is answered: `question`, which may take its time, is asked
-    for once only. Its executor answers with `without_answer` after `timeout_s` (`flows.pool.late_answers`).
+    for once only. Its executor answers with `without_answer` after `timeout_s` (`ringmaster.flows.pool.late_answers`).
     Elsewhere the process waits.
     """
     run_id = _run_that_can_ask()

@@ -18,12 +18,12 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 from rich.text import Text
 
-from flows.result import BatchResult
-from flows.views import describe
-from tasks.batch import Batch
-from tasks.execution.behind import Behind
-from tasks.execution.events import ExecutionEvent, JobEnded
-from tasks.planning.terms import HOUR_S
+from ringmaster.flows.result import BatchResult
+from ringmaster.flows.views import describe
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.behind import Behind
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.planning.terms import HOUR_S
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
 DRAW_EVERY_S = 10.0

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
-from flows.workshop import as_batch
-from tasks.batch import Batch, load_batch, parse_batch
-from tasks.batch.field_types import NAME_PATTERN
-from tasks.batch.references import one_of
+from ringmaster.flows.examples import EXAMPLES
+from ringmaster.flows.workshop import as_batch
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.references import one_of
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 DAY_S = 86_400.0
 ANSWER_WITHIN_S = DAY_S
 

@@ -10,14 +10,14 @@ from prefect import get_run_logger
 from prefect.context import FlowRunContext
 from rich.text import Text
 
-from flows.result import BatchResult
-from flows.views import current_view, describe
-from tasks.execution.events import ExecutionEvent, JobEnded
-from tasks.execution.journal import FAILED
-from tasks.profiling.reasons import refusal_lines
-from tasks.profiling.stage import Failed, Profiled
-from tasks.recording import Recorder
-from techniques.values import to_json
+from ringmaster.flows.result import BatchResult
+from ringmaster.flows.views import current_view, describe
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.journal import FAILED
+from ringmaster.tasks.profiling.reasons import refusal_lines
+from ringmaster.tasks.profiling.stage import Failed, Profiled
+from ringmaster.tasks.recording import Recorder
+from ringmaster.techniques.values import to_json
 
 
 def job_rows(result: BatchResult) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import sys
 
 import typer
 
-from flows import interrupts
-from flows.commands import (
+from ringmaster.flows import interrupts
+from ringmaster.flows.commands import (
     converting,
     datasets,
     executor,
@@ -66,12 +66,12 @@ INPUT_FAULT = 2
 
 def main() -> None:
     """The command that is given: faults in its input are told without a traceback."""
-    from flows import ownership, settings
-    from flows.faults import InputError
-    from tasks.batch import BatchFileError
-    from tasks.messages import listed
-    from tasks.planning import ProblemError
-    from tasks.pool.faults import OtherRelease
+    from ringmaster.flows import ownership, settings
+    from ringmaster.flows.faults import InputError
+    from ringmaster.tasks.batch import BatchFileError
+    from ringmaster.tasks.messages import listed
+    from ringmaster.tasks.planning import ProblemError
+    from ringmaster.tasks.pool.faults import OtherRelease
 
     with interrupts.command(sys.argv[1:]):
         try:

@@ -1,7 +1,7 @@
-"""What a pool's Prefect server must know before work comes: `python -m flows.deployments`, as often as one likes.
+"""What a pool's Prefect server must know before work comes: `python -m ringmaster.flows.deployments`.
 
-The work pool, the deployments of prefect.yaml, the automation that finds flow runs whose process has gone, and those
-that tell people of alarms.
+It may be run as often as one likes. It makes the work pool, the deployments of prefect.yaml, the automation that finds
+flow runs whose process has gone, and those that tell people of alarms.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from flows import settings
-from flows.faults import InputError
-from flows.pool.automations import make_alarms
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.automations import make_alarms
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
 # A server that is restarted hears nothing for a minute, and must not take that for the silence of the runs.
 SILENT_AFTER = timedelta(seconds=150)
@@ -102,10 +102,10 @@ def deploy() -> int:
 
 
 def main() -> int:
-    """Makes all of it on the pool's server; 1 where there is no pool, or no prefect.yaml beside the packages."""
+    """Makes all of it on the pool's server; 1 where there is no pool, or no prefect.yaml in the package."""
     address = settings.pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
-        what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml: install from a checkout"
+        what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
         sys.stderr.write(f"nothing was deployed: {what}\n")
         return 1
     with get_client(sync_client=True) as client:

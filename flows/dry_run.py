@@ -13,32 +13,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import settings
-from flows.batch_form import Profiles
-from flows.faults import InputError
-from flows.local_executor import PLANNING_TIME_LIMIT_S
-from flows.pool.batch import with_orphans
-from flows.pool.own_node import healthy
-from flows.pool.profiling import profile_on_pool, serving
-from flows.run_folder import stamped_folder
-from flows.settings import PoolAddress
-from flows.views import current_view
-from flows.workshop import Bench, open_bench
-from tasks.batch import Batch
-from tasks.cluster import Cluster
-from tasks.execution.journal import Journal
-from tasks.planning import Plan, Problem, ProblemError, gantt
-from tasks.planning.checked import checked_fusion
-from tasks.planning.drawing import seconds_text
-from tasks.planning.fusion import Fusion
-from tasks.planning.task import plan_markdown
-from tasks.planning.terms import HOUR_S, plan_giving_up_deadlines
-from tasks.pool.database import Database
-from tasks.pool.submissions import Submissions
-from tasks.profiling.options import planning_problem
-from tasks.profiling.over_nodes import PREDICTED
-from tasks.profiling.stage import Profiled, profile_jobs
-from techniques import Profile
+from ringmaster.flows import settings
+from ringmaster.flows.batch_form import Profiles
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.local_executor import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.pool.batch import with_orphans
+from ringmaster.flows.pool.own_node import healthy
+from ringmaster.flows.pool.profiling import profile_on_pool, serving
+from ringmaster.flows.run_folder import stamped_folder
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.views import current_view
+from ringmaster.flows.workshop import Bench, open_bench
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.planning import Plan, Problem, ProblemError, gantt
+from ringmaster.tasks.planning.checked import checked_fusion
+from ringmaster.tasks.planning.drawing import seconds_text
+from ringmaster.tasks.planning.fusion import Fusion
+from ringmaster.tasks.planning.task import plan_markdown
+from ringmaster.tasks.planning.terms import HOUR_S, plan_giving_up_deadlines
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
+from ringmaster.techniques import Profile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ import httpx
 import prefect.context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings
 
-from flows.faults import RingmasterError
-from flows.output import announce
-from flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
-from flows.settings import PoolAddress
+from ringmaster.flows.faults import RingmasterError
+from ringmaster.flows.output import announce
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
+from ringmaster.flows.settings import PoolAddress
 
 PASSWORD = "PREFECT_API_AUTH_STRING"
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is found at once
@@ -100,7 +100,7 @@ def start_server(port: int) -> subprocess.Popen[Any]:
     if password is None:
         raise RuntimeError(f"Prefect's embedded server needs a password. To fix: set {PASSWORD}=USER:PASSWORD")
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    source = str(Path(__file__).resolve().parents[1])  # our packages are to be found where they are now
+    source = str(Path(__file__).absolute().parents[2])  # the import root is to be found where it is now
     environment = {
         **os.environ,
         **settings,
@@ -112,7 +112,15 @@ def start_server(port: int) -> subprocess.Popen[Any]:
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
         ALLOWED_HOSTS: ",".join(LOOPBACK),
     }
-    command = [sys.executable, "-P", "-m", "flows.services.prefect_server", "--port", str(port), "--until-stdin-ends"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ringmaster.flows.services.prefect_server",
+        "--port",
+        str(port),
+        "--until-stdin-ends",
+    ]
     # The pipe stays open for as long as this process lives. A session of its own: Ctrl-C at a terminal is for the run,
     # which still has to tell the server how it ends.
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)

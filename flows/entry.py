@@ -2,12 +2,12 @@
 
 import sys
 
-from flows import interrupts
+from ringmaster.flows import interrupts
 
 
 def main() -> None:
     """The entry point of the command line."""
     with interrupts.command(sys.argv[1:]):
-        from flows.cli import main as run_command
+        from ringmaster.flows.cli import main as run_command
 
         run_command()

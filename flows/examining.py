@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from flows import settings
-from flows.faults import InputError
-from flows.pool.own_node import own_node
-from tasks.batch import document
-from tasks.batch.data_schema import Data
-from tasks.batch.faults import got, place_text
-from tasks.batch.wording import findings
-from tasks.cluster import Device, detect
-from tasks.datasets.naming import NamedData
-from tasks.evaluation.suite import Suite, load_suite
-from tasks.execution.leases import leases_of
-from tasks.files import beside, is_file, text_of
-from tasks.profiling.lending import DevicesWanted
-from tasks.profiling.stage import Notice
-from tasks.profiling.trials import Site
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
-from techniques.engine.data import SOURCES
-from techniques.engine.processes import ForkServer
-from techniques.engine.scoring import Progress, model_spec
-from techniques.values import from_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.own_node import own_node
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.data_schema import Data
+from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.wording import findings
+from ringmaster.tasks.cluster import Device, detect
+from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.evaluation.suite import Suite, load_suite
+from ringmaster.tasks.execution.leases import leases_of
+from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.engine.data import SOURCES
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.scoring import Progress, model_spec
+from ringmaster.techniques.values import from_json
 
 if TYPE_CHECKING:
-    from flows.lineage.home import LineageHome
-    from model_lineage import ModelRecord
-    from tasks.evaluation.examination import Examined
-    from tasks.promotion.policy_file import Policy
+    from ringmaster.flows.lineage.home import LineageHome
+    from ringmaster.model_lineage import ModelRecord
+    from ringmaster.tasks.evaluation.examination import Examined
+    from ringmaster.tasks.promotion.policy_file import Policy
 
 LEASE_RETRY_S = 1.0
 SEQ_LEN = 128  # tokens of a row of text where nobody says it
@@ -122,7 +122,7 @@ def examine_models(
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
     with one_device(folder, notice=notice) as (site, device):
-        from tasks.evaluation.examination import examine_each
+        from ringmaster.tasks.evaluation.examination import examine_each
 
         found = examine_each(
             {model.label: model.folder for model in models},
@@ -144,7 +144,7 @@ def examine_by(
 ) -> list[Examined]:
     """What a policy asks to be known of a model: an examination for each of its suites, against another model."""
     with one_device(policy.folder, notice=notice) as (site, device):
-        from tasks.evaluation.examination import examine
+        from ringmaster.tasks.evaluation.examination import examine
 
         return [
             examine(

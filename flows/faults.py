@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.faults import RingmasterError
 
 if TYPE_CHECKING:
-    from flows.result import BatchResult
+    from ringmaster.flows.result import BatchResult
 
 __all__ = [
     "BatchFailed",
@@ -18,7 +18,7 @@ __all__ = [
     "SweepFailed",
 ]
 
-from tasks.messages import listed
+from ringmaster.tasks.messages import listed
 
 
 class InputError(RingmasterError, ValueError):

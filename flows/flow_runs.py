@@ -13,12 +13,12 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled, Failed
 
-from flows import settings
-from flows.faults import Interrupted, RunFailed
-from tasks.execution.journal import Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database
-from tasks.pool.requests import Requests
+from ringmaster.flows import settings
+from ringmaster.flows.faults import Interrupted, RunFailed
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.requests import Requests
 
 STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's name for the run for which it started a process
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flows.views import current_view
-from tasks.cluster import Cluster
-from tasks.execution.directions import GOAL
-from tasks.execution.groups import LEFT, PARTED
-from tasks.execution.journal import ENDED, JobRecord, Journal
-from tasks.planning import Plan, Problem, ProblemError
-from tasks.planning.baselines import current_practice
-from tasks.planning.fusion import Fusion, as_executed, without_groups
-from tasks.planning.search import Objective
-from tasks.planning.task import choose_groups_task
-from tasks.profiling.options import planning_problem
-from tasks.profiling.stage import Profiled
-from tasks.scribe import FUSION
-from techniques import Job, Profile
+from ringmaster.flows.views import current_view
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.directions import GOAL
+from ringmaster.tasks.execution.groups import LEFT, PARTED
+from ringmaster.tasks.execution.journal import ENDED, JobRecord, Journal
+from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning.baselines import current_practice
+from ringmaster.tasks.planning.fusion import Fusion, as_executed, without_groups
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.planning.task import choose_groups_task
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.scribe import FUSION
+from ringmaster.techniques import Job, Profile
 
 
 @dataclass(frozen=True, kw_only=True)

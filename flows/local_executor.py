@@ -8,32 +8,32 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from flows.batch_artifacts import DecisionArtifact
-from flows.batch_records import failure, log_decision
-from flows.fusing import Together, choose_together, goals_in
-from flows.interrupts import stopped_by_signals
-from flows.views import current_view
-from flows.workshop import Workshop
-from tasks.alarms import DeadlineAlarms
-from tasks.alarms.task import sound
-from tasks.execution.events import JobEnded, Listener
-from tasks.execution.executor import Executor
-from tasks.execution.forethought import MakePlan
-from tasks.execution.historian import Historian
-from tasks.execution.journal import FAILED, begin
-from tasks.execution.measured import Measured
-from tasks.execution.replanner import POLICY, Replanner
-from tasks.execution.roster import Enlisted
-from tasks.execution.task import GanttArtifact, ProgressArtifact, submit_with
-from tasks.execution.words import Words
-from tasks.planning import Plan, Problem, ProblemError
-from tasks.planning.checked import checked_plan
-from tasks.planning.task import plan_task
-from tasks.planning.terms import plan_giving_up_deadlines
-from tasks.profiling.stage import Profiled
-from tasks.recording import Recorded
-from tasks.sweeping.conductor import Conductor
-from techniques import Job
+from ringmaster.flows.batch_artifacts import DecisionArtifact
+from ringmaster.flows.batch_records import failure, log_decision
+from ringmaster.flows.fusing import Together, choose_together, goals_in
+from ringmaster.flows.interrupts import stopped_by_signals
+from ringmaster.flows.views import current_view
+from ringmaster.flows.workshop import Workshop
+from ringmaster.tasks.alarms import DeadlineAlarms
+from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.execution.events import JobEnded, Listener
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.forethought import MakePlan
+from ringmaster.tasks.execution.historian import Historian
+from ringmaster.tasks.execution.journal import FAILED, begin
+from ringmaster.tasks.execution.measured import Measured
+from ringmaster.tasks.execution.replanner import POLICY, Replanner
+from ringmaster.tasks.execution.roster import Enlisted
+from ringmaster.tasks.execution.task import GanttArtifact, ProgressArtifact, submit_with
+from ringmaster.tasks.execution.words import Words
+from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning.checked import checked_plan
+from ringmaster.tasks.planning.task import plan_task
+from ringmaster.tasks.planning.terms import plan_giving_up_deadlines
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording import Recorded
+from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.techniques import Job
 
 PLANNING_TIME_LIMIT_S = 10.0
 

@@ -12,18 +12,18 @@ from typing import Any
 
 from rich.table import Table
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import error_console, output_console
-from tasks.batch import Batch, load_batch, parse_batch
-from tasks.batch.document import read
-from tasks.cluster import detect
-from tasks.profiling.stage import run_survey
-from tasks.profiling.trials import gang_shape
-from techniques import GangShape, registry
-from techniques.engine.processes import ForkServer
-from techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
-from techniques.values import to_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console, output_console
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.document import read
+from ringmaster.tasks.cluster import detect
+from ringmaster.tasks.profiling.stage import run_survey
+from ringmaster.tasks.profiling.trials import gang_shape
+from ringmaster.techniques import GangShape, registry
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
+from ringmaster.techniques.values import to_json
 
 PATIENCE_S = 60.0  # for rehearsals; what is left is told by arithmetic, and rehearsed by the next call
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}

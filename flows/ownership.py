@@ -8,7 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
-from flows.faults import InputError
+from ringmaster.flows.faults import InputError
 
 UMASK = "RINGMASTER_UMASK"
 """Which rights new files lack, in octal: 077 where it is left out, 007 for storage that the users of a group share."""

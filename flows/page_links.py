@@ -10,11 +10,11 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 
-from flows.result import BatchResult
-from flows.waiting import for_prefect
-from model_lineage import links
-from model_lineage.faults import LedgerError
-from tasks.recording import Recorder
+from ringmaster.flows.result import BatchResult
+from ringmaster.flows.waiting import for_prefect
+from ringmaster.model_lineage import links
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.tasks.recording import Recorder
 
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.planning.counting import COUNTING
-from tasks.planning.drawing import COLOURS, seconds_text
-from tasks.planning.gantt_text import axis, job_lines, margin_and_columns, rows
-from tasks.planning.plan import Segment
+from ringmaster.tasks.planning.counting import COUNTING
+from ringmaster.tasks.planning.drawing import COLOURS, seconds_text
+from ringmaster.tasks.planning.gantt_text import axis, job_lines, margin_and_columns, rows
+from ringmaster.tasks.planning.plan import Segment
 
 if TYPE_CHECKING:
-    from tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning import Plan, Problem
 
 MOST_DEVICES = 64  # rows that a person still reads
 BAR = 30  # columns of the longest bar

@@ -12,14 +12,15 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.faults import BatchFailed
-from flows.flow_runs import cancel_batches, ended, result_of
-from flows.pool.asking import ask_about, open_database, pool_address
-from flows.run_names import named
-from flows.train_batch import train_batch
-from tasks.batch import Batch, load_batch, parse_batch
-from tasks.batch.field_types import NAME_PATTERN
-from tasks.pool import requests as wishes
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import BatchFailed
+from ringmaster.flows.flow_runs import cancel_batches, ended, result_of
+from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
+from ringmaster.flows.run_names import named
+from ringmaster.flows.train_batch import train_batch
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.pool import requests as wishes
 
 BatchName = Annotated[str, Field(min_length=1)]
 JobNames = Annotated[list[str], Field(examples=[["llama", "vit-lr1e-3"]])]
@@ -130,5 +131,5 @@ def _ask(kind: str, batch: str, jobs: list[str], **more: Any) -> list[str]:
 
 def _batch(jobs: JobsOfFile | JobsWrittenOut) -> Batch:
     if isinstance(jobs, JobsOfFile):
-        return load_batch(Path(jobs.path))
+        return load_batch(located(jobs.path))
     return parse_batch(jobs.text, folder=Path(jobs.folder), name="jobs")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from flows import settings
-from flows.faults import InputError
-from flows.views import current_view
-from tasks.batch import Batch
-from tasks.profiling.stage import run_survey
-from techniques import registry
-from techniques.engine.processes import ForkServer
-from techniques.surveys import SurveyOrder
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.views import current_view
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.profiling.stage import run_survey
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.surveys import SurveyOrder
 
 
 def check_jobs(batch: Batch) -> None:

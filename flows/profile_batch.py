@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flows import settings
-from flows.batch_records import tell_refused
-from flows.views import current_view
-from flows.workshop import as_batch, open_bench
-from tasks.planning import Problem
-from tasks.profiling.options import planning_problem
-from tasks.profiling.stage import Profiled, profile_jobs
-from techniques.values import to_json
+from ringmaster.flows import settings
+from ringmaster.flows.batch_records import tell_refused
+from ringmaster.flows.views import current_view
+from ringmaster.flows.workshop import as_batch, open_bench
+from ringmaster.tasks.planning import Problem
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
+from ringmaster.techniques.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

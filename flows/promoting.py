@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows import examining
-from flows.examining import Found
-from flows.faults import InputError
-from flows.lineage.home import LineageHome
-from model_lineage.snapshot import Node
-from tasks.alarms import Alarm
-from tasks.evaluation import recording
-from tasks.profiling.stage import Notice
-from tasks.promotion import decisions, stage
-from tasks.promotion.moves import MoveLog
-from tasks.promotion.names import CHAMPION
-from tasks.promotion.policy import Decision, decide_by
-from tasks.promotion.policy_file import Policy, load_policy
+from ringmaster.flows import examining
+from ringmaster.flows.examining import Found
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage.snapshot import Node
+from ringmaster.tasks.alarms import Alarm
+from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.promotion import decisions, stage
+from ringmaster.tasks.promotion.moves import MoveLog
+from ringmaster.tasks.promotion.names import CHAMPION
+from ringmaster.tasks.promotion.policy import Decision, decide_by
+from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows import settings
-from tasks.pool.database import Database, file_url
-from tasks.promotion.moves import MoveLog
+from ringmaster.flows import settings
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.promotion.moves import MoveLog
 
 
 @contextmanager

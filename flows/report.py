@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from flows import settings
-from flows.result import BatchResult
+from ringmaster.flows import settings
+from ringmaster.flows.result import BatchResult
 
 
 def print_report(result: BatchResult, console: Console, *, home: Path) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.batch import Batch
-from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, Journal, SegmentRecord
-from tasks.planning import Plan, Problem, baselines
-from tasks.planning.terms import HOUR_S
-from tasks.scribe import FUSION
-from techniques import Job
-from techniques.values import to_json
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, Journal, SegmentRecord
+from ringmaster.tasks.planning import Plan, Problem, baselines
+from ringmaster.tasks.planning.terms import HOUR_S
+from ringmaster.tasks.scribe import FUSION
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)

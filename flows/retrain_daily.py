@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
 
-from flows.faults import RetrainingFailed
-from flows.flow_runs import cancel_batches, ended
-from flows.nights.choosing import choose_jobs
-from flows.nights.closing import close
-from flows.nights.judging import interrupted, judge_all
-from flows.nights.looking import look
-from flows.nights.night import Night, open_night
-from flows.nights.training import train
-from flows.run_names import named
-from flows.views import current_view
-from tasks.retraining.nights import INTERRUPTED, NightRecord
-from tasks.retraining.production import load_production
-from tasks.retraining.report import FAILED
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import RetrainingFailed
+from ringmaster.flows.flow_runs import cancel_batches, ended
+from ringmaster.flows.nights.choosing import choose_jobs
+from ringmaster.flows.nights.closing import close
+from ringmaster.flows.nights.judging import interrupted, judge_all
+from ringmaster.flows.nights.looking import look
+from ringmaster.flows.nights.night import Night, open_night
+from ringmaster.flows.nights.training import train
+from ringmaster.flows.run_names import named
+from ringmaster.flows.views import current_view
+from ringmaster.tasks.retraining.nights import INTERRUPTED, NightRecord
+from ringmaster.tasks.retraining.production import load_production
+from ringmaster.tasks.retraining.report import FAILED
 
 
 @flow(
@@ -44,7 +44,7 @@ def retrain_daily(
         force: Names of models that are trained in any case, also where the night is over already.
         seed: Of the planner; on a pool the executor has its own.
     """
-    production = load_production(Path(file))
+    production = load_production(located(file))
     with open_night(production, night=night, force=force) as opened:
         answer = _known(opened) if isinstance(opened, NightRecord) else _held(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows import settings
-from flows.faults import InputError
-from model_lineage import LedgerError
-from model_lineage.ledger import Ledger
-from tasks.batch import Batch
-from tasks.batch.parents import unfit_parents
-from tasks.batch.references import is_folder
-from tasks.execution.journal import Journal
-from techniques.engine.places import place_of
-from techniques.values import digest
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.model_lineage import LedgerError
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.parents import unfit_parents
+from ringmaster.tasks.batch.references import is_folder
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.techniques.engine.places import place_of
+from ringmaster.techniques.values import digest
 
 
 def fresh_folder(batch: Batch, home: Path) -> Path:

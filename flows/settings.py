@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows import ownership
-from flows.faults import InputError
-from model_lineage import QUIET_ENVIRONMENT
+from ringmaster.flows import ownership
+from ringmaster.flows.faults import InputError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 JSON_RESULTS = {
     # A parent reads what its child has returned only where that is stored; and never as a pickle.

@@ -8,8 +8,8 @@ from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
 
-from flows.approval import Answer, ask_to_start
-from flows.batch_form import (
+from ringmaster.flows.approval import Answer, ask_to_start
+from ringmaster.flows.batch_form import (
     ANSWER_WITHIN_S,
     AnswerWithin,
     BatchChoice,
@@ -21,13 +21,13 @@ from flows.batch_form import (
     Seed,
     WithoutAnswer,
 )
-from flows.dry_run import DryRun, dry_run
-from flows.faults import BatchFailed
-from flows.flow_runs import cancel_batches, ended
-from flows.run_names import typed_or
-from flows.train_batch import train
-from flows.waiting import for_prefect
-from tasks.batch import Batch
+from ringmaster.flows.dry_run import DryRun, dry_run
+from ringmaster.flows.faults import BatchFailed
+from ringmaster.flows.flow_runs import cancel_batches, ended
+from ringmaster.flows.run_names import typed_or
+from ringmaster.flows.train_batch import train
+from ringmaster.flows.waiting import for_prefect
+from ringmaster.tasks.batch import Batch
 
 WORDS = {"train": "train", "dry-run": "plan", "ask": "ask about"}
 

@@ -9,12 +9,12 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from flows import settings, waiting
-from flows.faults import SweepFailed
-from flows.flow_runs import cancel_batches, ended
-from flows.run_names import named
-from flows.sweep_file import spec_of
-from flows.sweep_form import (
+from ringmaster.flows import settings, waiting
+from ringmaster.flows.faults import SweepFailed
+from ringmaster.flows.flow_runs import cancel_batches, ended
+from ringmaster.flows.run_names import named
+from ringmaster.flows.sweep_file import spec_of
+from ringmaster.flows.sweep_form import (
     DeviceChoice,
     EarlyStopping,
     InlineJob,
@@ -32,12 +32,12 @@ from flows.sweep_form import (
     Sweep,
     SweepName,
 )
-from flows.train_batch import train
-from model_lineage.faults import LedgerError
-from model_lineage.ledger import Ledger
-from tasks.sweeping.conductor import Conductor
-from tasks.sweeping.leaderboard import best, leaderboard
-from tasks.sweeping.recording import challenge, figures, record
+from ringmaster.flows.train_batch import train
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
+from ringmaster.tasks.sweeping.recording import challenge, figures, record
 
 EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]

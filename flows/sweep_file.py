@@ -9,13 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from flows.sweep_form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
-from tasks.batch import BatchFileError, Fault, document, load_batch
-from tasks.batch.faults import got, place_text
-from tasks.batch.references import closest, is_folder
-from tasks.datasets.naming import NamedData
-from tasks.files import beside, is_file, text_of
-from tasks.sweeping.spec import SweepSpec
+from ringmaster.flows.examples import located
+from ringmaster.flows.sweep_form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
+from ringmaster.tasks.batch import BatchFileError, Fault, document, load_batch
+from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.sweeping.spec import SweepSpec
 
 EXAMPLE_FILE = "examples/sweep.yaml"
 SECTIONS: Mapping[str, type[BaseModel]] = {"early_stopping": EarlyStopping, "devices": DeviceChoice, "space": Parameter}
@@ -170,10 +171,10 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
     """The job that is varied, as plain values, and the folder where its paths start."""
     if isinstance(choice, InlineJob):
         return choice.job, Path(choice.folder)
-    if not is_file(Path(), choice.path):
+    if not is_file(Path(), str(located(choice.path))):
         fault = f"there is no file {choice.path!r}"
         raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
-    path = beside(Path(), choice.path)
+    path = beside(Path(), str(located(choice.path)))
     batch = load_batch(path)
     raw = document.read(batch.text).data
     assert raw is not None, "a batch that was loaded"

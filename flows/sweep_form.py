@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from tasks.batch import document
-from tasks.batch.field_types import NAME_PATTERN
-from tasks.sweeping.space import Choice, Range
-from tasks.sweeping.space import Parameter as SpaceParameter
-from tasks.sweeping.stopping import Stopping
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.sweeping.space import Choice, Range
+from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
+from ringmaster.tasks.sweeping.stopping import Stopping
 
 SweepName = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]
@@ -205,7 +205,7 @@ class DeviceChoice(Part):
 
 
 class Sweep(Part):
-    """A whole sweep; `flows.sweep.sweep` says what each part is."""
+    """A whole sweep; `ringmaster.flows.sweep.sweep` says what each part is."""
 
     name: SweepName = "sweep"
     template: JobFromFile | InlineJob

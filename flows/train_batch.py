@@ -9,30 +9,30 @@ from functools import partial
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
-from flows import settings
-from flows.batch_artifacts import show_cost
-from flows.batch_records import failures_told, finish_records, job_rows, tell_refused
-from flows.embedded_server import protect_embedded_server
-from flows.faults import BatchFailed, InputError
-from flows.flow_runs import cancel_batches, ended
-from flows.local_executor import execute
-from flows.page_links import flow_run_page, show_records
-from flows.pool.batch import train_on_pool
-from flows.preflight import unfit
-from flows.result import BatchResult, collect
-from flows.run_names import named
-from flows.views import current_view
-from flows.waiting import for_prefect
-from flows.workshop import BatchInput, as_batch, open_workshop
-from tasks.alarms import batch_failed
-from tasks.alarms.task import sound
-from tasks.batch import Batch
-from tasks.execution.journal import DONE, RUNNING, STOPPED
-from tasks.execution.measured import watching
-from tasks.profiling.stage import UnfitJobs
-from tasks.profiling.task import profile_task
-from tasks.scribe import FLOW_RUN_PAGE
-from tasks.sweeping.conductor import Conductor
+from ringmaster.flows import settings
+from ringmaster.flows.batch_artifacts import show_cost
+from ringmaster.flows.batch_records import failures_told, finish_records, job_rows, tell_refused
+from ringmaster.flows.embedded_server import protect_embedded_server
+from ringmaster.flows.faults import BatchFailed, InputError
+from ringmaster.flows.flow_runs import cancel_batches, ended
+from ringmaster.flows.local_executor import execute
+from ringmaster.flows.page_links import flow_run_page, show_records
+from ringmaster.flows.pool.batch import train_on_pool
+from ringmaster.flows.preflight import unfit
+from ringmaster.flows.result import BatchResult, collect
+from ringmaster.flows.run_names import named
+from ringmaster.flows.views import current_view
+from ringmaster.flows.waiting import for_prefect
+from ringmaster.flows.workshop import BatchInput, as_batch, open_workshop
+from ringmaster.tasks.alarms import batch_failed
+from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.journal import DONE, RUNNING, STOPPED
+from ringmaster.tasks.execution.measured import watching
+from ringmaster.tasks.profiling.stage import UnfitJobs
+from ringmaster.tasks.profiling.task import profile_task
+from ringmaster.tasks.scribe import FLOW_RUN_PAGE
+from ringmaster.tasks.sweeping.conductor import Conductor
 
 protect_embedded_server()  # sweeps and retraining import this module too
 

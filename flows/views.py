@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 
-from flows.interrupts import said_by
-from tasks.execution.events import (
+from ringmaster.flows.interrupts import said_by
+from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
     JobEnded,
@@ -24,8 +24,8 @@ from tasks.execution.events import (
     SegmentStarted,
     Waiting,
 )
-from tasks.execution.journal import CANCELLED, DONE, STOPPED
-from tasks.execution.orders import called
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, STOPPED
+from ringmaster.tasks.execution.orders import called
 
 
 class View:

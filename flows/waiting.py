@@ -10,9 +10,9 @@ import httpx
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
 
-from flows import settings
-from flows.views import current_view
-from model_lineage.waiting import Waiting
+from ringmaster.flows import settings
+from ringmaster.flows.views import current_view
+from ringmaster.model_lineage.waiting import Waiting
 
 T = TypeVar("T")
 

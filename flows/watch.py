@@ -12,14 +12,14 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import output_console, print_json
-from flows.watch_view import Room, picture
-from tasks.execution.chronicle import Chronicle
-from tasks.execution.historian import Historian
-from tasks.pool.database import Database, file_url
-from tasks.pool.submissions import Submissions
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import output_console, print_json
+from ringmaster.flows.watch_view import Room, picture
+from ringmaster.tasks.execution.chronicle import Chronicle
+from ringmaster.tasks.execution.historian import Historian
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.submissions import Submissions
 
 LOOK_EVERY_S = 0.5
 DRAW_EVERY_S = 2.0  # where nothing has happened: now goes on

@@ -9,10 +9,20 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from tasks.execution.chronicle import NOW_RUNNING, TO_COME, Chronicle, Span, headline
-from tasks.execution.chronicle_text import FAULT_MARK, KEY, Row, axis, job_texts, letters, margin_of, num_rows, rows
-from tasks.planning.drawing import COLOURS, seconds_text
-from tasks.planning.gantt_text import Piece
+from ringmaster.tasks.execution.chronicle import NOW_RUNNING, TO_COME, Chronicle, Span, headline
+from ringmaster.tasks.execution.chronicle_text import (
+    FAULT_MARK,
+    KEY,
+    Row,
+    axis,
+    job_texts,
+    letters,
+    margin_of,
+    num_rows,
+    rows,
+)
+from ringmaster.tasks.planning.drawing import COLOURS, seconds_text
+from ringmaster.tasks.planning.gantt_text import Piece
 
 HEADINGS = 11  # lines that are neither a device nor a job, a node or a note
 INK, FAINT, DARK, RED = "#22303c", "#6b7680", "#3a444c", "#c1121f"

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import settings, waiting
-from flows.faults import InputError
-from flows.pool.own_node import own_node
-from flows.run_folder import (
+from ringmaster.flows import settings, waiting
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.own_node import own_node
+from ringmaster.flows.run_folder import (
     alone_in,
     base_weights,
     begun,
@@ -24,22 +25,22 @@ from flows.run_folder import (
     fresh_folder,
     note_start,
 )
-from flows.views import current_view
-from model_lineage.ledger import Ledger
-from model_lineage.tensors import TensorStore
-from tasks.batch import Batch, load_batch, parse_batch
-from tasks.batch.parents import with_teachers
-from tasks.cluster import Cluster, Device, detect
-from tasks.execution.journal import Journal
-from tasks.execution.leases import Leases, leases_of
-from tasks.execution.local import LocalRunner
-from tasks.execution.workplace import Workplace
-from tasks.profiling.lending import DevicesWanted, Lend
-from tasks.profiling.stage import Known
-from tasks.profiling.trials import Site
-from tasks.recording import Recorder
-from techniques.engine.processes import ForkServer
-from techniques.values import digest
+from ringmaster.flows.views import current_view
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.parents import with_teachers
+from ringmaster.tasks.cluster import Cluster, Device, detect
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.leases import Leases, leases_of
+from ringmaster.tasks.execution.local import LocalRunner
+from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
+from ringmaster.tasks.profiling.stage import Known
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.tasks.recording import Recorder
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.values import digest
 
 LEASE_RETRY_S = 1.0
 
@@ -96,7 +97,7 @@ def as_batch(batch: BatchInput) -> Batch:
         return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
     if "\n" in batch:
         return parse_batch(batch, folder=Path.cwd(), name="batch")
-    return _kept_batch(Path(batch)) or load_batch(Path(batch))
+    return _kept_batch(Path(batch)) or load_batch(located(batch))
 
 
 def _kept_batch(file: Path) -> Batch | None:

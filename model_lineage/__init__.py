@@ -3,11 +3,19 @@
 Importing this package is quick: MLflow is imported at a ledger's first use.
 """
 
-from model_lineage.connection import QUIET_ENVIRONMENT
-from model_lineage.faults import LedgerError
-from model_lineage.graph import Adaptation, Graph
-from model_lineage.ledger import Ledger
-from model_lineage.records import ADAPTATION_KINDS, COMPONENT, IMPORTED, DatasetInput, MetricPoint, ModelRecord, Origin
+from ringmaster.model_lineage.connection import QUIET_ENVIRONMENT
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import (
+    ADAPTATION_KINDS,
+    COMPONENT,
+    IMPORTED,
+    DatasetInput,
+    MetricPoint,
+    ModelRecord,
+    Origin,
+)
 
 __all__ = [
     "ADAPTATION_KINDS",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from model_lineage.hub_cards import CARD, read_card
-from model_lineage.importing import (
+from ringmaster.model_lineage.hub_cards import CARD, read_card
+from ringmaster.model_lineage.importing import (
     MODEL_FILES,
     Fetch,
     fetch_from_hub,
@@ -17,11 +17,11 @@ from model_lineage.importing import (
     registered_name,
     whole_or_nothing,
 )
-from model_lineage.ledger import Ledger
-from model_lineage.records import ModelRecord
-from model_lineage.snapshot import Node, Snapshot
-from model_lineage.tensors import TensorStore
-from model_lineage.tensors.folders import files_of
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors.folders import files_of
 
 SAID = (".json", ".txt", ".md", ".model", ".jinja")
 MOST_SAID_BYTES = 50_000_000  # of one file: what is larger than a large vocabulary is no description

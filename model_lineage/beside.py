@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from model_lineage.records import ModelRecord
+from ringmaster.model_lineage.records import ModelRecord
 
 KINDS = ("fine-tuned", "lora", "prefix-tuned", "ia3")
 BESIDE = "\n\n**Beside its base**\n\n"  # the section of a model's page

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.graph import Adaptation, Graph
 
 Test = Callable[[str], bool | None]
 """Whether a model is good, None where it cannot be tested; called once a model at most."""

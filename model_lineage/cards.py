@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from model_lineage import links
-from model_lineage.records import ModelRecord
+from ringmaster.model_lineage import links
+from ringmaster.model_lineage.records import ModelRecord
 
 DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # characters; the column of a model version's description

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from model_lineage.tensors import StoredModel
-from model_lineage.tensors.layout import ITEM_BYTES
-from model_lineage.tensors.lists import StoredTensor
+from ringmaster.model_lineage.tensors import StoredModel
+from ringmaster.model_lineage.tensors.layout import ITEM_BYTES
+from ringmaster.model_lineage.tensors.lists import StoredTensor
 
 SMALLEST_SHARE = 0.01  # of a model's bytes: equal biases and norms are no component
 

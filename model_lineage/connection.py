@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from model_lineage import database
-from model_lineage.faults import Guarded, LedgerError, redacted
-from model_lineage.waiting import Waiting
+from ringmaster.model_lineage import database
+from ringmaster.model_lineage.faults import Guarded, LedgerError, redacted
+from ringmaster.model_lineage.waiting import Waiting
 
 QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "true",

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from model_lineage.faults import LedgerError, redacted
+from ringmaster.model_lineage.faults import LedgerError, redacted
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")
 _MEMORY = Path("/dev/shm")

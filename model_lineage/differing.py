@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from model_lineage.snapshot import Node
-from model_lineage.tensors import TensorStore
-from model_lineage.tensors.layout import ITEM_BYTES, by_name, read_layout
-from model_lineage.tensors.store import NUM_THREADS, WEIGHTS
+from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors.layout import ITEM_BYTES, by_name, read_layout
+from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
 SAME, CHANGED, ADDED, REMOVED, RESHAPED = "same", "changed", "added", "removed", "reshaped"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from model_lineage.hub_cards import hub_card
-from model_lineage.pictures import Relative, family_svg
-from model_lineage.records import COMPONENT
-from model_lineage.snapshot import CHAMPION, Node, Snapshot
+from ringmaster.model_lineage.hub_cards import hub_card
+from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.records import COMPONENT
+from ringmaster.model_lineage.snapshot import CHAMPION, Node, Snapshot
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that has it
 MOST_DRAWN = 120  # models of one picture

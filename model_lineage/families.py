@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from model_lineage.cards import family_path
-from model_lineage.faults import LedgerError
-from model_lineage.pictures import Relative, family_svg
-from model_lineage.records import ModelRecord
-from model_lineage.registry import CHILD, Registry, record_of
+from ringmaster.model_lineage.cards import family_path
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.model_lineage.registry import CHILD, Registry, record_of
 
 MOST_ANCESTORS, MOST_SIBLINGS, MOST_CHILDREN = 12, 6, 8  # what a page has room for; the others are counted
 

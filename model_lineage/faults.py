@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from model_lineage.waiting import Waiting
+from ringmaster.model_lineage.waiting import Waiting
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 # How MLflow begins its messages about a server that does not answer.

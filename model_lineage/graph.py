@@ -5,8 +5,8 @@ import graphlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from model_lineage.faults import RingmasterError
-from model_lineage.records import ADAPTATION_KINDS, DatasetInput
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.records import ADAPTATION_KINDS, DatasetInput
 
 
 @dataclass(frozen=True, kw_only=True)

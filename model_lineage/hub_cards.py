@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from model_lineage.records import ModelRecord
+from ringmaster.model_lineage.records import ModelRecord
 
 CARD = "README.md"
 _FENCE = "---"

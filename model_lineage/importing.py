@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from model_lineage.faults import LedgerError
-from model_lineage.hub_cards import CARD, CardMetadata, card_text, read_card
-from model_lineage.ledger import Ledger
-from model_lineage.records import ModelRecord, Origin
-from model_lineage.snapshot import Snapshot, UnknownName
-from model_lineage.tensors import StoreFault, TensorStore
-from model_lineage.tensors.folders import files_of
-from model_lineage.tensors.layout import read_layout
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.hub_cards import CARD, CardMetadata, card_text, read_card
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import ModelRecord, Origin
+from ringmaster.model_lineage.snapshot import Snapshot, UnknownName
+from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.folders import files_of
+from ringmaster.model_lineage.tensors.layout import read_layout
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", CARD)
 READ_AS_JSON = ("config.json", "adapter_config.json", "generation_config.json", "model.json")

@@ -9,15 +9,15 @@ from collections.abc import Collection, Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_lineage import beside, cards, links
-from model_lineage.faults import redacted
-from model_lineage.models import Models
-from model_lineage.records import COMPONENT, ModelRecord
-from model_lineage.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
+from ringmaster.model_lineage import beside, cards, links
+from ringmaster.model_lineage.faults import redacted
+from ringmaster.model_lineage.models import Models
+from ringmaster.model_lineage.records import COMPONENT, ModelRecord
+from ringmaster.model_lineage.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
 
 if TYPE_CHECKING:  # numpy and zstandard are imported where something is kept
-    from model_lineage.components import SharedPart
-    from model_lineage.tensors import StoredModel, TensorStore
+    from ringmaster.model_lineage.components import SharedPart
+    from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 
 LEDGER = "ringmaster.ledger"  # a tag of the experiment
 DIGEST = "ringmaster.digest"  # of a component's tensors
@@ -41,7 +41,7 @@ class Keeping(Models):
         components: parts that a person has named, each with the prefix of its parameters' names: nodes too, whether or
         not another model has them yet. Raises ValueError, once all else is done, where a prefix has no parameter.
         """
-        from model_lineage.components import is_within, named_part, shared_parts
+        from ringmaster.model_lineage.components import is_within, named_part, shared_parts
 
         named = components or {}
 
@@ -89,7 +89,7 @@ class Keeping(Models):
 
     def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
         """A model of the ledger as the store has it; None where it has not."""
-        from model_lineage.tensors import StoreFault
+        from ringmaster.model_lineage.tensors import StoreFault
 
         model = self._logged_model(model_id)
         id = None if model is None else model.tags.get(TENSORS)

@@ -12,10 +12,10 @@ Its rooms: `connection` (the client, made lazily), `database` (the sqlite file),
 in the store), `links` and `cards` (what their pages say).
 """
 
-from model_lineage import links
-from model_lineage.keeping import Keeping
-from model_lineage.profiles import Profiles
-from model_lineage.records import ModelRecord
+from ringmaster.model_lineage import links
+from ringmaster.model_lineage.keeping import Keeping
+from ringmaster.model_lineage.profiles import Profiles
+from ringmaster.model_lineage.records import ModelRecord
 
 
 class Ledger(Profiles, Keeping):

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_lineage import cards, links
-from model_lineage.families import Families
-from model_lineage.faults import LedgerError
-from model_lineage.graph import Adaptation, Graph
-from model_lineage.hub_cards import CARD, hub_card
-from model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
-from model_lineage.registry import (
+from ringmaster.model_lineage import cards, links
+from ringmaster.model_lineage.families import Families
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.hub_cards import CARD, hub_card
+from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
+from ringmaster.model_lineage.registry import (
     CHILD,
     DATASETS,
     KIND,
@@ -32,7 +32,7 @@ from model_lineage.registry import (
     record_of,
     versions_of,
 )
-from model_lineage.runs import flat_params, param_text
+from ringmaster.model_lineage.runs import flat_params, param_text
 
 _NOTE = "mlflow.note.content"
 _DIGEST_LIMIT = 36  # characters of a data set's digest in MLflow

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from model_lineage.runs import TAG_LIMIT, Runs, flat_params
+from ringmaster.model_lineage.runs import TAG_LIMIT, Runs, flat_params
 
 _FINGERPRINT = "ringmaster.fingerprint"
 _PAGE = 250  # the wanted ones are mostly recent

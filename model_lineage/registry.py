@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_lineage.faults import LedgerError
-from model_lineage.records import DatasetInput, ModelRecord, Origin
-from model_lineage.runs import Runs
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.records import DatasetInput, ModelRecord, Origin
+from ringmaster.model_lineage.runs import Runs
 
 # Tags of a LoggedModel, from which its record is read; KIND, PARENTS and MODEL_ID stand on its version too.
 KIND, PARENTS, DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"

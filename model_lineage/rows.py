@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from model_lineage.ledger import Ledger
-from model_lineage.registry import CHILD, KIND, MODEL_ID
-from model_lineage.rest import Server
-from model_lineage.tensors.objects import write_once
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.registry import CHILD, KIND, MODEL_ID
+from ringmaster.model_lineage.rest import Server
+from ringmaster.model_lineage.tensors.objects import write_once
 
 READY = 2  # of MLflow's LoggedModelStatus
 NEW_FOR_MS = 600_000  # rows younger than this are asked for again: their tags may not have been complete

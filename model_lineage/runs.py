@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from model_lineage.connection import Connection
-from model_lineage.faults import LedgerError
-from model_lineage.records import MetricPoint
+from ringmaster.model_lineage.connection import Connection
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.records import MetricPoint
 
 METRICS_PER_REQUEST = 1000  # MLflow's limits
 PARAM_LIMIT = 6000

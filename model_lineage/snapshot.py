@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from model_lineage.faults import RingmasterError
-from model_lineage.graph import Adaptation, Graph
-from model_lineage.ledger import Ledger
-from model_lineage.records import COMPONENT, DatasetInput, ModelRecord
-from model_lineage.registry import record_of, versions_of
-from model_lineage.rows import Aliases, Row, read_rows
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import COMPONENT, DatasetInput, ModelRecord
+from ringmaster.model_lineage.registry import record_of, versions_of
+from ringmaster.model_lineage.rows import Aliases, Row, read_rows
 
 CHAMPION = "champion"
 _SHORTEST_ID = 6  # characters of a model's id or a data set's digest that may stand for it

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from model_lineage.faults import LedgerError
-from model_lineage.ledger import Ledger
-from model_lineage.records import COMPONENT
-from model_lineage.snapshot import Node, Snapshot
-from model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import COMPONENT
+from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.tensors import TensorStore
 
 DAY_MS = 86_400_000
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from model_lineage.bases import record_base
-from model_lineage.faults import LedgerError
-from model_lineage.ledger import Ledger
-from model_lineage.tensors import TensorStore
-from tasks.execution.journal import Journal
-from techniques import Job
+from ringmaster.model_lineage.bases import record_base
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.techniques import Job
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {"lora": "lora", "prefix": "prefix-tuned", "ia3": "ia3"}
 
@@ -92,7 +92,7 @@ def _sources(job: Job) -> Iterator[str]:
 def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     """A model beside its parents, as markdown: bytes, seconds of a batch, metrics, measured alike on one device.
 
-    compared: the model's first, then its parents', as `techniques.adaptations.comparing.Measured` has them.
+    compared: the model's first, then its parents', as `ringmaster.techniques.adaptations.comparing.Measured` has them.
     """
     if len(compared) < 2:
         return ""

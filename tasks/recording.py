@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from model_lineage.faults import LedgerError
-from model_lineage.ledger import Ledger
-from model_lineage.tensors import TensorStore
-from model_lineage.waiting import Waiting
-from tasks.batch import Batch
-from tasks.execution.events import ExecutionEvent, GangSaid
-from tasks.execution.journal import Journal
-from tasks.pool.told import Told
-from tasks.scribe import Recorded, Scribe
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.scribe import Recorded, Scribe
 
 __all__ = ["Insistence", "PoolRecorder", "Recorded", "Recorder"]
 

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_lineage import links
-from model_lineage.faults import LedgerError
-from model_lineage.ledger import Ledger
-from model_lineage.records import MetricPoint, ModelRecord, Origin
-from model_lineage.tensors import StoreFault, TensorStore
-from tasks.ancestry import Ancestry, beside_parents, kind_of
-from tasks.batch import Batch
-from tasks.code_version import code_version
-from tasks.datasets.recording import ROWS, dataset_inputs, rows_text
-from tasks.execution.directions import LIKE, SETTLED
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
-from tasks.execution.workplace import Workplace
-from tasks.planning import gantt
-from tasks.system_metrics import Energy, telemetry_points
-from techniques import Job, Profile
-from techniques.surveys import Survey
-from techniques.values import from_json, to_json
+from ringmaster.model_lineage import links
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
+from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.tasks.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.code_version import code_version
+from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
+from ringmaster.tasks.execution.directions import LIKE, SETTLED
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
+from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.planning import gantt
+from ringmaster.tasks.system_metrics import Energy, telemetry_points
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.surveys import Survey
+from ringmaster.techniques.values import from_json, to_json
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done: why

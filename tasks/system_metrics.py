@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model_lineage.records import MetricPoint
-from tasks.execution.events import GangSaid, SegmentEnded
-from tasks.execution.journal import Journal
-from tasks.pool.telemetry import TELEMETRY
+from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.telemetry import TELEMETRY
 
 # By what a telemetry word says: MLflow's name, and by what to multiply.
 NAMES = {

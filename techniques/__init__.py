@@ -1,6 +1,6 @@
 """How one job trains on one gang of devices. Importing this package imports neither torch nor transformers."""
 
-from techniques.job import (
+from ringmaster.techniques.job import (
     AdaptationSpec,
     Adapter,
     DataSpec,
@@ -10,9 +10,9 @@ from techniques.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from techniques.profiles import Profile
-from techniques.registry import register
-from techniques.technique import GangShape, Technique
+from ringmaster.techniques.profiles import Profile
+from ringmaster.techniques.registry import register
+from ringmaster.techniques.technique import GangShape, Technique
 
 __all__ = [
     "AdaptationSpec",

@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-from techniques.job import Job, ModelSpec
-from techniques.technique import GangShape
+from ringmaster.techniques.job import Job, ModelSpec
+from ringmaster.techniques.technique import GangShape
 
 # As transformers calls them.
 IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "flex": "flex_attention"}

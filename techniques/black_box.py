@@ -9,16 +9,16 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from techniques.job import Job
-from techniques.technique import Config, GangShape, Technique
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.order import GangOrder
-    from techniques.engine.reporter import Reporter
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.order import GangOrder
+    from ringmaster.techniques.engine.reporter import Reporter
 
 ENDS = ("done", "preempted", "invalid")
 
@@ -33,7 +33,7 @@ class BlackBox(Technique):
 
     @abstractmethod
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """A trial, with the events and the result of `techniques.engine.trials.trial`."""
+        """A trial, with the events and the result of `ringmaster.techniques.engine.trials.trial`."""
 
     @abstractmethod
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from techniques.black_box import BlackBox
-from techniques.job import Job
-from techniques.technique import Config, GangShape
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape
 
 if TYPE_CHECKING:
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.order import GangOrder
-    from techniques.engine.reporter import Reporter
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.order import GangOrder
+    from ringmaster.techniques.engine.reporter import Reporter
 
 
 class Command(BlackBox):
@@ -39,12 +39,12 @@ class Command(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train until enough steps are measured, then save, evaluate and export once."""
-        from techniques.engine.commands.running import profile
+        from ringmaster.techniques.engine.commands.running import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train the segment's steps."""
-        from techniques.engine.commands.running import run
+        from ringmaster.techniques.engine.commands.running import run
 
         return run(order, reporter)

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from techniques.ddp import Ddp
-from techniques.decoders import why_unknown
-from techniques.fsdp import Fsdp
-from techniques.job import Job
-from techniques.technique import (
+from ringmaster.techniques.ddp import Ddp
+from ringmaster.techniques.decoders import why_unknown
+from ringmaster.techniques.fsdp import Fsdp
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 
 class Context(Technique):
@@ -87,7 +87,7 @@ class Context(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Attention across the devices first, then the weights laid out over them."""
-        from techniques.engine.sequences import attend_across
+        from ringmaster.techniques.engine.sequences import attend_across
 
         assert mesh is not None
         self._mesh, self._exchange = mesh["cp"], config["exchange"]
@@ -100,8 +100,8 @@ class Context(Technique):
 
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tokens of this rank, with their positions, and the tokens that follow them."""
-        from techniques.engine.losses import next_tokens
-        from techniques.engine.sequences import positions
+        from ringmaster.techniques.engine.losses import next_tokens
+        from ringmaster.techniques.engine.sequences import positions
 
         tokens = batch["input_ids"]
         rank, size = self._mesh.get_local_rank(), self._mesh.size()

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from techniques.job import Job
-from techniques.technique import (
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -18,7 +18,7 @@ from techniques.technique import (
 )
 
 if TYPE_CHECKING:
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 
 class DataParallel(Technique):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from techniques.data_parallel import DataParallel
-from techniques.job import DISTILLED, PRUNED
-from techniques.technique import Config
+from ringmaster.techniques.data_parallel import DataParallel
+from ringmaster.techniques.job import DISTILLED, PRUNED
+from ringmaster.techniques.technique import Config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,8 +29,8 @@ class Ddp(DataParallel):
         """Wraps the model; gradients live in the communication buckets, so that they are never copied."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from techniques.engine.half import average_in_half
-        from techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.half import average_in_half
+        from ringmaster.techniques.engine.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])

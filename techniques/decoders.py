@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from techniques.engine.models.decoder import Decoder
+    from ringmaster.techniques.engine.models.decoder import Decoder
 
 # Their forward takes hidden states where embeddings enter, doing nothing else to them, and positions explicitly; only
 # attention looks from one token to another.

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from techniques.data_parallel import DataParallel
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import (
+from ringmaster.techniques.data_parallel import DataParallel
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 
 class Fsdp(DataParallel):
@@ -110,8 +110,8 @@ class Fsdp(DataParallel):
             fully_shard,
         )
 
-        from techniques.engine.models import layer_names
-        from techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.models import layer_names
+        from ringmaster.techniques.engine.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from techniques.fsdp import Fsdp
-from techniques.job import Job
-from techniques.technique import Config, GangShape
+from ringmaster.techniques.fsdp import Fsdp
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 
 class FsdpStatic(Fsdp):
@@ -40,7 +40,7 @@ class FsdpStatic(Fsdp):
         """All layers share the buffers for gathering, and those for reducing."""
         from torch.distributed.fsdp import FSDPModule
 
-        from techniques.engine.static_buffers import BufferPool, StaticAllGather, StaticReduceScatter
+        from ringmaster.techniques.engine.static_buffers import BufferPool, StaticAllGather, StaticReduceScatter
 
         model = super().parallelize(model, mesh, config)
         gather, reduce = StaticAllGather(BufferPool()), StaticReduceScatter(BufferPool())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from techniques.values import SINCE_LATER
+from ringmaster.techniques.values import SINCE_LATER
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")

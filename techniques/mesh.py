@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from techniques.decoders import why_unknown
-from techniques.fsdp import Fsdp
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.pipeline import Pipeline, micro_batch_counts
-from techniques.technique import (
+from ringmaster.techniques.decoders import why_unknown
+from ringmaster.techniques.fsdp import Fsdp
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
+from ringmaster.techniques.technique import (
     Config,
     GangShape,
     StepWork,
@@ -26,13 +26,13 @@ from techniques.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
-from techniques.tensor import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
+from ringmaster.techniques.tensor import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 AXES = ("pp", "dp_shard", "tp")  # neighbours, which are linked most closely, along the last
 
@@ -99,7 +99,7 @@ class Mesh(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Cut along `tp` first, then along `pp`; what each rank then has is sharded."""
-        from techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.recomputation import recompute_layers
 
         assert mesh is not None
         self._tensor = TensorParallel() if config["tp"] > 1 else None
@@ -131,7 +131,7 @@ class Mesh(Technique):
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
         """Likewise; what ranks hold summands of is added up once a step."""
-        from techniques.engine.gradients import settle_, whole
+        from ringmaster.techniques.engine.gradients import settle_, whole
 
         if self._pipeline is not None:
             loss_sum, count = self._pipeline.forward_backward(model, work)

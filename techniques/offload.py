@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import (
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     WEIGHT_BYTES,
     Config,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 FEW_SLICES = 4
 
@@ -100,7 +100,7 @@ class Offload(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Slices the model; its parameters stay where they are."""
-        from techniques.engine.spilling import Spilled
+        from ringmaster.techniques.engine.spilling import Spilled
 
         self._spilled = Spilled(
             model,

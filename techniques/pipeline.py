@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from techniques.decoders import why_unknown
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import (
+from ringmaster.techniques.decoders import why_unknown
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.pipe import Pipe
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.pipe import Pipe
 
 # The quickest-looking first, and how many stages a device has under each.
 QUICKEST = "1f1b"
@@ -94,7 +94,7 @@ class Pipeline(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """The stages of this rank; what belongs to others is let go."""
-        from techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.recomputation import recompute_layers
 
         def lay_out(stage: nn.Module) -> nn.Module:
             recompute_layers(stage, config["recompute"])
@@ -117,7 +117,7 @@ class Pipeline(Technique):
         """
         import torch
 
-        from techniques.engine.pipe import Pipe
+        from ringmaster.techniques.engine.pipe import Pipe
 
         self._group = mesh.get_group("pp")
         hidden_dtype = torch.bfloat16 if self.precision == "bf16-params" else torch.float32
@@ -155,7 +155,7 @@ class Pipeline(Technique):
         """Over all stages; a weight that two of them hold counts once."""
         import torch.distributed as dist
 
-        from techniques.engine.gradients import global_norm
+        from ringmaster.techniques.engine.gradients import global_norm
 
         square = global_norm([p for p in parameters if p is not self._tied_replica]) ** 2
         dist.all_reduce(square, group=self._group)

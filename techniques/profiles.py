@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self
 
-from techniques.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Profile:
 
     @property
     def at_once(self) -> int | None:
-        """How many of the gang's jobs are trained at a time, as `techniques.turns` says; None for all."""
+        """How many of the gang's jobs are trained at a time, as `ringmaster.techniques.turns` says; None for all."""
         return self.config.get(AT_ONCE)
 
     @property

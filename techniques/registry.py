@@ -6,28 +6,28 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 
-from techniques.dotted import resolve
-from techniques.technique import Technique
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.technique import Technique
 
 ENTRY_POINT_GROUP = "ringmaster.techniques"
 
 BUILTIN: dict[str, str] = {
-    "single": "techniques.single:Single",
-    "ddp": "techniques.ddp:Ddp",
-    "zero1": "techniques.zero1:Zero1",
-    "zero2": "techniques.zero2:Zero2",
-    "fsdp": "techniques.fsdp:Fsdp",
-    "fsdp_static": "techniques.fsdp_static:FsdpStatic",
-    "tensor": "techniques.tensor:TensorParallel",
-    "context": "techniques.context:Context",
-    "pipeline": "techniques.pipeline:Pipeline",
-    "mesh": "techniques.mesh:Mesh",
-    "offload": "techniques.offload:Offload",
-    "command": "techniques.command:Command",
-    "rewrite": "techniques.rewrite:Rewrite",
+    "single": "ringmaster.techniques.single:Single",
+    "ddp": "ringmaster.techniques.ddp:Ddp",
+    "zero1": "ringmaster.techniques.zero1:Zero1",
+    "zero2": "ringmaster.techniques.zero2:Zero2",
+    "fsdp": "ringmaster.techniques.fsdp:Fsdp",
+    "fsdp_static": "ringmaster.techniques.fsdp_static:FsdpStatic",
+    "tensor": "ringmaster.techniques.tensor:TensorParallel",
+    "context": "ringmaster.techniques.context:Context",
+    "pipeline": "ringmaster.techniques.pipeline:Pipeline",
+    "mesh": "ringmaster.techniques.mesh:Mesh",
+    "offload": "ringmaster.techniques.offload:Offload",
+    "command": "ringmaster.techniques.command:Command",
+    "rewrite": "ringmaster.techniques.rewrite:Rewrite",
 }
 
-GROUPS: dict[str, str] = {"shared_base": "techniques.shared_base:SharedBase"}
+GROUPS: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:SharedBase"}
 """Techniques that train several jobs at once: known by name, and nothing to try on a job by itself."""
 
 _registered: dict[str, str] = {}

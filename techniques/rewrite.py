@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from techniques.black_box import BlackBox
-from techniques.job import MERGED, Job
-from techniques.technique import WEIGHT_BYTES, Config, GangShape
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.job import MERGED, Job
+from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
 
 if TYPE_CHECKING:
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.order import GangOrder
-    from techniques.engine.reporter import Reporter
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.order import GangOrder
+    from ringmaster.techniques.engine.reporter import Reporter
 
 
 class Rewrite(BlackBox):
@@ -36,12 +36,12 @@ class Rewrite(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Does it once, with fresh weights."""
-        from techniques.adaptations.rewriting import profile
+        from ringmaster.techniques.adaptations.rewriting import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Does it."""
-        from techniques.adaptations.rewriting import run
+        from ringmaster.techniques.adaptations.rewriting import run
 
         return run(order, reporter)

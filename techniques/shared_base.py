@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from techniques.black_box import BlackBox
-from techniques.job import DataSpec, Job
-from techniques.technique import Config, GangShape, batch_is_divisible
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.technique import Config, GangShape, batch_is_divisible
 
 if TYPE_CHECKING:
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.order import GangOrder
-    from techniques.engine.reporter import Reporter
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.order import GangOrder
+    from ringmaster.techniques.engine.reporter import Reporter
 
 NAME = "shared_base"
 
@@ -58,13 +58,13 @@ class SharedBase(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Measures the steps of all the order's jobs together."""
-        from techniques.engine.fused.trying import profile
+        from ringmaster.techniques.engine.fused.trying import profile
 
         return profile(order, reporter, rank=self.rank)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Trains each of the order's jobs to its own last step."""
-        from techniques.engine.fused.running import run
+        from ringmaster.techniques.engine.fused.running import run
 
         return run(order, reporter, rank=self.rank)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import (
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 
 class Single(Technique):
@@ -56,7 +56,7 @@ class Single(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Nothing to lay out."""
-        from techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.recomputation import recompute_layers
 
         recompute_layers(model, config["recompute"])
         return model

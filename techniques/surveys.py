@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from techniques.job import Job
-from techniques.technique import GangShape
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import GangShape
 
 REHEARSED, ARITHMETIC = "rehearsed", "arithmetic"
 

@@ -1,7 +1,7 @@
 """What a parallelism has to say about itself: the `Technique` interface.
 
 A data-parallel technique is about fifteen lines: a name, what it needs, its configs, and `parallelize`. The harness
-(`techniques.engine`) owns the loop, the data, timing, checkpoints, signals and metrics.
+(`ringmaster.techniques.engine`) owns the loop, the data, timing, checkpoints, signals and metrics.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from techniques.job import Job
+from ringmaster.techniques.job import Job
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.state import Reader
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.state import Reader
 
 Config = Mapping[str, Any]
 
@@ -169,19 +169,19 @@ class Technique(ABC):
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """The optimizer's tensors under their canonical names `optimizer/<parameter>/<state>`."""
-        from techniques.engine.state import named_optimizer_state
+        from ringmaster.techniques.engine.state import named_optimizer_state
 
         return named_optimizer_state(self.unwrap(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Fills the optimizer from a checkpoint written under any technique."""
-        from techniques.engine.state import restore_optimizer
+        from ringmaster.techniques.engine.state import restore_optimizer
 
         restore_optimizer(reader, self.unwrap(model), optimizer)
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
         """Whether this rank writes its part of a tensor into a checkpoint; of replicas exactly one must."""
-        from techniques.engine.state import is_first_replica
+        from ringmaster.techniques.engine.state import is_first_replica
 
         return is_first_replica(tensor, rank=rank)
 
@@ -195,7 +195,7 @@ class Technique(ABC):
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """The global L2 norm of the gradient, a scalar equal on every rank."""
-        from techniques.engine.gradients import global_norm
+        from ringmaster.techniques.engine.gradients import global_norm
 
         return global_norm(parameters)
 

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import (
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.models.decoder import Decoder, LayerModule
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models.decoder import Decoder, LayerModule
 
 # The linear modules that a layer of Llama's kind consists of, beside its norms.
 NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"})
@@ -88,8 +88,8 @@ class TensorParallel(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Cuts the model in place; each rank takes its part of the weights that all have built alike."""
-        from techniques.engine.recomputation import recompute_layers
-        from techniques.engine.tensor_plan import cut
+        from ringmaster.techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.tensor_plan import cut
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
@@ -99,7 +99,7 @@ class TensorParallel(Technique):
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
         """Divided logits are put together where they are looked at; the loss in training takes them as they are."""
-        from techniques.engine.gradients import whole
+        from ringmaster.techniques.engine.gradients import whole
 
         output = super().forward(model, batch, work)
         if not model.training:
@@ -114,7 +114,7 @@ class TensorParallel(Technique):
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
         """As ever; what ranks hold summands of (norms, shared heads) is added up once a step."""
-        from techniques.engine.gradients import settle_, whole
+        from ringmaster.techniques.engine.gradients import settle_, whole
 
         loss_sum, count = super().forward_backward(model, work)
         settle_(model.parameters())

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from techniques.ddp import Ddp
-from techniques.job import Job
-from techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape
+from ringmaster.techniques.ddp import Ddp
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
-    from techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.models import ModelFacts
 
 
 class Zero1(Ddp):

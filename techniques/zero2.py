@@ -1,7 +1,7 @@
 """ZeRO stage 2, overlapped: whole weights on each device, gradients and optimizer state divided.
 
 Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2; Megatron-LLaMA's OverlappedDistributedOptimizer.
-The exchanges themselves are in `techniques.engine.sharded`.
+The exchanges themselves are in `ringmaster.techniques.engine.sharded`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from techniques.data_parallel import DataParallel
-from techniques.job import DISTILLED, Job
-from techniques.technique import (
+from ringmaster.techniques.data_parallel import DataParallel
+from ringmaster.techniques.job import DISTILLED, Job
+from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from techniques.engine.models import ModelFacts
-    from techniques.engine.sharded import ShardedModel
-    from techniques.engine.state import Reader
+    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.engine.sharded import ShardedModel
+    from ringmaster.techniques.engine.state import Reader
 
 MIB = 1 << 20
 # Smaller ones are under way earlier, larger ones use the link better: which is quicker, only a trial tells.
@@ -77,8 +77,8 @@ class Zero2(DataParallel):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Moves the weights into buckets and hooks the exchanges into forward and backward."""
-        from techniques.engine.recomputation import recompute_layers
-        from techniques.engine.sharded import ShardedModel
+        from ringmaster.techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.engine.sharded import ShardedModel
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
@@ -120,13 +120,13 @@ class Zero2(DataParallel):
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Whole parameters' state, each on one rank: the buckets are gathered one after another by ranks in turn."""
-        from techniques.engine.sharded_state import gathered_state
+        from ringmaster.techniques.engine.sharded_state import gathered_state
 
         return gathered_state(_sharded(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Each rank takes its shares."""
-        from techniques.engine.sharded_state import restore_shares
+        from ringmaster.techniques.engine.sharded_state import restore_shares
 
         restore_shares(reader, _sharded(model), optimizer)
 
@@ -136,7 +136,7 @@ class Zero2(DataParallel):
 
 
 def _sharded(model: nn.Module) -> ShardedModel:
-    from techniques.engine.sharded import ShardedModel
+    from ringmaster.techniques.engine.sharded import ShardedModel
 
     assert isinstance(model, ShardedModel)
     return model

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ import pytest
 # memory. Several threads of a busy machine wait for each other in loops: a test would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_CBWR", "AUTO")
+# Worker processes import what the tests' jobs name, such as `tests.integration.stubs`.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 # Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
 

@@ -10,9 +10,9 @@ import urllib.request
 from http import HTTPStatus
 from pathlib import Path
 
-from flows.services.files import ServiceFiles
-from flows.services.process_ids import ProcessId
-from flows.settings import PoolAddress
+from ringmaster.flows.services.files import ServiceFiles
+from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.settings import PoolAddress
 from tests.cluster.waiting import until
 from tests.ports import free_port
 
@@ -35,7 +35,7 @@ class Home:
         self.environment["RINGMASTER_HOME"] = str(folder)
 
     def ringmaster(self, *arguments):
-        command = [sys.executable, "-m", "flows.cli", *arguments]
+        command = [sys.executable, "-m", "ringmaster.flows.cli", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=UP_PATIENCE_S
         )

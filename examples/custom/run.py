@@ -13,9 +13,9 @@ from pathlib import Path
 
 from my_technique import OneMessage
 
-from flows import Batch, train_batch
-from tasks.batch import load_batch
-from techniques import registry
+from ringmaster import Batch, train_batch
+from ringmaster.tasks.batch import load_batch
+from ringmaster.techniques import registry
 
 registry.register(OneMessage)
 folder = Path(__file__).parent

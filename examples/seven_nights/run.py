@@ -209,18 +209,18 @@ def main() -> int:
         os.environ.pop(name, None)  # nothing of this reaches servers that are in use
     shutil.rmtree(HOME, ignore_errors=True)
     os.environ["RINGMASTER_HOME"] = str(HOME)
-    from flows import settings
+    from ringmaster.flows import settings
 
     settings.embed(HOME)
     HOME.mkdir(parents=True, exist_ok=True)  # it is there unless Prefect's own home is elsewhere
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from flows.flow_runs import result_of
-    from flows.nights.night import current_clock
-    from flows.retrain_daily import retrain_daily
-    from flows.workshop import lent_server
-    from techniques.engine.processes import ForkServer
+    from ringmaster.flows.flow_runs import result_of
+    from ringmaster.flows.nights.night import current_clock
+    from ringmaster.flows.retrain_daily import retrain_daily
+    from ringmaster.flows.workshop import lent_server
+    from ringmaster.techniques.engine.processes import ForkServer
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # one for all nights, which import it once

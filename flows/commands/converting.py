@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.faults import InputError
-from flows.output import AsJson, error_console, print_json
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, error_console, print_json
 
 
 def convert(
@@ -23,7 +23,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""
-    from techniques.engine.models.conversion import convert as convert_model
+    from ringmaster.techniques.engine.models.conversion import convert as convert_model
 
     try:
         done = convert_model(source, destination, to=to, tp=tp, pp=pp)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from flows.faults import InputError
-from flows.output import AsJson, output_console, print_json
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, output_console, print_json
 
 if TYPE_CHECKING:
-    from tasks.datasets.catalogue import Catalogue, Entry
+    from ringmaster.tasks.datasets.catalogue import Catalogue, Entry
 
 app = typer.Typer(no_args_is_help=True, help="Data sets by name and version: what they hold, and what is wrong.")
 
@@ -29,8 +29,8 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     Where the file has jobs, also what is wrong with the parts that they read: windows, and rows that are both trained
     and evaluated on. Exit 0 where all is well, 2 where something is not.
     """
-    from tasks.batch import BatchFileError, load_batch
-    from tasks.datasets.checking import version_faults
+    from ringmaster.tasks.batch import BatchFileError, load_batch
+    from ringmaster.tasks.datasets.checking import version_faults
 
     catalogue, raw, faults = _catalogue(file)
     found = {
@@ -60,7 +60,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """List data sets with their versions and splits: files, rows, and the fingerprint of their content."""
-    from tasks.batch.references import closest
+    from ringmaster.tasks.batch.references import closest
 
     catalogue, _, faults = _catalogue(file)
     if faults:
@@ -85,8 +85,8 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """List the models that were trained or evaluated on a row of a data set with a name."""
-    from flows.lineage.home import lineage_home
-    from flows.lineage.row_tracing import content_of, readers_of
+    from ringmaster.flows.lineage.home import lineage_home
+    from ringmaster.flows.lineage.row_tracing import content_of, readers_of
 
     content = content_of(row, text_column)
     with lineage_home() as home:
@@ -107,7 +107,7 @@ def _tail(row: dict[str, Any]) -> tuple[str, str]:
 
 def _rows(entry: Entry) -> list[dict[str, Any]]:
     """A row for each split of each version, what cannot be read with its fault."""
-    from tasks.datasets.fingerprints import contents, fingerprint
+    from ringmaster.tasks.datasets.fingerprints import contents, fingerprint
 
     rows: list[dict[str, Any]] = []
     for version in entry.versions:
@@ -131,10 +131,10 @@ def _catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
 
     Raises InputError where there are no data sets.
     """
-    from tasks.batch import document
-    from tasks.batch.faults import Fault, place_text
-    from tasks.datasets.catalogue import catalogue_of
-    from tasks.files import text_of
+    from ringmaster.tasks.batch import document
+    from ringmaster.tasks.batch.faults import Fault, place_text
+    from ringmaster.tasks.datasets.catalogue import catalogue_of
+    from ringmaster.tasks.files import text_of
 
     try:
         read = document.read(text_of(file))

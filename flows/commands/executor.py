@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import error_console
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console
 
 
 def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> None:
@@ -21,7 +21,7 @@ def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> 
         remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
         raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
     settings.embed(settings.home())
-    from flows.pool.executor import serve_pool
+    from ringmaster.flows.pool.executor import serve_pool
 
     console = error_console()
     serve_pool(pool, notice=lambda text: console.print(text, highlight=False, markup=False), seed=seed)

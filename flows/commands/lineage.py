@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands import lineage_bisect, lineage_keeping
-from flows.faults import InputError
-from flows.lineage.home import LineageHome, Model, Refresh, lineage_home
-from flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.commands import lineage_bisect, lineage_keeping
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
-    from model_lineage.differing import WeightTensor
-    from model_lineage.snapshot import Node
+    from ringmaster.model_lineage.differing import WeightTensor
+    from ringmaster.model_lineage.snapshot import Node
 
 
 class Format(StrEnum):
@@ -36,8 +36,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a model: what it came from, up to its bases, what became of it, its data, plan and aliases."""
-    from flows.lineage.views import MOST_LINES, print_view, show_view
-    from model_lineage.exporting import node_json
+    from ringmaster.flows.lineage.views import MOST_LINES, print_view, show_view
+    from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         node, snapshot = home.find(model), home.snapshot
@@ -63,8 +63,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two models: tensors and by how much, data, hyperparameters, metrics, behaviour."""
-    from flows.lineage.views import diff_view, print_view
-    from model_lineage.differing import record_differences, tensor_changes
+    from ringmaster.flows.lineage.views import diff_view, print_view
+    from ringmaster.model_lineage.differing import record_differences, tensor_changes
 
     with lineage_home(is_fresh=refresh) as home:
         one, other = home.find(first), home.find(second)
@@ -85,8 +85,8 @@ def impact(
     as_json: AsJson = False,
 ) -> None:
     """List every model that came from a model or was trained on a data set, and which of them are in production."""
-    from flows.lineage.views import impact_view, print_view
-    from model_lineage.exporting import node_json
+    from ringmaster.flows.lineage.views import impact_view, print_view
+    from ringmaster.model_lineage.exporting import node_json
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -112,7 +112,7 @@ def export(
     refresh: Refresh = False,
 ) -> None:
     """Write the graph as JSON, GraphML or a picture, or a card with base_model and its relation for each model."""
-    from model_lineage.exporting import card_of, drawing, graph_json, graphml
+    from ringmaster.model_lineage.exporting import card_of, drawing, graph_json, graphml
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
@@ -137,7 +137,7 @@ def export(
 
 def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
     """A model's tensors: from the store, which knows which are equal without reading, else from its files."""
-    from model_lineage.differing import tensors_of_folder, tensors_of_store
+    from ringmaster.model_lineage.differing import tensors_of_folder, tensors_of_store
 
     id = node.record.tensors_id
     if id is not None and id in home.store.ids():
@@ -150,7 +150,7 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
     """(what is meant, the models that it reached)."""
-    from model_lineage.snapshot import UnknownName, close_names
+    from ringmaster.model_lineage.snapshot import UnknownName, close_names
 
     snapshot = home.snapshot
     trained = snapshot.trained_on(what)

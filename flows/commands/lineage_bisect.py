@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.lineage.home import Model, Refresh, lineage_home
-from flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.lineage.home import Model, Refresh, lineage_home
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 
 def bisect(
@@ -26,8 +26,8 @@ def bisect(
     as_json: AsJson = False,
 ) -> None:
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
-    from flows.lineage.bisecting import Search, Verdicts
-    from flows.lineage.model_tests import parse_test
+    from ringmaster.flows.lineage.bisecting import Search, Verdicts
+    from ringmaster.flows.lineage.model_tests import parse_test
 
     def told(line: str) -> None:
         error_console().print(line, markup=False, highlight=False)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.faults import InputError
-from flows.lineage.home import LineageHome, Model, lineage_home
-from flows.output import AsJson, error_console, output_console, print_json
-from techniques.adapters.peft_format import is_adapter
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.techniques.adapters.peft_format import is_adapter
 
 if TYPE_CHECKING:
-    from model_lineage.snapshot import Node
+    from ringmaster.model_lineage.snapshot import Node
 
 
 def import_(
@@ -23,7 +23,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
-    from model_lineage.importing import fetch_from_hub, import_model
+    from ringmaster.model_lineage.importing import fetch_from_hub, import_model
 
     if not name or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
@@ -93,7 +93,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Drop models that nothing reaches: without an alias, and with no descendant that has one."""
-    from model_lineage.tending import collect, unreached
+    from ringmaster.model_lineage.tending import collect, unreached
 
     if yes and dry_run:
         raise InputError(["--yes drops and --dry-run does not. To fix: give one of them"])
@@ -109,7 +109,7 @@ def gc(
 
 def fsck(as_json: AsJson = False) -> None:
     """Read every tensor and every record, and say what is damaged or missing; exit 1 where something is."""
-    from model_lineage.tending import faults
+    from ringmaster.model_lineage.tending import faults
 
     with lineage_home(is_fresh=True) as home:
         found = faults(home.snapshot, home.store)

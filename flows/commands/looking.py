@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
-    from tasks.execution.journal import Journal
-    from tasks.pool.handed_over import Pending
+    from ringmaster.tasks.execution.journal import Journal
+    from ringmaster.tasks.pool.handed_over import Pending
 
 
 def techniques(
@@ -34,10 +34,10 @@ def techniques(
     as_json: AsJson = False,
 ) -> None:
     """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
-    from techniques import registry
+    from ringmaster.techniques import registry
 
     if model is not None:
-        from flows.outlook import look_ahead, print_outlook
+        from ringmaster.flows.outlook import look_ahead, print_outlook
 
         found = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
         print_json(found.to_json()) if as_json else print_outlook(found)
@@ -118,7 +118,7 @@ def _runs(batch: str | None) -> list[_Run]:
 
 def _runs_here() -> Iterator[_Run]:
     """The newest run of each batch that ran on this machine alone."""
-    from tasks.execution.journal import Journal
+    from ringmaster.tasks.execution.journal import Journal
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
@@ -134,10 +134,10 @@ def _runs_on_pool() -> Iterator[_Run]:
     address = settings.pool()
     if address is None:
         return
-    from flows.pool.asking import open_database
-    from tasks.execution.journal import Journal
-    from tasks.pool.handed_over import pending
-    from tasks.pool.submissions import SUBMITTED, Submissions
+    from ringmaster.flows.pool.asking import open_database
+    from ringmaster.tasks.execution.journal import Journal
+    from ringmaster.tasks.pool.handed_over import pending
+    from ringmaster.tasks.pool.submissions import SUBMITTED, Submissions
 
     with open_database(address) as database:
         submissions = Submissions(database)
@@ -155,7 +155,7 @@ def _runs_on_pool() -> Iterator[_Run]:
 
 def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    from tasks.execution.journal import FAILED
+    from ringmaster.tasks.execution.journal import FAILED
 
     status = FAILED if found.is_over else "handed over"
     known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
@@ -164,7 +164,7 @@ def _pending_rows(found: Pending) -> list[dict[str, Any]]:
 
 def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
     """A row a job; leader: the job whose gang trained it too, None where it had its own."""
-    from tasks.execution.journal import LEADER
+    from ringmaster.tasks.execution.journal import LEADER
 
     return [
         {

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.faults import InputError
-from flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
-    from tasks.evaluation.examination import Examined
+    from ringmaster.tasks.evaluation.examination import Examined
 
 
 def evaluate(
@@ -33,8 +33,8 @@ def evaluate(
 
     Adapters of one base are asked together.
     """
-    from flows import examining
-    from flows.lineage.home import lineage_home
+    from ringmaster.flows import examining
+    from ringmaster.flows.lineage.home import lineage_home
 
     spec = None if data is None else examining.data_spec(data)
     with lineage_home() as home:
@@ -53,7 +53,7 @@ def evaluate(
             )
         for model, seen in zip(found, examined, strict=True):
             if record and model.record is not None:
-                from tasks.evaluation import recording
+                from ringmaster.tasks.evaluation import recording
 
                 recording.record(home.ledger, model.record, seen, other=None if other is None else other.label)
     by_label = {model.label: seen for model, seen in zip(found, examined, strict=True)}
@@ -72,10 +72,10 @@ def monitor(
     as_json: AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
-    from tasks.evaluation.assertions import check, importable
-    from tasks.evaluation.logs import Log
-    from tasks.evaluation.suite import load_suite
-    from techniques.values import to_json
+    from ringmaster.tasks.evaluation.assertions import check, importable
+    from ringmaster.tasks.evaluation.logs import Log
+    from ringmaster.tasks.evaluation.suite import load_suite
+    from ringmaster.techniques.values import to_json
 
     suite = load_suite(assertions)
     if not suite.assertions:
@@ -90,8 +90,8 @@ def monitor(
     if as_json:
         print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
     else:
-        from tasks.evaluation.examination import Examined
-        from tasks.evaluation.recording import tables
+        from ringmaster.tasks.evaluation.examination import Examined
+        from ringmaster.tasks.evaluation.recording import tables
 
         _table("assertions", tables(Examined(assertions=tuple(results)))["assertions"])
     raise typer.Exit(0 if passed else 1)
@@ -99,7 +99,7 @@ def monitor(
 
 def _show(examined: Mapping[str, Examined]) -> None:
     """What was found of each model, for a person: one table of all."""
-    from tasks.evaluation.recording import tables
+    from ringmaster.tasks.evaluation.recording import tables
 
     found: dict[str, list[Mapping[str, Any]]] = {}
     for label, seen in examined.items():

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import error_console
-from flows.settings import OWN_NODE
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console
+from ringmaster.flows.settings import OWN_NODE
 
 LOOK_EVERY_S = 1.0  # for a pool that is not there yet
 LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
@@ -33,7 +33,7 @@ def worker(
     ] = LONGEST_DRAIN_S,
 ) -> None:
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
-    from tasks.cluster import detect
+    from ringmaster.tasks.cluster import detect
 
     name = name or platform.node() or "localhost"
     faults = [f"--name {name} may not contain / or %"] if set(name) & set("/%") else []
@@ -51,7 +51,7 @@ def worker(
     pool = _pool(notice)
     settings.embed(settings.home())
     os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
-    from flows.pool.node import NodeOptions, serve_node
+    from ringmaster.flows.pool.node import NodeOptions, serve_node
 
     options = NodeOptions(
         home=settings.home(), pool=pool, name=name, cluster=cluster, address=address, serves_flows=flows, drain_s=drain

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flows.faults import InputError
-from flows.output import AsJson, output_console, print_json
-from tasks.files import text_of
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, output_console, print_json
+from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
-    from tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning import Plan, Problem
 
 MAX_BYTES = 200_000_000
 """Of a problem or a plan: 10,000 jobs of 100 options are half of that."""
@@ -47,7 +47,7 @@ def plan(
     Families (-JOBSxDEVICES): tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi, types, sweep, lora,
     adapters.
     """
-    from tasks.planning.fusion import choose_groups
+    from ringmaster.tasks.planning.fusion import choose_groups
 
     problem = _problem(problem_file, draw, seed)
     fusion = choose_groups(problem, time_limit_s=time_limit, preemption=preemption, objective=objective, seed=seed)
@@ -57,7 +57,7 @@ def plan(
     if output:
         _write(output, json.dumps(found.to_json(), indent=1))
     if svg:
-        from tasks.planning.gantt import render_svg
+        from ringmaster.tasks.planning.gantt import render_svg
 
         _write(svg, render_svg(found, problem))
     simple = _simple(problem)
@@ -65,7 +65,7 @@ def plan(
         result = found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple}
         print_json(result | ({"fusion": fusion.to_json()} if problem.is_fused else {}))
     else:
-        from flows.plan_report import print_plan
+        from ringmaster.flows.plan_report import print_plan
 
         print_plan(found, problem, simple, output_console(), fused=fusion.in_words() if problem.is_fused else "")
 
@@ -78,8 +78,8 @@ def check(
 
     Exit 0 where all of it holds, else 1 and the faults on stdout. No solver is used, nor code that makes plans.
     """
-    from tasks.planning import certified_bound, verify
-    from tasks.planning.counting import COUNTING, counted_bound_s
+    from ringmaster.tasks.planning import certified_bound, verify
+    from ringmaster.tasks.planning.counting import COUNTING, counted_bound_s
 
     problem, planned = _problem(problem_file, None, 0), _plan(plan_file)
     if faults := verify(planned, problem):
@@ -122,11 +122,11 @@ def simulate(
 
     Its groups of jobs that are trained together stay as they are.
     """
-    from tasks.execution.introspection import Policy
-    from tasks.execution.simulate import clairvoyant
-    from tasks.execution.simulate import simulate as run
-    from tasks.planning import verify
-    from tasks.planning.fusion import as_executed
+    from ringmaster.tasks.execution.introspection import Policy
+    from ringmaster.tasks.execution.simulate import clairvoyant
+    from ringmaster.tasks.execution.simulate import simulate as run
+    from ringmaster.tasks.planning import verify
+    from ringmaster.tasks.planning.fusion import as_executed
 
     problem, planned = _problem(problem_file, None, seed), _plan(plan_file)
     if faults := verify(planned, problem):
@@ -157,8 +157,8 @@ def simulate(
 
 
 def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
-    from tasks.planning import Problem, ProblemError
-    from tasks.planning.families import draw
+    from ringmaster.tasks.planning import Problem, ProblemError
+    from ringmaster.tasks.planning.families import draw
 
     if (path is None) == (family is None):
         raise InputError(["give either a problem file or --draw FAMILY"])
@@ -175,7 +175,7 @@ def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
 
 
 def _plan(path: Path) -> Plan:
-    from tasks.planning import Plan
+    from ringmaster.tasks.planning import Plan
 
     try:
         return Plan.from_json(_read(path))
@@ -201,8 +201,8 @@ def _write(path: Path, text: str) -> None:
 
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
-    from tasks.planning.baselines import current_practice, even_split, optimus_greedy
-    from tasks.planning.listing import NoRoomError
+    from ringmaster.tasks.planning.baselines import current_practice, even_split, optimus_greedy
+    from ringmaster.tasks.planning.listing import NoRoomError
 
     makespans = {}
     for rule in (current_practice, even_split, optimus_greedy):

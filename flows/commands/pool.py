@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import AsJson, error_console, print_json
+from ringmaster.flows import settings
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, error_console, print_json
 
 if TYPE_CHECKING:
-    from tasks.batch import Batch
+    from ringmaster.tasks.batch import Batch
 
 BatchName = Annotated[
     str, typer.Argument(metavar="BATCH", help="A batch's name, or the id that `ringmaster status` shows.")
@@ -38,26 +39,26 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
-    from flows.pool.asking import pool_address
-    from tasks.batch import load_batch
-    from tasks.batch.field_types import NAME_PATTERN
+    from ringmaster.flows.pool.asking import pool_address
+    from ringmaster.tasks.batch import load_batch
+    from ringmaster.tasks.batch.field_types import NAME_PATTERN
 
     pool = pool_address()
     if not re.fullmatch(NAME_PATTERN, batch):
         raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
-    jobs = replace(load_batch(jobs_file), name=batch)
+    jobs = replace(load_batch(located(jobs_file)), name=batch)
     if not unchecked:
-        from flows.preflight import check_jobs
+        from ringmaster.flows.preflight import check_jobs
 
         check_jobs(jobs)
     if wait:
-        from flows.commands.running import train
+        from ringmaster.flows.commands.running import train
 
         raise typer.Exit(train(jobs, checkpoint_every=checkpoint_every, as_json=as_json))
-    from flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
-    from tasks.pool.handed_over import hand_over
-    from tasks.pool.releases import check_release
-    from tasks.pool.requests import Requests
+    from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
+    from ringmaster.tasks.pool.handed_over import hand_over
+    from ringmaster.tasks.pool.releases import check_release
+    from ringmaster.tasks.pool.requests import Requests
 
     with open_database(pool) as database:
         database.read(check_release)
@@ -98,7 +99,7 @@ def set_priority(
     as_json: AsJson = False,
 ) -> None:
     """Say how much a batch, or some of its jobs, matters beside all others: the plan is made anew."""
-    from tasks.pool.requests import MOST_PRIORITY
+    from ringmaster.tasks.pool.requests import MOST_PRIORITY
 
     if not 0 < priority <= MOST_PRIORITY:
         what = f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f}, not {priority:g}"
@@ -108,7 +109,7 @@ def set_priority(
 
 def _ask(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
     """Asks, and prints what the executor answers; exit 1 where none has answered yet."""
-    from flows.pool.asking import ask_about, open_database, pool_address
+    from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
 
     with open_database(pool_address()) as database:
         answers = ask_about(database, kind, batch=batch, jobs=jobs or (), **more)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import AsJson, error_console, output_console, print_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
-    from flows.lineage.home import LineageHome
-    from tasks.alarms import Alarm
-    from tasks.promotion.moves import MoveLog
+    from ringmaster.flows.lineage.home import LineageHome
+    from ringmaster.tasks.alarms import Alarm
+    from ringmaster.tasks.promotion.moves import MoveLog
 
 
 def promote(
@@ -37,7 +37,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
-    from flows.promoting import Asked, promote_by_hand
+    from ringmaster.flows.promoting import Asked, promote_by_hand
 
     asked = Asked(model=model, policy=policy, data=data, against=against, force=force, why=why, who=getpass.getuser())
     with _promotions() as (home, log):
@@ -57,7 +57,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Let the previous champion of a registered model serve again."""
-    from tasks.promotion.stage import roll_back
+    from ringmaster.tasks.promotion.stage import roll_back
 
     with _promotions() as (home, log):
         restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
@@ -72,7 +72,7 @@ def _sound(alarm: Alarm) -> None:
     if settings.pool() is None:
         return
     settings.embed(settings.home())  # before Prefect is imported
-    from tasks.alarms.task import sound
+    from ringmaster.tasks.alarms.task import sound
 
     sound(alarm)
 
@@ -80,9 +80,9 @@ def _sound(alarm: Alarm) -> None:
 @contextmanager
 def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
-    from flows.lineage.home import lineage_home
-    from flows.promotions import open_move_log
-    from tasks.promotion.moves import PromotionRefused
+    from ringmaster.flows.lineage.home import lineage_home
+    from ringmaster.flows.promotions import open_move_log
+    from ringmaster.tasks.promotion.moves import PromotionRefused
 
     with lineage_home() as home, open_move_log() as log:
         try:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.markdown import Markdown
 
-from flows import settings
-from flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
-from techniques.dotted import resolve
+from ringmaster.flows import settings
+from ringmaster.flows.examples import located
+from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
+from ringmaster.techniques.dotted import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.", min=0)]
 
@@ -25,10 +26,10 @@ def sweep(
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     announce(f"reading {sweep_file}")
-    from flows.sweep_file import load_sweep
+    from ringmaster.flows.sweep_file import load_sweep
 
-    form = load_sweep(sweep_file)
-    result = _run("flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
+    form = load_sweep(located(sweep_file))
+    result = _run("ringmaster.flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
     console = error_console()
     console.print(_table(result["leaderboard"]))
     if result["challenger"]:
@@ -55,11 +56,11 @@ def retrain(
     A night is kept by its date: the same one again goes on where it was cut short, and trains nothing twice.
     """
     announce(f"reading {models_file}")
-    from tasks.retraining.production import load_production
+    from ringmaster.tasks.retraining.production import load_production
 
     load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
     asked = {"file": str(models_file), "night": night, "force": force, "seed": seed}
-    result = _run("flows.retrain_daily:retrain_daily", asked, is_verbose=verbose)
+    result = _run("ringmaster.flows.retrain_daily:retrain_daily", asked, is_verbose=verbose)
     error_console().print(Markdown(result["report"]))
     if as_json:
         print_json(result)
@@ -72,8 +73,8 @@ def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str
     if settings.pool() is None:
         announce(STARTING_SERVERS)
     run = resolve(flow)
-    from flows.flow_runs import result_of
-    from flows.views import shown
+    from ringmaster.flows.flow_runs import result_of
+    from ringmaster.flows.views import shown
 
     with shown(error_console(), is_verbose=is_verbose):
         result: dict[str, Any] = result_of(run, **parameters)

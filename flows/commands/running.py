@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, output_console, print_json
+from ringmaster.flows import settings
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import (
+    STARTING_SERVERS,
+    AsJson,
+    Verbose,
+    announce,
+    error_console,
+    output_console,
+    print_json,
+)
 
 if TYPE_CHECKING:
-    from flows.result import BatchResult
-    from tasks.batch import Batch
+    from ringmaster.flows.result import BatchResult
+    from ringmaster.tasks.batch import Batch
 
 HEARTBEAT_S = 30
 
-Profiles = Literal["measure", "predict"]  # as `flows.batch_form` says it, which imports pydantic
+Profiles = Literal["measure", "predict"]  # as `ringmaster.flows.batch_form` says it, which imports pydantic
 
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
@@ -50,9 +59,9 @@ def run(
     if dry_run and ask:
         raise InputError(["--dry-run trains nothing, so there is nothing to --ask. To fix: give one of the two"])
     announce(f"reading {batch_file}")
-    from tasks.batch import load_batch
+    from ringmaster.tasks.batch import load_batch
 
-    batch = load_batch(batch_file)
+    batch = load_batch(located(batch_file))
     if dry_run or ask:
         is_good = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
         if dry_run:
@@ -71,9 +80,9 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     """
     settings.embed(settings.home())
     announce("loading what looks at jobs and plans; no server is started")
-    from flows.dry_run import dry_run
-    from flows.plan_report import print_gantt
-    from flows.views import shown
+    from ringmaster.flows.dry_run import dry_run
+    from ringmaster.flows.plan_report import print_gantt
+    from ringmaster.flows.views import shown
 
     console = error_console()
     with shown(console):
@@ -103,12 +112,12 @@ def train(
     settings.embed(home)
     with ExitStack() as stack:
         if settings.pool() is None:
-            from flows.workshop import cool_down, warm_up
+            from ringmaster.flows.workshop import cool_down, warm_up
 
             stack.callback(cool_down)
             warm_up(batch)
         result = _trained(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, is_verbose=is_verbose)
-    from flows.report import print_report
+    from ringmaster.flows.report import print_report
 
     print_report(result, error_console(), home=home)
     if as_json:
@@ -122,9 +131,9 @@ def _trained(batch: Batch, *, resume: bool, checkpoint_every: float | None, seed
         announce(STARTING_SERVERS)
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.flow_runs import result_of
-    from flows.train_batch import train_batch
-    from flows.views import shown
+    from ringmaster.flows.flow_runs import result_of
+    from ringmaster.flows.train_batch import train_batch
+    from ringmaster.flows.views import shown
 
     # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
     heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
@@ -149,12 +158,12 @@ def profile(
     verbose: Verbose = False,
 ) -> None:
     """Measure the jobs of a batch file, and write what is to be planned: `ringmaster plan` reads it."""
-    from tasks.batch import load_batch
+    from ringmaster.tasks.batch import load_batch
 
-    batch = load_batch(batch_file)
+    batch = load_batch(located(batch_file))
     settings.embed(settings.home())
-    from flows.profile_batch import profile_batch
-    from flows.views import shown
+    from ringmaster.flows.profile_batch import profile_batch
+    from ringmaster.flows.views import shown
 
     console = error_console()
     with shown(console, is_verbose=verbose):

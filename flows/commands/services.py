@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import AsJson, announce, error_console, print_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import AsJson, announce, error_console, print_json
 
 
 def up(
@@ -44,8 +44,8 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the executor, and this machine as a node; `down` ends it."""
-    from flows.services import databases as pool_databases
-    from flows.services import needed, passwords, up_and_down
+    from ringmaster.flows.services import databases as pool_databases
+    from ringmaster.flows.services import needed, passwords, up_and_down
 
     home = settings.home()
     if up_and_down.is_up(home):
@@ -70,14 +70,14 @@ def up(
 
 def down() -> None:
     """End the pool of this machine in order: jobs write their checkpoints, then the executor, then the servers."""
-    from flows.services import up_and_down
+    from ringmaster.flows.services import up_and_down
 
     raise typer.Exit(0 if up_and_down.stop(settings.home()) else 1)
 
 
 def _print_address(home: Path, as_json: bool) -> None:
     """Where a browser finds the pool, and what lets it in; the password itself stays out of terminals and logs."""
-    from flows.services.passwords import password_file
+    from ringmaster.flows.services.passwords import password_file
 
     file = settings.pool_file(home)
     if not file.exists():

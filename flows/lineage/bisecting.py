@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.faults import InputError
-from flows.lineage.home import LineageHome
-from flows.lineage.model_tests import CommandTest, MetricTest
-from model_lineage.blame import Blame, Culprit, blame, every_bad, first_bad
-from model_lineage.exporting import node_json
-from model_lineage.snapshot import Node
-from model_lineage.tensors.objects import write_once
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.lineage.model_tests import CommandTest, MetricTest
+from ringmaster.model_lineage.blame import Blame, Culprit, blame, every_bad, first_bad
+from ringmaster.model_lineage.exporting import node_json
+from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.tensors.objects import write_once
 
 Told = Callable[[str], None]
 """Takes a line of progress for a person."""
@@ -90,7 +90,7 @@ class Search:
 
     def _steps(self, node: Node, test: CommandTest) -> dict[str, Any] | None:
         """Between which steps of a training its model became bad; None where no checkpoint is left."""
-        from techniques.engine.models.at_checkpoint import checkpoint_steps
+        from ringmaster.techniques.engine.models.at_checkpoint import checkpoint_steps
 
         root, last = node.record.origin.checkpoints, node.record.origin.num_steps
         assert root is not None, "there is a place to look"
@@ -113,8 +113,8 @@ class Search:
         return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
-        from techniques.engine.models.at_checkpoint import export_checkpoint
-        from techniques.engine.scratch import ScratchFolder
+        from ringmaster.techniques.engine.models.at_checkpoint import export_checkpoint
+        from ringmaster.techniques.engine.scratch import ScratchFolder
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"

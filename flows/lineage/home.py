@@ -14,15 +14,15 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import error_console
-from model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
-from techniques.adapters.moving import has_lost_base, on_base
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console
+from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, LedgerError
+from ringmaster.techniques.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
-    from model_lineage.snapshot import Node, Snapshot
-    from model_lineage.tensors import TensorStore
+    from ringmaster.model_lineage.snapshot import Node, Snapshot
+    from ringmaster.model_lineage.tensors import TensorStore
 
 Model = Annotated[
     str, typer.Argument(help="NAME, NAME/VERSION, NAME@ALIAS, or a model id; NAME is its champion, else its newest.")
@@ -48,20 +48,20 @@ class LineageHome:
     @cached_property
     def store(self) -> TensorStore:
         """The tensors."""
-        from model_lineage.tensors import TensorStore
+        from ringmaster.model_lineage.tensors import TensorStore
 
         return TensorStore(settings.tensors(self.folder))
 
     @cached_property
     def snapshot(self) -> Snapshot:
         """The lineage as it is now."""
-        from model_lineage.snapshot import Snapshot
+        from ringmaster.model_lineage.snapshot import Snapshot
 
         return Snapshot.of(self.ledger, cache=self.folder / "cache" / "lineage", is_fresh=self.is_fresh)
 
     def find(self, name: str) -> Node:
         """The node of that name. Raises InputError with close names."""
-        from model_lineage.snapshot import UnknownName
+        from ringmaster.model_lineage.snapshot import UnknownName
 
         try:
             return self.snapshot.find(name)
@@ -120,8 +120,8 @@ class LineageHome:
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     """The lineage of this home; what goes wrong is told: exit 2 for faults in the input, 1 for all else."""
-    from model_lineage.graph import Circle
-    from model_lineage.tensors import StoreFault
+    from ringmaster.model_lineage.graph import Circle
+    from ringmaster.model_lineage.tensors import StoreFault
 
     try:
         yield LineageHome(folder=settings.home(), is_fresh=is_fresh)

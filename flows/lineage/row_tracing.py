@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flows.faults import InputError
-from flows.lineage.home import LineageHome
-from model_lineage import LedgerError
-from tasks.datasets.recording import ROWS
-from techniques.engine.data.manifest import Manifest
-from techniques.engine.data.rows import content_hash, read_rows
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage import LedgerError
+from ringmaster.tasks.datasets.recording import ROWS
+from ringmaster.techniques.engine.data.manifest import Manifest
+from ringmaster.techniques.engine.data.rows import content_hash, read_rows
 
 USES = {"training": "trained", "held_out": "evaluated"}
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from model_lineage.differing import CHANGED, SAME, TensorChange
-from model_lineage.records import COMPONENT
-from model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.differing import CHANGED, SAME, TensorChange
+from ringmaster.model_lineage.records import COMPONENT
+from ringmaster.model_lineage.snapshot import Node, Snapshot
 
 MOST_LINES = 60  # of a tree; the others are counted
 

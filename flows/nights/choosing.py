@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from flows.batch_records import failures_told
-from flows.local_executor import PLANNING_TIME_LIMIT_S
-from flows.nights.looking import Checked
-from flows.nights.night import Night, current_clock
-from flows.views import current_view
-from tasks.batch import Batch
-from tasks.planning import Plan, Problem
-from tasks.planning.checked import checked_fusion
-from tasks.planning.fusion import groups_of
-from tasks.planning.gantt import render_svg
-from tasks.planning.terms import Terms
-from tasks.profiling.options import planning_problem
-from tasks.profiling.stage import Profiled, groups_of_some
-from tasks.profiling.task import profile_task
-from tasks.promotion.stage import version_of
-from tasks.retraining.choosing import Choice, Limits, Wanted, choose
-from techniques import Job
+from ringmaster.flows.batch_records import failures_told
+from ringmaster.flows.local_executor import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.nights.looking import Checked
+from ringmaster.flows.nights.night import Night, current_clock
+from ringmaster.flows.views import current_view
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.checked import checked_fusion
+from ringmaster.tasks.planning.fusion import groups_of
+from ringmaster.tasks.planning.gantt import render_svg
+from ringmaster.tasks.planning.terms import Terms
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
+from ringmaster.tasks.profiling.task import profile_task
+from ringmaster.tasks.promotion.stage import version_of
+from ringmaster.tasks.retraining.choosing import Choice, Limits, Wanted, choose
+from ringmaster.techniques import Job
 
 PROFILING_SHARE = 1.0  # of the batch's predicted time: what is measured serves every run after this one
 

@@ -7,21 +7,21 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.nights.choosing import Chosen
-from flows.nights.night import Night
-from flows.result import BatchResult
-from flows.views import current_view
-from flows.waiting import for_prefect
-from model_lineage import LedgerError, MetricPoint
-from tasks.planning.terms import HOUR_S
-from tasks.promotion.stage import version_of
-from tasks.retraining import webhook
-from tasks.retraining.choosing import unit_of
-from tasks.retraining.dates import num_missed
-from tasks.retraining.frozen import drop_others
-from tasks.retraining.nights import DONE, FAILED, INTERRUPTED
-from tasks.retraining.report import FAILED as MODEL_FAILED
-from tasks.retraining.report import LEFT, NightReport, Verdict, cost_of_batch
+from ringmaster.flows.nights.choosing import Chosen
+from ringmaster.flows.nights.night import Night
+from ringmaster.flows.result import BatchResult
+from ringmaster.flows.views import current_view
+from ringmaster.flows.waiting import for_prefect
+from ringmaster.model_lineage import LedgerError, MetricPoint
+from ringmaster.tasks.planning.terms import HOUR_S
+from ringmaster.tasks.promotion.stage import version_of
+from ringmaster.tasks.retraining import webhook
+from ringmaster.tasks.retraining.choosing import unit_of
+from ringmaster.tasks.retraining.dates import num_missed
+from ringmaster.tasks.retraining.frozen import drop_others
+from ringmaster.tasks.retraining.nights import DONE, FAILED, INTERRUPTED
+from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED
+from ringmaster.tasks.retraining.report import LEFT, NightReport, Verdict, cost_of_batch
 
 KEEP_NIGHTS = 14  # whose copies of files are kept
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from model_lineage import Ledger, ModelRecord
-from tasks.cluster import Device
-from tasks.evaluation import recording
-from tasks.evaluation.examination import Examined
-from tasks.evaluation.slices import ALL
-from tasks.evaluation.stage import Evaluated, Evaluation
-from tasks.evaluation.suite import Suite
-from tasks.evaluation.task import evaluate_task, examine_task
-from tasks.profiling.trials import Site
-from tasks.promotion.policy import Decision, decide, decide_by
-from tasks.promotion.policy_file import Policy
-from techniques import Job
+from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.slices import ALL
+from ringmaster.tasks.evaluation.stage import Evaluated, Evaluation
+from ringmaster.tasks.evaluation.suite import Suite
+from ringmaster.tasks.evaluation.task import evaluate_task, examine_task
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.tasks.promotion.policy import Decision, decide, decide_by
+from ringmaster.tasks.promotion.policy_file import Policy
+from ringmaster.techniques import Job
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 

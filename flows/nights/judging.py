@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flows.approval import ask
-from flows.nights.choosing import Chosen
-from flows.nights.comparing import Judged, Rival, judge
-from flows.nights.looking import Checked, trained_of
-from flows.nights.night import Night
-from flows.nights.training import keep_trained, row_of
-from flows.result import BatchResult
-from flows.views import current_view
-from model_lineage import ModelRecord
-from tasks.cluster import Device
-from tasks.evaluation.scores import score_models
-from tasks.execution.journal import DONE
-from tasks.profiling.stage import survey_jobs
-from tasks.promotion import decisions
-from tasks.promotion.moves import PromotionRefused
-from tasks.promotion.policy import Decision
-from tasks.promotion.stage import Standing, leave_waiting
-from tasks.promotion.task import promote_task
-from tasks.retraining.observing import references_of, scored_features
-from tasks.retraining.production import with_tokenizer_of
-from tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, Verdict
-from techniques import Job
-from techniques.values import from_json
+from ringmaster.flows.approval import ask
+from ringmaster.flows.nights.choosing import Chosen
+from ringmaster.flows.nights.comparing import Judged, Rival, judge
+from ringmaster.flows.nights.looking import Checked, trained_of
+from ringmaster.flows.nights.night import Night
+from ringmaster.flows.nights.training import keep_trained, row_of
+from ringmaster.flows.result import BatchResult
+from ringmaster.flows.views import current_view
+from ringmaster.model_lineage import ModelRecord
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.scores import score_models
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.profiling.stage import survey_jobs
+from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.promotion.moves import PromotionRefused
+from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.promotion.stage import Standing, leave_waiting
+from ringmaster.tasks.promotion.task import promote_task
+from ringmaster.tasks.retraining.observing import references_of, scored_features
+from ringmaster.tasks.retraining.production import with_tokenizer_of
+from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, Verdict
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import from_json
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.nights.night import Night
-from flows.views import current_view
-from model_lineage import LedgerError, ModelRecord
-from tasks.batch import BatchFileError
-from tasks.evaluation.assertions import check, importable
-from tasks.evaluation.logs import Log
-from tasks.evaluation.suite import load_suite
-from tasks.profiling.stage import survey_jobs
-from tasks.promotion.stage import Standing, training_digest, version_of
-from tasks.retraining import observing
-from tasks.retraining.drift import Drift, drifts_of
-from tasks.retraining.due import Due, Seen, due
-from tasks.retraining.frozen import freeze
-from tasks.retraining.observing import Trained
-from tasks.retraining.production import ProductionModel, Watched, with_tokenizer_of
-from techniques import Job
-from techniques.values import from_json, to_json
+from ringmaster.flows.nights.night import Night
+from ringmaster.flows.views import current_view
+from ringmaster.model_lineage import LedgerError, ModelRecord
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.evaluation.assertions import check, importable
+from ringmaster.tasks.evaluation.logs import Log
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.profiling.stage import survey_jobs
+from ringmaster.tasks.promotion.stage import Standing, training_digest, version_of
+from ringmaster.tasks.retraining import observing
+from ringmaster.tasks.retraining.drift import Drift, drifts_of
+from ringmaster.tasks.retraining.due import Due, Seen, due
+from ringmaster.tasks.retraining.frozen import freeze
+from ringmaster.tasks.retraining.observing import Trained
+from ringmaster.tasks.retraining.production import ProductionModel, Watched, with_tokenizer_of
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import from_json, to_json
 
 TRAINED = "retraining/trained.json"
 """The artifact of a model's run that says what a night has trained it on."""

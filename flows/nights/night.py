@@ -13,20 +13,20 @@ from typing import Any
 
 from prefect.context import FlowRunContext
 
-from flows import settings
-from flows.faults import InputError
-from flows.promotions import open_move_log
-from flows.workshop import Bench, lent_server, open_bench
-from model_lineage import Ledger, ModelRecord
-from tasks.batch import Batch
-from tasks.cluster import Device
-from tasks.pool.database import Database, file_url
-from tasks.profiling.lending import DevicesWanted
-from tasks.promotion.moves import MoveLog
-from tasks.promotion.stage import Standing, standings
-from tasks.retraining.dates import Clock
-from tasks.retraining.nights import SKIPPED, NightHeld, NightRecord, Nights
-from tasks.retraining.production import Production, with_tagged
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.promotions import open_move_log
+from ringmaster.flows.workshop import Bench, lent_server, open_bench
+from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.promotion.moves import MoveLog
+from ringmaster.tasks.promotion.stage import Standing, standings
+from ringmaster.tasks.retraining.dates import Clock
+from ringmaster.tasks.retraining.nights import SKIPPED, NightHeld, NightRecord, Nights
+from ringmaster.tasks.retraining.production import Production, with_tagged
 
 LEASE_RETRY_S = 1.0
 TAG = "ringmaster.retraining"

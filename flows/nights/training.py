@@ -10,25 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows import settings
-from flows.faults import InputError
-from flows.flow_runs import result_of
-from flows.nights.choosing import Chosen
-from flows.nights.looking import TRAINED, Checked, trained_of
-from flows.nights.night import Night
-from flows.pool.run import newest_run
-from flows.result import BatchResult
-from flows.run_folder import folder_to_resume
-from flows.train_batch import train_batch
-from flows.views import current_view
-from model_lineage import LedgerError, ModelRecord
-from tasks.batch import Batch
-from tasks.evaluation.compare import ranked
-from tasks.execution.journal import DONE
-from tasks.pool.database import Database
-from tasks.retraining.observing import Trained, input_features, references_of
-from techniques import Job
-from techniques.values import from_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.flow_runs import result_of
+from ringmaster.flows.nights.choosing import Chosen
+from ringmaster.flows.nights.looking import TRAINED, Checked, trained_of
+from ringmaster.flows.nights.night import Night
+from ringmaster.flows.pool.run import newest_run
+from ringmaster.flows.result import BatchResult
+from ringmaster.flows.run_folder import folder_to_resume
+from ringmaster.flows.train_batch import train_batch
+from ringmaster.flows.views import current_view
+from ringmaster.model_lineage import LedgerError, ModelRecord
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.evaluation.compare import ranked
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.retraining.observing import Trained, input_features, references_of
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import from_json
 
 
 def train(night: Night, checks: Mapping[str, Checked], chosen: Chosen, *, seed: int) -> BatchResult | None:

@@ -9,12 +9,12 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
-from tasks.alarms.task import sound
-from tasks.execution.historian import Historian
-from tasks.pool.database import Database, DatabaseClosed
-from tasks.pool.nodes import Nodes
-from tasks.pool.submissions import Submissions
+from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
+from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.execution.historian import Historian
+from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.submissions import Submissions
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from flows import settings
-from flows.faults import InputError
-from tasks.execution.journal import Journal
-from tasks.pool.database import Database
-from tasks.pool.requests import DONE, OPEN, Requests
-from tasks.pool.submissions import SUBMITTED, Submissions
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.requests import DONE, OPEN, Requests
+from ringmaster.tasks.pool.submissions import SUBMITTED, Submissions
 
 DATABASE_PATIENCE_S = 15.0  # of a person at a command
 ANSWER_PATIENCE_S = 20.0  # longer than an executor takes to be replaced
@@ -67,8 +67,8 @@ def ask_about(
 ) -> list[Answer]:
     """Asks the pool's executor about a batch, or some of its jobs, and waits for its answers.
 
-    kind: of `tasks.pool.requests`. batch: an id, or a name, which stands for all standing batches that bear it.
-    Raises InputError where there is no such batch or job, or the executor refuses.
+    kind: of `tasks.pool.requests`. batch: an id, or a name, which stands for all standing batches that bear it. Raises
+    InputError where there is no such batch or job, or the executor refuses.
     """
     requests = Requests(database)
     numbers = {

@@ -1,4 +1,4 @@
-"""The automations of a pool's Prefect server that tell people of alarms: made, and made anew, by `flows.deployments`.
+"""The automations of a pool's Prefect server that tell people of alarms; `flows.deployments` makes them.
 
 Where they are sent is one setting: a webhook's address, or one of Prefect's notification blocks (Slack, Teams, e-mail,
 ...) by its type and name, as in `slack-webhook/on-call`.
@@ -16,9 +16,9 @@ from prefect.events.actions import ActionTypes, DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 
-from flows.faults import InputError
-from flows.settings import NOTIFY
-from tasks import alarms
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.settings import NOTIFY
+from ringmaster.tasks import alarms
 
 BLOCK = "ringmaster-alarms"
 """The block that is made of a webhook's address."""

@@ -20,46 +20,46 @@ from typing import Any, Protocol
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
 
-from flows import settings
-from flows.batch_artifacts import DecisionArtifact
-from flows.batch_records import finish_records, log_decision, tell_refused
-from flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
-from flows.fusing import choose_together
-from flows.interrupts import stopped_by_signals
-from flows.page_links import flow_run_page, show_records
-from flows.pool.own_node import healthy
-from flows.pool.profiling import profile_on_pool
-from flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
-from flows.result import BatchResult, collect
-from flows.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
-from flows.settings import PoolAddress
-from flows.views import current_view
-from flows.waiting import for_prefect, notices
-from model_lineage.ledger import Ledger
-from model_lineage.tensors import TensorStore
-from model_lineage.waiting import Waiting
-from tasks.batch import Batch
-from tasks.batch.parents import with_teachers
-from tasks.cluster import Cluster
-from tasks.execution.directions import GOAL, Directions
-from tasks.execution.events import ExecutionEvent, Listener, Planned
-from tasks.execution.historian import Historian
-from tasks.execution.journal import Journal
-from tasks.execution.task import GanttArtifact, ProgressArtifact
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database
-from tasks.pool.handed_over import followed
-from tasks.pool.nodes import Nodes
-from tasks.pool.releases import check_release
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import Submission
-from tasks.pool.told import Told
-from tasks.profiling.stage import Profiled
-from tasks.recording import PoolRecorder, Recorded
-from tasks.scribe import FLOW_RUN_PAGE
-from tasks.sweeping.conductor import Conductor
-from techniques.surveys import Refusal, Survey
-from techniques.values import digest, from_json, to_json
+from ringmaster.flows import settings
+from ringmaster.flows.batch_artifacts import DecisionArtifact
+from ringmaster.flows.batch_records import finish_records, log_decision, tell_refused
+from ringmaster.flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
+from ringmaster.flows.fusing import choose_together
+from ringmaster.flows.interrupts import stopped_by_signals
+from ringmaster.flows.page_links import flow_run_page, show_records
+from ringmaster.flows.pool.own_node import healthy
+from ringmaster.flows.pool.profiling import profile_on_pool
+from ringmaster.flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
+from ringmaster.flows.result import BatchResult, collect
+from ringmaster.flows.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.views import current_view
+from ringmaster.flows.waiting import for_prefect, notices
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.parents import with_teachers
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.directions import GOAL, Directions
+from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
+from ringmaster.tasks.execution.historian import Historian
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.task import GanttArtifact, ProgressArtifact
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.handed_over import followed
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.releases import check_release
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording import PoolRecorder, Recorded
+from ringmaster.tasks.scribe import FLOW_RUN_PAGE
+from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.techniques.surveys import Refusal, Survey
+from ringmaster.techniques.values import digest, from_json, to_json
 
 FUSING_TIME_LIMIT_S = 10.0  # for choosing which jobs are trained together
 SILENCE_S = 30.0  # longer than a first plan takes

@@ -22,10 +22,10 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks.pool.database import Database
-from tasks.pool.handed_over import name_of
-from tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Request, Requests, Silences
-from tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.handed_over import name_of
+from ringmaster.tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Request, Requests, Silences
+from ringmaster.tasks.pool.submissions import Submissions
 
 logger = logging.getLogger(__name__)
 

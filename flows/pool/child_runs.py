@@ -12,12 +12,12 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Pending
 
-from flows.pool.worker import queue_of
-from tasks.execution.orders import CANCELLED, LOST
-from tasks.pool.launching import RunIsOver
-from tasks.pool.mail import OrderRecord
-from tasks.pool.submissions import Submissions
-from techniques.engine.gang import CRASHED, Outcome
+from ringmaster.flows.pool.worker import queue_of
+from ringmaster.tasks.execution.orders import CANCELLED, LOST
+from ringmaster.tasks.pool.launching import RunIsOver
+from ringmaster.tasks.pool.mail import OrderRecord
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.techniques.engine.gang import CRASHED, Outcome
 
 DEPLOYMENT = "segment/segment"
 

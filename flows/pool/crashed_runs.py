@@ -26,8 +26,8 @@ from prefect.exceptions import PrefectException
 from prefect.states import AwaitingRetry
 from sqlalchemy.exc import SQLAlchemyError
 
-from flows.pool.batch_runs import MOST_RUNS
-from tasks.pool.submissions import Submissions
+from ringmaster.flows.pool.batch_runs import MOST_RUNS
+from ringmaster.tasks.pool.submissions import Submissions
 
 logger = logging.getLogger(__name__)
 

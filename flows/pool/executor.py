@@ -14,28 +14,28 @@ from functools import partial
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
-from flows.pool.alarms import PoolAlarms
-from flows.pool.batch_runs import BatchRuns
-from flows.pool.child_runs import ChildRuns
-from flows.pool.crashed_runs import CrashedRuns
-from flows.pool.late_answers import LateAnswers
-from flows.pool.process_log import log_to_stderr
-from flows.services.files import say_ready
-from flows.settings import PoolAddress
-from flows.views import describe
-from tasks.cluster import Cluster
-from tasks.execution.events import ExecutionEvent
-from tasks.execution.executor import Executor
-from tasks.execution.journal import Journal
-from tasks.execution.replanner import Replanner
-from tasks.pool.database import Database, DatabaseClosed
-from tasks.pool.leadership import BEAT_EVERY_S, Leadership
-from tasks.pool.leases import PoolLeases
-from tasks.pool.patience import Patience
-from tasks.pool.releases import check_release, note_release
-from tasks.pool.runner import PoolRunner
-from tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
-from tasks.pool.submissions import Submissions
+from ringmaster.flows.pool.alarms import PoolAlarms
+from ringmaster.flows.pool.batch_runs import BatchRuns
+from ringmaster.flows.pool.child_runs import ChildRuns
+from ringmaster.flows.pool.crashed_runs import CrashedRuns
+from ringmaster.flows.pool.late_answers import LateAnswers
+from ringmaster.flows.pool.process_log import log_to_stderr
+from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.views import describe
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.leadership import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.releases import check_release, note_release
+from ringmaster.tasks.pool.runner import PoolRunner
+from ringmaster.tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
+from ringmaster.tasks.pool.submissions import Submissions
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectException
 
-from flows.approval import silence_to_start
-from flows.batch_form import ANSWER_WITHIN_S
+from ringmaster.flows.approval import silence_to_start
+from ringmaster.flows.batch_form import ANSWER_WITHIN_S
 
 logger = logging.getLogger(__name__)
 

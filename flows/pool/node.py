@@ -15,21 +15,21 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from flows.faults import InputError
-from flows.pool.process_log import log_to_stderr
-from flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
-from flows.services.files import say_ready
-from flows.settings import PoolAddress
-from tasks.cluster import Cluster, Device
-from tasks.execution.leases import leases_of
-from tasks.pool.database import Database, DatabaseClosed
-from tasks.pool.faults import OtherRelease
-from tasks.pool.holding import AlreadyServed, hold_devices
-from tasks.pool.host import DRAIN_S, GangHost
-from tasks.pool.patience import Patience
-from tasks.pool.releases import check_release
-from tasks.pool.telemetry import Telemetry
-from techniques.engine.processes import ForkServer
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.process_log import log_to_stderr
+from ringmaster.flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
+from ringmaster.flows.services.files import say_ready
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.cluster import Cluster, Device
+from ringmaster.tasks.execution.leases import leases_of
+from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.pool.holding import AlreadyServed, hold_devices
+from ringmaster.tasks.pool.host import DRAIN_S, GangHost
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.releases import check_release
+from ringmaster.tasks.pool.telemetry import Telemetry
+from ringmaster.techniques.engine.processes import ForkServer
 
 LOOK_EVERY_S = 1.0
 RELEASE_EVERY_S = 5.0  # between two looks at which release leads

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 
-from flows import settings
-from flows.faults import InputError
-from tasks.cluster import Cluster, Device, Node
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database
-from tasks.pool.nodes import SERVING, NodeRecord, Nodes
-from tasks.pool.patience import Patience
-from tasks.pool.requests import Requests
-from tasks.profiling.lending import DevicesBusy, DevicesWanted
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.nodes import SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
 
 IDLE_WITHIN_S = 120.0  # trials wait so long for idle devices
 

@@ -7,11 +7,10 @@ import sys
 
 
 def log_to_stderr() -> None:
-    """Has the loggers of our packages write there, and nowhere else."""
+    """Has our loggers write there, and nowhere else."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    for name in ("flows", "tasks", "techniques"):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+    logger = logging.getLogger("ringmaster")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

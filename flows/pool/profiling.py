@@ -18,21 +18,21 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
-from flows import settings
-from flows.faults import InputError
-from flows.pool.own_node import NodeGone, healthy, is_here
-from flows.views import current_view
-from flows.waiting import for_prefect, notices
-from flows.workshop import Bench, open_bench
-from tasks.batch import Batch
-from tasks.cluster import Cluster, Node
-from tasks.execution.journal import Journal
-from tasks.pool.database import Database
-from tasks.pool.nodes import SERVING, NodeRecord, Nodes
-from tasks.profiling.stage import Profiled
-from tasks.profiling.task import profile_task
-from techniques import Profile
-from techniques.values import from_json, to_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
+from ringmaster.flows.views import current_view
+from ringmaster.flows.waiting import for_prefect, notices
+from ringmaster.flows.workshop import Bench, open_bench
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.nodes import SERVING, NodeRecord, Nodes
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.task import profile_task
+from ringmaster.techniques import Profile
+from ringmaster.techniques.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
 GONE = "it has left the pool"

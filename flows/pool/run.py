@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.faults import InputError
-from flows.flow_runs import root_run, runs_fact
-from flows.run_folder import fresh_folder, was_being_started
-from model_lineage.ledger import Ledger
-from tasks.batch import Batch
-from tasks.execution.journal import DONE, PAUSED, STOPPED, WAITING, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import ENDED, Submission, Submissions
-from tasks.pool.told import Told
-from techniques.values import digest
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.flow_runs import root_run, runs_fact
+from ringmaster.flows.run_folder import fresh_folder, was_being_started
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.journal import DONE, PAUSED, STOPPED, WAITING, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import ENDED, Submission, Submissions
+from ringmaster.tasks.pool.told import Told
+from ringmaster.techniques.values import digest
 
 IS_OVER = "is_over"
 """A run's fact: whoever followed it has recorded its end, and told it. Only then does running it again mean to go on;

@@ -29,9 +29,9 @@ from prefect.exceptions import Abort, ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 from prefect.utilities.engine import propose_state
 
-from tasks.execution.orders import CANCELLED, LOST
-from tasks.pool.host import GangHost
-from techniques.engine.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
+from ringmaster.tasks.execution.orders import CANCELLED, LOST
+from ringmaster.tasks.pool.host import GangHost
+from ringmaster.techniques.engine.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 from prefect.workers.process import ProcessWorker
 
-from flows.pool.segment_runs import ANSWER_S, AWAY, Excused, SegmentRuns
-from tasks.pool.host import DRAIN_S, GangHost
-from tasks.pool.mail import OrderRecord
+from ringmaster.flows.pool.segment_runs import ANSWER_S, AWAY, Excused, SegmentRuns
+from ringmaster.tasks.pool.host import DRAIN_S, GangHost
+from ringmaster.tasks.pool.mail import OrderRecord
 
 logger = logging.getLogger(__name__)
 

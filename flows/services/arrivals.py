@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from tasks.pool.database import Database
-from tasks.pool.nodes import Nodes
-from tasks.pool.schema import EXECUTOR
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.schema import EXECUTOR
 
 
 class Members:

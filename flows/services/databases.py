@@ -10,7 +10,7 @@ from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from flows.faults import InputError
+from ringmaster.flows.faults import InputError
 
 DEFAULT_NAME = "ringmaster"
 MAINTENANCE = ("postgres", "template1")  # databases that every server has

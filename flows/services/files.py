@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.services.process_ids import ProcessId
-from flows.settings import PoolAddress
-from techniques.values import from_json, to_json
+from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.techniques.values import from_json, to_json
 
 READY_FILE = "RINGMASTER_READY_FILE"
 """Names, to a service that says so, the file in which it says that it does its work."""

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.services.databases import PoolDatabases
-from flows.services.files import Service
-from flows.services.hosts import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
-from flows.services.passwords import SHORTEST_PASSWORD
-from flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
-from model_lineage import QUIET_ENVIRONMENT
+from ringmaster.flows.services.databases import PoolDatabases
+from ringmaster.flows.services.files import Service
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
+from ringmaster.flows.services.passwords import SHORTEST_PASSWORD
+from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 PREFECT, MLFLOW, DEPLOYMENTS, EXECUTOR, WORKER = "prefect", "mlflow", "deployments", "executor", "worker"
 DRAIN_S = 300.0  # for the jobs of this machine's worker to write their checkpoints before it ends
@@ -26,7 +26,7 @@ class PoolOptions:
     """What a person chooses. host: of this machine, on which the servers listen. password: for both servers. worker:
     whether it is a node too.
 
-    notify: where alarms go, see `flows.pool.automations`; what the environment says where it is empty.
+    notify: where alarms go, see `ringmaster.flows.pool.automations`; what the environment says where it is empty.
     """
 
     home: Path
@@ -96,7 +96,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     services = [
         Service(
             name=PREFECT,
-            command=(*python, "flows.services.prefect_server", *_listen(options.host, options.port_prefect)),
+            command=(*python, "ringmaster.flows.services.prefect_server", *_listen(options.host, options.port_prefect)),
             environment={**member, **_prefect_environment(options, address)},
             ready_url=f"http://{local}:{options.port_prefect}/api/health",
         ),
@@ -111,14 +111,14 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         ),
         Service(
             name=DEPLOYMENTS,
-            command=(*python, "flows.deployments"),
+            command=(*python, "ringmaster.flows.deployments"),
             environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
             after=(PREFECT,),
             once=True,
         ),
         Service(
             name=EXECUTOR,
-            command=(*python, "flows.cli", "executor"),
+            command=(*python, "ringmaster.flows.cli", "executor"),
             environment=member,
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
@@ -129,7 +129,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     if options.worker:
         worker = Service(
             name=WORKER,
-            command=(*python, "flows.cli", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
+            command=(*python, "ringmaster.flows.cli", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
             after=(EXECUTOR,),
             says_ready=True,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from flows.faults import InputError
-from flows.services.files import write_secret
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.services.files import write_secret
 
 SHORTEST_PASSWORD = 12  # what MLflow takes
 # MLflow hashes the password anew in each request, which takes a quarter of a second, unless it remembers who was right.

@@ -1,4 +1,4 @@
-"""Prefect's server behind a check of the Host header: `python -m flows.services.prefect_server --port PORT`.
+"""Prefect's server behind a check of the Host header: `python -m ringmaster.flows.services.prefect_server --port PORT`.
 
 Prefect as shipped answers whatever name a browser has asked for, so a page whose name is made to point to this machine
 (DNS rebinding) may talk to it. Everything else, the services that schedule and trigger included, is as in
@@ -20,8 +20,8 @@ from prefect.settings import get_current_settings
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from flows import ownership
-from flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of, in_url
+from ringmaster.flows import ownership
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of, in_url
 
 END_PATIENCE_S = 10.0  # for open requests, once nobody wants the server any more
 

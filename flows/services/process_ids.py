@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tasks.pool.whereabouts import identity
+from ringmaster.tasks.pool.whereabouts import identity
 
 KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, and more on a machine that is busy
 

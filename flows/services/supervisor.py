@@ -1,7 +1,8 @@
-"""Keeps the services of a pool running, in a process of its own: `python -m flows.services.supervisor FOLDER`.
+"""Keeps the services of a pool running, in a process of its own.
 
-It starts them in order, each once what it needs answers; starts again what ends, later each time; and on SIGTERM ends
-them in the opposite order. Should it die itself, they live on, and the next one takes them over.
+`python -m ringmaster.flows.services.supervisor FOLDER` starts them in order, each once what it needs answers; starts
+again what ends, later each time; and on SIGTERM ends them in the opposite order. Should it die itself, they live on,
+and the next one takes them over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from flows.services.files import (
+from ringmaster.flows.services.files import (
     DONE,
     ENDED,
     ENDING,
@@ -32,7 +33,7 @@ from flows.services.files import (
     ServiceFiles,
     ServiceState,
 )
-from flows.services.process_ids import ProcessId, reap
+from ringmaster.flows.services.process_ids import ProcessId, reap
 
 LOOK_EVERY_S = 0.25  # at what is starting
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0

@@ -17,18 +17,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows import settings
-from flows.faults import InputError
-from flows.output import error_console
-from flows.services.arrivals import Members
-from flows.services.databases import make_databases
-from flows.services.files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
-from flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults
-from flows.services.passwords import keep_password
-from flows.services.process_ids import ProcessId
-from flows.settings import PoolAddress
-from tasks.pool.database import Database
-from techniques.values import to_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console
+from ringmaster.flows.services.arrivals import Members
+from ringmaster.flows.services.databases import make_databases
+from ringmaster.flows.services.files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
+from ringmaster.flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults
+from ringmaster.flows.services.passwords import keep_password
+from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.pool.database import Database
+from ringmaster.techniques.values import to_json
 
 LOOK_EVERY_S = 0.2
 LONGEST_LINE = 12  # of a log that is shown
@@ -159,7 +159,7 @@ def _supervise(files: ServiceFiles) -> ProcessId:
     """Starts the supervisor, apart from this terminal."""
     with files.log("supervisor").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.services.supervisor", str(files.folder)],
+            [sys.executable, "-m", "ringmaster.flows.services.supervisor", str(files.folder)],
             cwd=files.folder,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
             stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ by what they hold), `layout` (what a safetensors file consists of), `lists` (wha
 restoring, `gc` and `fsck`).
 """
 
-from model_lineage.tensors.lists import StoredModel
-from model_lineage.tensors.store import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.lists import StoredModel
+from ringmaster.model_lineage.tensors.store import StoreFault, TensorStore
 
 __all__ = ["StoreFault", "StoredModel", "TensorStore"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from model_lineage.tensors.folders import name_fault
-from model_lineage.tensors.layout import ITEM_BYTES, by_name, num_bytes
+from ringmaster.model_lineage.tensors.folders import name_fault
+from ringmaster.model_lineage.tensors.layout import ITEM_BYTES, by_name, num_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

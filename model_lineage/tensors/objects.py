@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from model_lineage.faults import RingmasterError
-from model_lineage.tensors.planes import Packed, needs_parent, pack, unpack
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.tensors.planes import Packed, needs_parent, pack, unpack
 
 DEEPEST = 4  # differences of differences: each costs another read
 _DIGEST_BYTES = 32

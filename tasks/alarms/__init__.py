@@ -1,6 +1,6 @@
 """Alarms: what a person is to be told of without looking."""
 
-from tasks.alarms.rules import (
+from ringmaster.tasks.alarms.rules import (
     BATCH_FAILED,
     DEADLINE_IN_DANGER,
     DEVICE_LOST,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tasks.execution.chronicle import Chronicle
-from tasks.execution.journal import ENDED
-from tasks.planning.drawing import seconds_text
-from tasks.pool.nodes import LEAVING, NodeRecord
+from ringmaster.tasks.execution.chronicle import Chronicle
+from ringmaster.tasks.execution.journal import ENDED
+from ringmaster.tasks.planning.drawing import seconds_text
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
 
 BATCH_FAILED = "ringmaster.batch.failed"
 DEADLINE_IN_DANGER = "ringmaster.deadline.in-danger"

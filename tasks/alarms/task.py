@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect.events import emit_event
 
-from tasks.alarms.rules import Alarm
+from ringmaster.tasks.alarms.rules import Alarm
 
 
 def sound(alarm: Alarm) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from tasks.batch.faults import Finding, Place, got
-from tasks.batch.references import closest, is_folder
-from techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
+from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
 
 Raw = Mapping[str, Any]
 Edge = tuple[str, str]

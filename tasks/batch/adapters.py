@@ -5,10 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tasks.batch.faults import Finding
-from tasks.batch.references import closest
-from techniques.adapters.sources import architecture_in, attribute_names, linear_names
-from techniques.job import ADAPTERS, Adapter
+from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.references import closest
+from ringmaster.techniques.adapters.sources import architecture_in, attribute_names, linear_names
+from ringmaster.techniques.job import ADAPTERS, Adapter
 
 Raw = Mapping[str, Any]
 

@@ -10,18 +10,18 @@ from typing import Any, Self, cast
 
 from pydantic import ValidationError
 
-from tasks.batch import document, grid, rules, wording
-from tasks.batch.adaptations import with_parents_said
-from tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
-from tasks.batch.field_types import NAME_PATTERN
-from tasks.batch.schema import PLANNED, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
-from tasks.cluster import Devices
-from tasks.files import text_of
-from tasks.planning.search import Objective
-from tasks.planning.terms import Terms
-from techniques.adapters.peft_format import resolved
-from techniques.job import Job
-from techniques.values import from_json, to_json
+from ringmaster.tasks.batch import document, grid, rules, wording
+from ringmaster.tasks.batch.adaptations import with_parents_said
+from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.schema import PLANNED, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
+from ringmaster.tasks.cluster import Devices
+from ringmaster.tasks.files import text_of
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.planning.terms import Terms
+from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.values import from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Batch:
     weights: by job name, of its end; 1 for those that are not named.
     price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
     profiling_share: the most of the batch's predicted time that measuring its jobs may take.
-    devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `tasks.cluster.detect`.
+    devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
     folder: the file's, absolute; workers append it to their import path, to find a user's factories.
     text: the file as it was read, for the records.
     """
@@ -173,7 +173,7 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
 
 def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[JobEntry], list[Finding]]:
     """A batch's plain values as the schema has them (None where they do not fit it), its jobs', and every fault."""
-    from tasks.datasets.naming import NamedData  # which describes data sets in the words of this package
+    from ringmaster.tasks.datasets.naming import NamedData  # which describes data sets in the words of this package
 
     context = {"folder": folder}
     jobs: list[JobEntry] = []

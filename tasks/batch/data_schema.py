@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator
 
-from tasks.batch import references
-from tasks.batch.field_types import ColumnType, Factory, FileFormat, Folder, Kwargs, Positive, Source, Whole
-from techniques import job
-from techniques.engine.data.rows import FORMATS
+from ringmaster.tasks.batch import references
+from ringmaster.tasks.batch.field_types import ColumnType, Factory, FileFormat, Folder, Kwargs, Positive, Source, Whole
+from ringmaster.techniques import job
+from ringmaster.techniques.engine.data.rows import FORMATS
 
 
 class Section(BaseModel):

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from tasks.batch.faults import Finding, Place
-from tasks.messages import shortened
+from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.messages import shortened
 
 MAX_DEPTH = 50
 """Levels of lists and mappings within one another: a batch file needs about six."""

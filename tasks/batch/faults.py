@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from model_lineage.faults import RingmasterError
-from tasks.messages import listed, printable, shortened
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.messages import listed, printable, shortened
 
 MOST_PLACE, MOST_SAID = 200, 1000
 """Characters of a place, and of a message or a remedy, that a fault prints: a file may hold keys of any length."""

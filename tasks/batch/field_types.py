@@ -5,11 +5,11 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
-from tasks.batch import references
-from tasks.planning.terms import OBJECTIVES
-from techniques import job
-from techniques.engine.data import SOURCES
-from techniques.engine.data.rows import FORMATS
+from ringmaster.tasks.batch import references
+from ringmaster.tasks.planning.terms import OBJECTIVES
+from ringmaster.techniques import job
+from ringmaster.techniques.engine.data import SOURCES
+from ringmaster.techniques.engine.data.rows import FORMATS
 
 COLUMN_TYPES = tuple(
     kind + mark for kind in ("text", "integer", "number", "boolean", "time", "tokens", "any") for mark in ("", "?")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from tasks.batch.faults import Finding, Place
-from tasks.batch.schema import section_at
+from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.batch.schema import section_at
 
 MAX_JOBS = 10_000
 """Jobs of a batch, its own and those that its grids make; more are a slip of the pen that would fill the memory."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from techniques.adaptations.folders import model_of_folder, quantization_of, tensor_shapes
-from techniques.job import MERGED, Job
+from ringmaster.techniques.adaptations.folders import model_of_folder, quantization_of, tensor_shapes
+from ringmaster.techniques.job import MERGED, Job
 
 TOKENIZER = "tokenizer.json"
 

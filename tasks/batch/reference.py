@@ -1,4 +1,4 @@
-"""Every key of a batch file on one page, made from the schema itself: `python -m tasks.batch.reference`."""
+"""Every key of a batch file on one page, made from the schema itself: `python -m ringmaster.tasks.batch.reference`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from tasks.batch.data_schema import Section
-from tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
-from tasks.batch.schema import BatchEntry
-from tasks.files import MAX_BYTES
-from tasks.messages import MOST_FAULTS
+from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
+from ringmaster.tasks.batch.schema import BatchEntry
+from ringmaster.tasks.files import MAX_BYTES
+from ringmaster.tasks.messages import MOST_FAULTS
 
 INTRODUCTION = f"""# Batch files
 
@@ -22,7 +22,7 @@ Every key that a batch file may have. A file with a fault is refused before anyt
 lines and what to do. [mixed_batch.yaml](../examples/mixed_batch.yaml) is one to begin with; `ringmaster run FILE
 --dry-run` says what a file would come to. Editors that know JSON schemas complete and check the keys as they are typed:
 
-    .venv/bin/python -m tasks.batch.reference --schema > batch.schema.json
+    .venv/bin/python -m ringmaster.tasks.batch.reference --schema > batch.schema.json
 
 and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
 
@@ -30,7 +30,8 @@ A batch has {MAX_JOBS:,} jobs at the most, those that its grids make included, a
 a grid entry varies {MAX_KEYS} keys at the most, and the file has {MAX_BYTES // 1_000_000} MB. What is larger is refused
 before it is expanded. {MOST_FAULTS} faults are printed, and the others counted.
 
-This page is made from what reads the files: `.venv/bin/python -m tasks.batch.reference > docs/batch-files.md`.
+This page is made from what reads the files:
+`.venv/bin/python -m ringmaster.tasks.batch.reference > docs/batch-files.md`.
 """
 TITLES = {
     "BatchEntry": "The batch",
@@ -99,7 +100,7 @@ def _main(arguments: list[str]) -> None:
     if arguments == ["--schema"]:
         import json
 
-        from tasks.batch.schema import json_schema
+        from ringmaster.tasks.batch.schema import json_schema
 
         print(json.dumps(json_schema(), indent=1))
     else:

@@ -21,14 +21,14 @@ from typing import Any
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from tasks.batch.faults import got
-from tasks.files import beside, is_file
-from tasks.messages import shortened
-from techniques import registry
-from techniques.adapters.peft_format import resolved
-from techniques.engine.data.files import is_url, matching
-from techniques.engine.data.rows import SUFFIXES
-from techniques.job import Adapter
+from ringmaster.tasks.batch.faults import got
+from ringmaster.tasks.files import beside, is_file
+from ringmaster.tasks.messages import shortened
+from ringmaster.techniques import registry
+from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.engine.data.files import is_url, matching
+from ringmaster.techniques.engine.data.rows import SUFFIXES
+from ringmaster.techniques.job import Adapter
 
 MAX_LISTED = 16
 """Names that a remedy lists beside its best guess."""
@@ -73,7 +73,7 @@ def technique(name: str) -> str:
 
 def architecture(name: str) -> str:
     """A Hugging Face class that can be built from its config; imports what knows them only now."""
-    from techniques.engine.models import known_architectures
+    from ringmaster.techniques.engine.models import known_architectures
 
     known = known_architectures()
     if name not in known:

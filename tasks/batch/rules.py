@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tasks.batch.adaptations import (
+from ringmaster.tasks.batch.adaptations import (
     adaptation_findings,
     circles_of,
     is_rewriting,
@@ -16,13 +16,13 @@ from tasks.batch.adaptations import (
     parent_findings,
     parents_of,
 )
-from tasks.batch.adapters import adapter_findings, base_findings
-from tasks.batch.data_schema import Data, Section
-from tasks.batch.faults import Finding, Place, got
-from tasks.batch.references import closest
-from tasks.batch.schema import JobEntry, Model, misspelt
-from techniques.engine.data.windows import moment
-from techniques.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
+from ringmaster.tasks.batch.adapters import adapter_findings, base_findings
+from ringmaster.tasks.batch.data_schema import Data, Section
+from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.references import closest
+from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
+from ringmaster.techniques.engine.data.windows import moment
+from ringmaster.techniques.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]

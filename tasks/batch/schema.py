@@ -1,6 +1,6 @@
 """The batch file as pydantic models: which keys there are, and what each may hold.
 
-These models mirror the frozen dataclasses of `techniques.job` and take their defaults from them. A field's
+These models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A field's
 description ends the sentence "To fix: give ...", and is what an editor shows.
 """
 
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Self, Union, get_args, get_origin
 from pydantic import Field, WithJsonSchema, model_validator
 from pydantic.functional_validators import AfterValidator
 
-from tasks.batch import references
-from tasks.batch.data_schema import Data, Dataset, Section
-from tasks.batch.faults import Place
-from tasks.batch.field_types import (
+from ringmaster.tasks.batch import references
+from ringmaster.tasks.batch.data_schema import Data, Dataset, Section
+from ringmaster.tasks.batch.faults import Place
+from ringmaster.tasks.batch.field_types import (
     AdaptationKind,
     AdapterKind,
     Attention,
@@ -36,7 +36,7 @@ from tasks.batch.field_types import (
     ScheduleName,
     Whole,
 )
-from techniques import job
+from ringmaster.techniques import job
 
 PLANNED = ("deadline_s", "weight")
 PROFILING_SHARE = 0.2

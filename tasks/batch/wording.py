@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.batch.data_schema import Section
-from tasks.batch.faults import Finding, Place, got
-from tasks.batch.references import closest
-from tasks.batch.schema import BatchEntry, misspelt, section_at
+from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.references import closest
+from ringmaster.tasks.batch.schema import BatchEntry, misspelt, section_at
 
 _WRONG_TYPE = {
     "bool_type": "must be true or false",

@@ -1,4 +1,4 @@
 """Data sets by name and version: the catalogue, their fingerprints, what is wrong with them, and how they are recorded.
 
-Loading stays with the jobs: `techniques.engine.data`.
+Loading stays with the jobs: `ringmaster.techniques.engine.data`.
 """

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.batch import document, wording
-from tasks.batch.data_schema import Dataset, DatasetVersion
-from tasks.batch.faults import Finding, Place, got, place_text
-from tasks.files import beside, is_file, text_of
-from tasks.messages import shortened
-from techniques.engine.data.files import is_url
+from ringmaster.tasks.batch import document, wording
+from ringmaster.tasks.batch.data_schema import Dataset, DatasetVersion
+from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
+from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.messages import shortened
+from ringmaster.techniques.engine.data.files import is_url
 
 FILE = "datasets.yaml"
 """Looked for beside a batch file."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from tasks.batch.faults import Finding
-from tasks.datasets.catalogue import Entry
-from tasks.datasets.columns import ColumnCheck, WrongColumn
-from tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
-from techniques.engine.data.files import matching
-from techniques.engine.data.rows import content_hash, format_of
-from techniques.engine.data.text_files import rows_of
-from techniques.job import DataSpec
-from techniques.values import digest, to_json
+from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.datasets.catalogue import Entry
+from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
+from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
+from ringmaster.techniques.engine.data.files import matching
+from ringmaster.techniques.engine.data.rows import content_hash, format_of
+from ringmaster.techniques.engine.data.text_files import rows_of
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.values import digest, to_json
 
 MOST_REMEMBERED = 256
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.batch.faults import got
-from techniques.engine.data.windows import moment
+from ringmaster.tasks.batch.faults import got
+from ringmaster.techniques.engine.data.windows import moment
 
 WORDS = {
     "text": "text",

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.batch.data_schema import DatasetVersion
-from tasks.datasets.catalogue import Entry
-from techniques.engine.data.files import matching
-from techniques.engine.data.rows import content_hash, read_rows
+from ringmaster.tasks.batch.data_schema import DatasetVersion
+from ringmaster.tasks.datasets.catalogue import Entry
+from ringmaster.techniques.engine.data.files import matching
+from ringmaster.techniques.engine.data.rows import content_hash, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)

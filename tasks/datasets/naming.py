@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.batch.data_schema import Data
-from tasks.batch.faults import Finding, Place
-from tasks.datasets.catalogue import Catalogue, catalogue_of
-from tasks.datasets.checking import data_findings
-from tasks.datasets.resolving import resolved
-from techniques.job import DataSpec
-from techniques.values import digest, from_json
+from ringmaster.tasks.batch.data_schema import Data
+from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.datasets.catalogue import Catalogue, catalogue_of
+from ringmaster.tasks.datasets.checking import data_findings
+from ringmaster.tasks.datasets.resolving import resolved
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.values import digest, from_json
 
 READ = ("name", "version", "path", "held_out_path", "window", "held_out", "text_column")
 """What decides which rows are read of a data set."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_lineage.records import DatasetInput
-from techniques.engine.data.manifest import FILE, Manifest
-from techniques.job import DataSpec
+from ringmaster.model_lineage.records import DatasetInput
+from ringmaster.techniques.engine.data.manifest import FILE, Manifest
+from ringmaster.techniques.job import DataSpec
 
 ROWS = f"data/{FILE}"
 """The artifact of a job's run with the content hashes of the rows that it has read."""

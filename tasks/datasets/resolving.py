@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.batch.data_schema import DatasetVersion
-from tasks.batch.faults import Finding, got
-from tasks.batch.references import closest
-from tasks.datasets.catalogue import Catalogue, Entry
+from ringmaster.tasks.batch.data_schema import DatasetVersion
+from ringmaster.tasks.batch.faults import Finding, got
+from ringmaster.tasks.batch.references import closest
+from ringmaster.tasks.datasets.catalogue import Catalogue, Entry
 
 LATEST = "latest"
 OF_THE_SET = ("format", "time_column", "held_out_path")

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.evaluation.groups import Groups
-from tasks.evaluation.logs import Row, is_number, largest_probability
-from tasks.evaluation.scores import Scores
-from tasks.evaluation.suite import ASSERTED, AssertionEntry
-from techniques.dotted import resolve
+from ringmaster.tasks.evaluation.groups import Groups
+from ringmaster.tasks.evaluation.logs import Row, is_number, largest_probability
+from ringmaster.tasks.evaluation.scores import Scores
+from ringmaster.tasks.evaluation.suite import ASSERTED, AssertionEntry
+from ringmaster.techniques.dotted import resolve
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 160

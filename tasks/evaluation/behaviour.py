@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.evaluation.changes import changed_images, changed_text
-from tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores
-from tasks.evaluation.suite import (
+from ringmaster.tasks.evaluation.changes import changed_images, changed_text
+from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores
+from ringmaster.tasks.evaluation.suite import (
     DOWN,
     INVARIANCE,
     MINIMUM,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.evaluation.suite import ChangeEntry
+from ringmaster.tasks.evaluation.suite import ChangeEntry
 
 Images = npt.NDArray[np.float32]
 

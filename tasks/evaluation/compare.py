@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType({"accuracy": True, "loss": False, "perplexity": False})
-"""The direction of each metric of `techniques.job.METRICS`."""
+"""The direction of each metric of `ringmaster.techniques.job.METRICS`."""
 
 
 def gain(challenger: float, champion: float, *, metric: str) -> float:

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tasks.batch import BatchFileError, Fault, document
-from tasks.batch.data_schema import Section
-from tasks.batch.faults import Finding, place_text
-from tasks.batch.wording import findings
-from tasks.files import text_of
+from ringmaster.tasks.batch import BatchFileError, Fault, document
+from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch.faults import Finding, place_text
+from ringmaster.tasks.batch.wording import findings
+from ringmaster.tasks.files import text_of
 
 Entry = TypeVar("Entry", bound=Section)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from tasks.evaluation.slices import Measured
+from ringmaster.tasks.evaluation.slices import Measured
 
 WIDTH, LEFT, RIGHT, TOP, LINE, GAP = 900, 220, 190, 76, 26, 58
 OWN, OTHER = "#1f6f8b", "#c0702a"

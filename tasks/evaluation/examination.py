@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Device
-from tasks.evaluation.assertions import AssertionResult, check, importable, rows_of
-from tasks.evaluation.behaviour import TestResult, run_images, run_texts
-from tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores, score_models
-from tasks.evaluation.slices import Measured, measure
-from tasks.evaluation.suite import Suite
-from tasks.profiling.trials import Site
-from techniques import Job
-from techniques.engine.scoring import Progress
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.assertions import AssertionResult, check, importable, rows_of
+from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
+from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores, score_models
+from ringmaster.tasks.evaluation.slices import Measured, measure
+from ringmaster.tasks.evaluation.suite import Suite
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import Job
+from ringmaster.techniques.engine.scoring import Progress
+from ringmaster.techniques.values import to_json
 
 MODEL, OTHER = "model", ""  # nobody calls a model nothing
 METRICS_OF: Mapping[str, tuple[str, ...]] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_lineage import Ledger, MetricPoint, ModelRecord
-from tasks.evaluation.drawing import figure
-from tasks.evaluation.examination import Examined
-from tasks.evaluation.slices import ALL
-from techniques.values import to_json
+from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
+from ringmaster.tasks.evaluation.drawing import figure
+from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.slices import ALL
+from ringmaster.techniques.values import to_json
 
 FOLDER = "evaluation"
 

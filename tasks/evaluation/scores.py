@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.cluster import Device
-from tasks.evaluation.resampling import Rows
-from tasks.profiling.trials import Site, slots_of
-from techniques import Job
-from techniques.engine.scoring import Progress, ScoringOrder
-from techniques.engine.scratch import ScratchFolder
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.resampling import Rows
+from ringmaster.tasks.profiling.trials import Site, slots_of
+from ringmaster.techniques import Job
+from ringmaster.techniques.engine.scoring import Progress, ScoringOrder
+from ringmaster.techniques.engine.scratch import ScratchFolder
+from ringmaster.techniques.values import to_json
 
-SCORER = "techniques.engine.scoring:main"
+SCORER = "ringmaster.techniques.engine.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 
 Array = npt.NDArray[Any]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tasks.evaluation.compare import HIGHER_IS_BETTER
-from tasks.evaluation.resampling import compare, estimate
-from tasks.evaluation.scores import Scores
-from tasks.evaluation.suite import SliceEntry
+from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
+from ringmaster.tasks.evaluation.resampling import compare, estimate
+from ringmaster.tasks.evaluation.scores import Scores
+from ringmaster.tasks.evaluation.suite import SliceEntry
 
 ALL = "all"
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Device
-from tasks.profiling.trials import Site, slots_of
-from techniques import Job
-from techniques.engine.evaluating import EvaluationOrder
-from techniques.engine.evaluating_together import TogetherOrder, likeness
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.profiling.trials import Site, slots_of
+from ringmaster.techniques import Job
+from ringmaster.techniques.engine.evaluating import EvaluationOrder
+from ringmaster.techniques.engine.evaluating_together import TogetherOrder, likeness
+from ringmaster.techniques.values import to_json
 
-EVALUATOR = "techniques.engine.evaluating:main"
-TOGETHER = "techniques.engine.evaluating_together:main"
+EVALUATOR = "ringmaster.techniques.engine.evaluating:main"
+TOGETHER = "ringmaster.techniques.engine.evaluating_together:main"
 
 
 @dataclass(frozen=True, kw_only=True)

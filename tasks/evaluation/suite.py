@@ -13,12 +13,12 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from tasks.batch import references
-from tasks.batch.data_schema import Section
-from tasks.batch.faults import Finding, Place
-from tasks.batch.field_types import Factory, Name, Whole
-from tasks.evaluation import declared
-from tasks.files import is_file
+from ringmaster.tasks.batch import references
+from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.batch.field_types import Factory, Name, Whole
+from ringmaster.tasks.evaluation import declared
+from ringmaster.tasks.files import is_file
 
 MINIMUM, INVARIANCE, DIRECTION = KINDS = ("minimum", "invariance", "direction")
 UP, DOWN, NOT_UP, NOT_DOWN = MOVES = ("up", "down", "not_up", "not_down")

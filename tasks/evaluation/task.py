@@ -8,10 +8,10 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.cluster import Device
-from tasks.evaluation.examination import Examined, examine
-from tasks.evaluation.stage import Evaluated, Evaluation, evaluate_models
-from tasks.profiling.trials import Site
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.examination import Examined, examine
+from ringmaster.tasks.evaluation.stage import Evaluated, Evaluation, evaluate_models
+from ringmaster.tasks.profiling.trials import Site
 
 
 @task(name="evaluate", retries=1, cache_policy=NO_CACHE, persist_result=False)

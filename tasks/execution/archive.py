@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Select, func, or_, select
 
-from tasks.execution.journal import ENDED, JobRecord, SegmentRecord, segment_record
-from tasks.planning import Plan, Problem
-from tasks.pool.database import Database
-from tasks.pool.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
-from tasks.pool.submissions import SUBMITTED
+from ringmaster.tasks.execution.journal import ENDED, JobRecord, SegmentRecord, segment_record
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
+from ringmaster.tasks.pool.submissions import SUBMITTED
 
 
 @dataclass(frozen=True)

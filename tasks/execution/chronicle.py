@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.journal import ENDED
-from tasks.execution.orders import LOST
-from tasks.planning.drawing import seconds_text
-from techniques.engine.gang import CRASHED, INVALID, OUT_OF_MEMORY
-from techniques.values import to_json
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.journal import ENDED
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.planning.drawing import seconds_text
+from ringmaster.techniques.engine.gang import CRASHED, INVALID, OUT_OF_MEMORY
+from ringmaster.techniques.values import to_json
 
 FAULTS = (CRASHED, INVALID, OUT_OF_MEMORY, LOST)  # outcomes of segments that a picture marks
 NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"

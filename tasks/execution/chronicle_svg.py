@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, TO_COME, Chronicle, Span, headline
-from tasks.planning.drawing import Box, Frame, colours, label, legend, seconds_text, stripes
+from ringmaster.tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, TO_COME, Chronicle, Span, headline
+from ringmaster.tasks.planning.drawing import Box, Frame, colours, label, legend, seconds_text, stripes
 
 MOST_SPANS = 6000  # that are drawn, the longest of each kind: more could not be told apart
 MOST_TITLED = 400  # beyond which boxes have no titles, and those that look alike become one path: a fifth of the size

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.execution.chronicle import NOW_RUNNING, TO_COME, Chronicle, Span
-from tasks.planning.drawing import seconds_text, shortened
-from tasks.planning.gantt_text import LETTERS, Bar, Piece, pieces
+from ringmaster.tasks.execution.chronicle import NOW_RUNNING, TO_COME, Chronicle, Span
+from ringmaster.tasks.planning.drawing import seconds_text, shortened
+from ringmaster.tasks.planning.gantt_text import LETTERS, Bar, Piece, pieces
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
 MOST_DEVICES_TWICE = 8  # up to which each device has a second row, with what was planned first

@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tasks.execution.dispatch import PlannedSegment, end_of, hand_over, startable
-from tasks.execution.progress import RunningSegment
-from techniques.engine.reporter import STOP, until
+from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over, startable
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.techniques.engine.reporter import STOP, until
 
 NOTICE_S = 1.0  # before a segment's end it is decided whether it goes on
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from techniques import Job
-from techniques.values import from_json, to_json
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import from_json, to_json
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE = "job", "like"

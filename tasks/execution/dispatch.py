@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.planning import Plan
+from ringmaster.tasks.planning import Plan
 
 DeviceId = tuple[str, int]
 """Node name, and the number of the device on it."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.execution.dispatch import PlannedSegment
-from tasks.planning import Plan, Problem
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.techniques.engine.gang import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,26 +12,26 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
-from tasks.cluster import Cluster
-from tasks.execution.course import Command, Course
-from tasks.execution.directions import Directions
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.events import (
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.course import Command, Course
+from ringmaster.tasks.execution.directions import Directions
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
     Listener,
     SegmentEnded,
 )
-from tasks.execution.forethought import Forethought, MakePlan, OnTerms
-from tasks.execution.journal import CANCELLED, ENDED, PAUSED, RUNNING, WAITING, Journal, SegmentRecord
-from tasks.execution.orders import Submit
-from tasks.execution.progress import RunningSegment
-from tasks.execution.replanner import Replanner, Thought
-from tasks.execution.roster import Enlisted, Roster
-from tasks.execution.starting import Leases, Starter, is_known, segment_of
-from tasks.execution.verdicts import Verdicts
-from techniques.engine.gang import CRASHED, Event, Outcome
-from techniques.engine.reporter import STOP, leave
+from ringmaster.tasks.execution.forethought import Forethought, MakePlan, OnTerms
+from ringmaster.tasks.execution.journal import CANCELLED, ENDED, PAUSED, RUNNING, WAITING, Journal, SegmentRecord
+from ringmaster.tasks.execution.orders import Submit
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.replanner import Replanner, Thought
+from ringmaster.tasks.execution.roster import Enlisted, Roster
+from ringmaster.tasks.execution.starting import Leases, Starter, is_known, segment_of
+from ringmaster.tasks.execution.verdicts import Verdicts
+from ringmaster.techniques.engine.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.engine.reporter import STOP, leave
 
 MOST_FAILED_PLANS = 3  # in a row, of a batch of which nothing runs
 

@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tasks.execution.chronicle import NOW_RUNNING, TO_COME, Span
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.orders import CANCELLED, LOST
-from tasks.planning import Plan, Problem, Segment
-from techniques.engine.gang import CRASHED, DONE, PREEMPTED
+from ringmaster.tasks.execution.chronicle import NOW_RUNNING, TO_COME, Span
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.orders import CANCELLED, LOST
+from ringmaster.tasks.planning import Plan, Problem, Segment
+from ringmaster.techniques.engine.gang import CRASHED, DONE, PREEMPTED
 
 AGAIN = (CRASHED, PREEMPTED, LOST, CANCELLED)  # outcomes after which a segment comes again
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
-from tasks.cluster import Cluster
-from tasks.execution.course import Command, Course
-from tasks.execution.dispatch import DeviceId, in_steps
-from tasks.execution.events import ExecutionEvent, Planned
-from tasks.execution.journal import Journal
-from tasks.execution.replanner import Replanner, State, Thought
-from tasks.execution.roster import Roster
-from tasks.planning import Plan, Problem
-from tasks.profiling.options import planning_problem
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.course import Command, Course
+from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.events import ExecutionEvent, Planned
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.replanner import Replanner, State, Thought
+from ringmaster.tasks.execution.roster import Roster
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.profiling.options import planning_problem
 
 MakePlan = Callable[[Problem], Plan]
 

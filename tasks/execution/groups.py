@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tasks.execution.journal import ENDED, PAUSED
-from techniques import Profile
+from ringmaster.tasks.execution.journal import ENDED, PAUSED
+from ringmaster.techniques import Profile
 
 if TYPE_CHECKING:
-    from tasks.execution.roster import Roster
+    from ringmaster.tasks.execution.roster import Roster
 
 PARTED, LEFT = "parted", "left_group"
 """Keys of a job's details: of a leader, that its group has parted; of a fellow, that it has left its group."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.execution.archive import Archive, Head
-from tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, Chronicle, JobLine, NodeLine, Note, Span
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.forecast import Standing, as_span, planned_end_s, to_come
-from tasks.execution.journal import (
+from ringmaster.tasks.execution.archive import Archive, Head
+from ringmaster.tasks.execution.chronicle import AT_FIRST, NOW_RUNNING, Chronicle, JobLine, NodeLine, Note, Span
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.forecast import Standing, as_span, planned_end_s, to_come
+from ringmaster.tasks.execution.journal import (
     CANCELLED,
     DONE,
     ENDED,
@@ -25,12 +25,12 @@ from tasks.execution.journal import (
     JobRecord,
     SegmentRecord,
 )
-from tasks.execution.progress import is_about, step_told
-from tasks.planning import Plan, Problem
-from tasks.planning.drawing import seconds_text
-from tasks.pool.database import Database
-from tasks.pool.nodes import Nodes
-from techniques.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.tasks.execution.progress import is_about, step_told
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.drawing import seconds_text
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # that are read at a time to find what was planned first for jobs that came later
 MOST_STANDING = 5  # of the newest plans that are read for what is still to come

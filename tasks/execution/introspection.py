@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tasks.execution.dispatch import DeviceId, PlannedSegment
-from tasks.execution.timeline import Timeline
-from tasks.planning import Node, Option, Plan, Problem
-from tasks.planning.bounds import preemptive_bound
-from tasks.planning.problem import Running
-from tasks.planning.search import Objective
-from tasks.planning.terms import plan_giving_up_deadlines
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
+from ringmaster.tasks.execution.timeline import Timeline
+from ringmaster.tasks.planning import Node, Option, Plan, Problem
+from ringmaster.tasks.planning.bounds import preemptive_bound
+from ringmaster.tasks.planning.problem import Running
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.planning.terms import plan_giving_up_deadlines
 
 EPS_S = 1e-6  # of sums of seconds
 SHARED = 0.9  # share of the variance of a job's error (of its logarithm) that all of its options have in common

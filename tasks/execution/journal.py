@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
 
-from tasks.pool.database import Database, file_url
-from tasks.pool.schema import FACTS, JOBS, PLANS, SEGMENTS
-from techniques import Job
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.schema import FACTS, JOBS, PLANS, SEGMENTS
+from ringmaster.techniques import Job
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 PAUSED, CANCELLED = "paused", "cancelled"

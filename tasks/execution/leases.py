@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from tasks.pool.whereabouts import identity
+from ringmaster.tasks.pool.whereabouts import identity
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from techniques.engine.gang import Event, Gang, Outcome
-from techniques.engine.order import GangOrder
-from techniques.engine.processes import ForkServer
-from techniques.engine.reporter import STOP
+from ringmaster.techniques.engine.gang import Event, Gang, Outcome
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.reporter import STOP
 
 END_TIMEOUT_S = 30.0
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tasks.cluster import Cluster
-from tasks.execution.orders import SegmentCall
-from tasks.pool.telemetry import Telemetry
-from techniques.engine.gang import Event
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.orders import SegmentCall
+from ringmaster.tasks.pool.telemetry import Telemetry
+from ringmaster.techniques.engine.gang import Event
 
 Say = Callable[[Event], None]
 

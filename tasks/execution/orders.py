@@ -8,14 +8,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.cluster import Device
-from tasks.execution.cadence import checkpoint_interval_s
-from tasks.execution.dispatch import DeviceId, PlannedSegment
-from tasks.execution.workplace import Workplace
-from tasks.profiling.trials import slots_of
-from techniques import Job, Profile, registry
-from techniques.engine.gang import Event, Outcome
-from techniques.engine.order import TRAIN, GangOrder
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.cadence import checkpoint_interval_s
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
+from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.profiling.trials import slots_of
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.engine.gang import Event, Outcome
+from ringmaster.techniques.engine.order import TRAIN, GangOrder
 
 LOST, CANCELLED = "lost", "cancelled"
 """Outcomes beside those of a gang itself: its node is gone; a person cancelled its run, and it checkpointed."""

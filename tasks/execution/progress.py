@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.execution.dispatch import PlannedSegment
-from techniques import Profile
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.techniques import Profile
 
 FEWEST_STEPS = 3  # before a speed is believed; the first step, which warms up, is none of them
 MOST_STEPS = 100  # that a speed is measured by: the newest ones

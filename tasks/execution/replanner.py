@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tasks.cluster import Cluster
-from tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
-from tasks.execution.introspection import (
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.introspection import (
     EPS_S,
     Policy,
     Rest,
@@ -25,12 +25,12 @@ from tasks.execution.introspection import (
     plannable,
     remaining,
 )
-from tasks.execution.progress import RunningSegment
-from tasks.execution.timeline import Stretch, Timeline
-from tasks.planning import Plan, Problem
-from tasks.planning.search import Objective
-from tasks.profiling.options import planning_problem, switch_cost_s
-from techniques import Job, Profile
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.timeline import Stretch, Timeline
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
+from ringmaster.techniques import Job, Profile
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.execution.directions import EVALUATED, GOAL, LIKE, RESTED, SETTLED
-from tasks.execution.groups import Groups
-from tasks.execution.journal import (
+from ringmaster.tasks.execution.directions import EVALUATED, GOAL, LIKE, RESTED, SETTLED
+from ringmaster.tasks.execution.groups import Groups
+from ringmaster.tasks.execution.journal import (
     CANCELLED,
     DONE,
     ENDED,
@@ -24,9 +24,9 @@ from tasks.execution.journal import (
     JobRecord,
     Journal,
 )
-from tasks.execution.workplace import Workplace
-from techniques import Job, Profile
-from techniques.values import from_json, to_json
+from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.values import from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from tasks.execution.cadence import checkpoint_interval_s
-from tasks.execution.dispatch import DeviceId, in_steps
-from tasks.execution.introspection import Policy, Speeds, When, could_gain, is_worth_it, plan_rest, remaining
-from tasks.execution.timeline import Stretch, Timeline
-from tasks.planning import Plan, Problem, solve
-from tasks.planning.fusion import as_executed
+from ringmaster.tasks.execution.cadence import checkpoint_interval_s
+from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.introspection import Policy, Speeds, When, could_gain, is_worth_it, plan_rest, remaining
+from ringmaster.tasks.execution.timeline import Stretch, Timeline
+from ringmaster.tasks.planning import Plan, Problem, solve
+from ringmaster.tasks.planning.fusion import as_executed
 
 DAY_S = 86_400.0
 REPAIR_S = 600.0

@@ -8,18 +8,18 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tasks.cluster import Cluster
-from tasks.execution.course import Course
-from tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
-from tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
-from tasks.execution.journal import LEADER, RUNNING, SegmentRecord
-from tasks.execution.orders import SegmentCall, Submit, called, gang_folder, gang_order
-from tasks.execution.progress import RunningSegment
-from tasks.execution.roster import Roster
-from techniques import Profile
-from techniques.engine.gang import Event, Outcome
-from techniques.engine.order import GangOrder
-from techniques.turns import steps_taken
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.course import Course
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
+from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
+from ringmaster.tasks.execution.journal import LEADER, RUNNING, SegmentRecord
+from ringmaster.tasks.execution.orders import SegmentCall, Submit, called, gang_folder, gang_order
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.roster import Roster
+from ringmaster.techniques import Profile
+from ringmaster.techniques.engine.gang import Event, Outcome
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.turns import steps_taken
 
 LEASE_RETRY_S = 1.0  # other processes give devices back without telling us
 

@@ -19,17 +19,17 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
-from tasks.execution.behind import Behind
-from tasks.execution.chronicle import Chronicle, headline
-from tasks.execution.chronicle_svg import render_svg
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.historian import Historian
-from tasks.execution.journal import STOPPED, Journal
-from tasks.execution.local import LocalRunner
-from tasks.execution.measured import Measured
-from tasks.execution.orders import SegmentCall, Submit
-from tasks.pool.database import DatabaseClosed
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.behind import Behind
+from ringmaster.tasks.execution.chronicle import Chronicle, headline
+from ringmaster.tasks.execution.chronicle_svg import render_svg
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.historian import Historian
+from ringmaster.tasks.execution.journal import STOPPED, Journal
+from ringmaster.tasks.execution.local import LocalRunner
+from ringmaster.tasks.execution.measured import Measured
+from ringmaster.tasks.execution.orders import SegmentCall, Submit
+from ringmaster.tasks.pool.database import DatabaseClosed
+from ringmaster.techniques.engine.gang import Outcome
 
 DRAW_EVERY_S = 10.0
 

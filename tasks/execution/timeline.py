@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tasks.execution.dispatch import DeviceId, PlannedSegment, end_of, hand_over, is_same_gang, startable
-from tasks.planning import Problem
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, end_of, hand_over, is_same_gang, startable
+from ringmaster.tasks.planning import Problem
 
 StepSeconds = Callable[[str, int], float]
 """Seconds of a step of a job under its option of that number."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.execution.course import Course
-from tasks.execution.directions import EVALUATED
-from tasks.execution.events import ExecutionEvent, JobEnded
-from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, RUNNING, STOPPED, WAITING
-from tasks.execution.progress import RunningSegment
-from tasks.execution.roster import Roster
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.course import Course
+from ringmaster.tasks.execution.directions import EVALUATED
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, RUNNING, STOPPED, WAITING
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.roster import Roster
+from ringmaster.techniques.engine.gang import Outcome
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without getting any further
 FIRST_PAUSE_S = 1.0  # before a crashed segment is tried again; what crashed it may pass

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.execution.events import ExecutionEvent, GangSaid
-from tasks.pool.database import Database
-from tasks.pool.mail import Mail
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.mail import Mail
 
 EVERY_S = 2.0  # of each segment: a write costs milliseconds, and people look no closer
 MOST_STEPS = 20  # whose seconds are kept

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from techniques import Job
-from techniques.engine.places import join_root
+from ringmaster.techniques import Job
+from ringmaster.techniques.engine.places import join_root
 
 
 @dataclass(frozen=True, kw_only=True)

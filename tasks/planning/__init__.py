@@ -6,11 +6,11 @@ this package
 is light: solvers are imported when they are needed.
 """
 
-from tasks.planning.certificates import certified_bound
-from tasks.planning.plan import Certificate, Plan, Segment
-from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
-from tasks.planning.solve import solve
-from tasks.planning.verify import verify
+from ringmaster.tasks.planning.certificates import certified_bound
+from ringmaster.tasks.planning.plan import Certificate, Plan, Segment
+from ringmaster.tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
+from ringmaster.tasks.planning.solve import solve
+from ringmaster.tasks.planning.verify import verify
 
 __all__ = [
     "Certificate",

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.planning.config_lp import INFEASIBLE, config_lp
-from tasks.planning.kernels import kernel
-from tasks.planning.packing import OptionTable
-from tasks.planning.polish import polish
-from tasks.planning.sequences import of_group
+from ringmaster.tasks.planning.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.packing import OptionTable
+from ringmaster.tasks.planning.polish import polish
+from ringmaster.tasks.planning.sequences import of_group
 
 DRAWS = 200  # random draws that one trial may take: most are rejected by their prices
 

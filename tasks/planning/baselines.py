@@ -4,10 +4,10 @@ of them."""
 import heapq
 from collections.abc import Callable
 
-from tasks.planning.bounds import useful_options
-from tasks.planning.listing import Choice, schedule
-from tasks.planning.plan import Plan
-from tasks.planning.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning.listing import Choice, schedule
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import PlanningJob, Problem
 
 
 def current_practice(problem: Problem) -> Plan:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tasks.planning.certificates import certified_bound, shortest_of
-from tasks.planning.plan import Certificate
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.certificates import certified_bound, shortest_of
+from ringmaster.tasks.planning.plan import Certificate
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 _Key = TypeVar("_Key")
 
@@ -81,7 +81,7 @@ def preemptive_bound(problem: Problem) -> Bound:
 
     It is infinite where nodes go away before they can have done all work.
     """
-    from tasks.planning.pattern_model import PatternModel
+    from ringmaster.tasks.planning.pattern_model import PatternModel
 
     simple = _simple_certificate(problem)
     candidates, unit_s = [simple], certified_bound(simple, problem)
@@ -100,7 +100,7 @@ def preemptive_bound(problem: Problem) -> Bound:
 def rigid_bound(problem: Problem, *, time_limit_s: float) -> tuple[float, dict[str, int] | None]:
     """Seconds that no plan *without preemption* beats, and the options that the relaxation chose, if it
     found any."""
-    from tasks.planning.pattern_model import Integral, PatternModel
+    from ringmaster.tasks.planning.pattern_model import Integral, PatternModel
 
     unit_s = certified_bound(_simple_certificate(problem), problem)
     if not math.isfinite(unit_s):

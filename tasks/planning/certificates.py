@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 
-from tasks.planning.plan import Certificate
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.plan import Certificate
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 MAX_STATES = 600  # of the dynamic program that checks work prices
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tasks.planning.fusion import Fusion, choose_groups
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem
-from tasks.planning.search import Objective
-from tasks.planning.solve import solve
-from tasks.planning.taking_over import taken_over
-from tasks.planning.verify import verify
+from ringmaster.tasks.planning.fusion import Fusion, choose_groups
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.planning.solve import solve
+from ringmaster.tasks.planning.taking_over import taken_over
+from ringmaster.tasks.planning.verify import verify
 
 
 def checked_plan(

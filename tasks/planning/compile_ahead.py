@@ -1,4 +1,4 @@
-"""Compiles the planner's kernels before anybody waits for a plan: `python -m tasks.planning.compile_ahead`.
+"""Compiles the planner's kernels before anybody waits for a plan: `python -m ringmaster.tasks.planning.compile_ahead`.
 
 numba compiles a kernel when it is first called, for the types of its arguments, and keeps that beside the code. So a
 few small problems are planned that reach the kernels of each kind of search: with preemption and without, under
@@ -7,9 +7,9 @@ constraints, and with other objectives. It takes a processor one to two minutes 
 
 from __future__ import annotations
 
-from tasks.planning.families import draw
-from tasks.planning.search import Objective, Preemption
-from tasks.planning.solve import solve
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.search import Objective, Preemption
+from ringmaster.tasks.planning.solve import solve
 
 PROBLEMS: tuple[tuple[str, Preemption, Objective], ...] = (
     ("scale-6x8", "auto", "makespan"),

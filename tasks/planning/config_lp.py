@@ -8,8 +8,8 @@ The arrays are those of `packing`.
 
 import numpy as np
 
-from tasks.planning.kernels import kernel
-from tasks.planning.packing import fits, repair
+from ringmaster.tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.packing import fits, repair
 
 INFEASIBLE = 1e18
 MAX_STATES = 1_000  # of devices free on a group's nodes, up to which configurations are priced exactly

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tasks.planning.local_search import rank
-from tasks.planning.plan import Plan, Segment
-from tasks.planning.problem import Problem
-from tasks.planning.retiming import retimed, with_fewer
+from ringmaster.tasks.planning.local_search import rank
+from ringmaster.tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.retiming import retimed, with_fewer
 
 WORTH = 2e-4  # of the objective: what a segment must gain to be kept
 
@@ -26,7 +26,7 @@ def plan_constrained(
 
     least_s: length of any segment of a job that has several.
     """
-    from tasks.planning.pieces import PieceSearch
+    from ringmaster.tasks.planning.pieces import PieceSearch
 
     search = PieceSearch.of(problem, bound_s)
     enough = 1.0 + 1e-6 if objective == "makespan" else 0.0

@@ -3,10 +3,10 @@
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
-from tasks.planning.pattern_model import Group, members_of
-from tasks.planning.plan import Plan, Segment
-from tasks.planning.problem import Option, PlanningJob, Problem, Running, likeness
-from tasks.planning.problem_faults import cycle_in
+from ringmaster.tasks.planning.pattern_model import Group, members_of
+from ringmaster.tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem, Running, likeness
+from ringmaster.tasks.planning.problem_faults import cycle_in
 
 Place = tuple[int, int]  # index of a job, index of its option
 

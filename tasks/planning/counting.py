@@ -7,7 +7,7 @@ later than any plan without preemption.
 
 import math
 
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 COUNTING = "counting equal jobs"
 """The name of this proof in plans."""

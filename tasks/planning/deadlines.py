@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tasks.planning.bounds import by_area, earliest_ends_s, in_order, preemptive_bound
-from tasks.planning.certificates import costs_of, shortest_of
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.bounds import by_area, earliest_ends_s, in_order, preemptive_bound
+from ringmaster.tasks.planning.certificates import costs_of, shortest_of
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 MAX_LOOKED_AT = 1_000  # jobs at all deadlines together at which those due by then are looked at: half a second
 MAX_TRIALS = 200  # smaller sets of jobs that are looked at to find a small one that conflicts

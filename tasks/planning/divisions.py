@@ -7,16 +7,16 @@ divisions is judged once. What a division may reach is judged by its bound and b
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tasks.planning.baselines import BASELINES
-from tasks.planning.bounds import Bound, by_area, preemptive_bound
-from tasks.planning.certificates import cost_bound, weighted_bound
-from tasks.planning.contraction import Contracted, Contraction
-from tasks.planning.listing import NoRoomError, schedule
-from tasks.planning.local_search import rank
-from tasks.planning.pattern_model import Group, Integral, PatternModel
-from tasks.planning.plan import Certificate, Plan
-from tasks.planning.problem import Option, PlanningJob, Problem
-from tasks.planning.search import WORTH_S
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.bounds import Bound, by_area, preemptive_bound
+from ringmaster.tasks.planning.certificates import cost_bound, weighted_bound
+from ringmaster.tasks.planning.contraction import Contracted, Contraction
+from ringmaster.tasks.planning.listing import NoRoomError, schedule
+from ringmaster.tasks.planning.local_search import rank
+from ringmaster.tasks.planning.pattern_model import Group, Integral, PatternModel
+from ringmaster.tasks.planning.plan import Certificate, Plan
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.search import WORTH_S
 
 MAX_JUDGED, JOBS_JUDGED = 150, 6_000  # divisions that are judged by the local search, and jobs in all of them
 MAX_LENGTHS = 16  # of groups that divisions are made for

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from tasks.planning.problem import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problem import Node, Option, PlanningJob, Problem
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ plan that is found exact again.
 from dataclasses import replace
 from statistics import median
 
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 
 def is_foldable(problem: Problem) -> bool:

@@ -9,14 +9,14 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
-from tasks.planning.bounds import preemptive_bound, rigid_bound
-from tasks.planning.clock import clock
-from tasks.planning.divisions import Division, Divisions, Outlook, value_bound
-from tasks.planning.listing import NoRoomError
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem, ProblemError
-from tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
-from tasks.planning.verify import objective_value
+from ringmaster.tasks.planning.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.clock import clock
+from ringmaster.tasks.planning.divisions import Division, Divisions, Outlook, value_bound
+from ringmaster.tasks.planning.listing import NoRoomError
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem, ProblemError
+from ringmaster.tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
+from ringmaster.tasks.planning.verify import objective_value
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # in all, and of a division by whether planning it takes seconds
 GAIN = 1e-3  # that a division must promise, as a share of the best plan, to be planned
@@ -80,7 +80,7 @@ class FusedSearch:
     def proved(self) -> Plan:
         """The best plan with the bound of the fused problem."""
         if self.best is None:
-            from tasks.planning.deadlines import conflicts
+            from ringmaster.tasks.planning.deadlines import conflicts
 
             raise ProblemError([*conflicts(self.problem)] or self.faults)
         lower_s, proof = self.bound.seconds, self.bound.proof

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tasks.planning.contraction import Contracted, contract
-from tasks.planning.drawing import seconds_text
-from tasks.planning.fused import LEAST_GAIN, FusedSearch
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem
-from tasks.planning.search import Objective, Preemption
-from tasks.planning.solve import solve
-from tasks.planning.verify import objective_value
+from ringmaster.tasks.planning.contraction import Contracted, contract
+from ringmaster.tasks.planning.drawing import seconds_text
+from ringmaster.tasks.planning.fused import LEAST_GAIN, FusedSearch
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.search import Objective, Preemption
+from ringmaster.tasks.planning.solve import solve
+from ringmaster.tasks.planning.verify import objective_value
 
 Groups = Mapping[str, tuple[str, ...]]
 """Fellows by leader; jobs that are alone are not named."""

@@ -2,9 +2,9 @@
 
 from html import escape
 
-from tasks.planning.drawing import Frame, colours, label, legend, seconds_text, stripes
-from tasks.planning.plan import Plan, Segment
-from tasks.planning.problem import Problem
+from ringmaster.tasks.planning.drawing import Frame, colours, label, legend, seconds_text, stripes
+from ringmaster.tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning.problem import Problem
 
 MAX_LINKED = 300  # segments beyond which jobs are not told apart when pointed at: the picture would grow too large
 BOUND_STYLE = (

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.planning.drawing import seconds_text, shortened
-from tasks.planning.gantt import job_label
-from tasks.planning.plan import Plan, Segment
-from tasks.planning.problem import Problem
+from ringmaster.tasks.planning.drawing import seconds_text, shortened
+from ringmaster.tasks.planning.gantt import job_label
+from ringmaster.tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning.problem import Problem
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 IDLE = "·"

@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit
 from numba.core.event import Event, Listener, register
 
-from tasks.planning.clock import clock
+from ringmaster.tasks.planning.clock import clock
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:

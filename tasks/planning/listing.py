@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tasks.planning.overheads import overhead_s
-from tasks.planning.plan import Segment
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.overheads import overhead_s
+from ringmaster.tasks.planning.plan import Segment
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option

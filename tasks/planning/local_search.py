@@ -5,11 +5,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tasks.planning.bounds import useful_options
-from tasks.planning.listing import Choice, NoRoomError, schedule
-from tasks.planning.plan import Plan, Segment
-from tasks.planning.problem import Problem
-from tasks.planning.verify import objective_value
+from ringmaster.tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning.listing import Choice, NoRoomError, schedule
+from ringmaster.tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.verify import objective_value
 
 PLACEMENTS = 12_000  # of jobs on nodes, in all trials together: about a fifth of a second
 

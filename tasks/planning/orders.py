@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasks.planning.certificates import whole_of
-from tasks.planning.listing import Choice, Timeline
-from tasks.planning.plan import Segment
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.certificates import whole_of
+from ringmaster.tasks.planning.listing import Choice, Timeline
+from ringmaster.tasks.planning.plan import Segment
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 Order = tuple[Choice, ...]  # (job's id, index of its option), in the order of their starts on one node
 

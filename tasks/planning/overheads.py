@@ -1,6 +1,6 @@
 """The seconds of a segment that do no work: start-up, save, evaluation and the switch."""
 
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 
 def overhead_s(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 
 class OptionTable(NamedTuple):

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tasks.planning.certificates import whole_of
-from tasks.planning.plan import Certificate
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.certificates import whole_of
+from ringmaster.tasks.planning.plan import Certificate
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 Group = frozenset[str]  # ids of the jobs that an option trains together
 
@@ -117,7 +117,7 @@ class PatternModel:
         return work, time
 
     def _find_options(self) -> list[_Column]:
-        from tasks.planning.bounds import useful_groups, useful_options
+        from ringmaster.tasks.planning.bounds import useful_groups, useful_options
 
         class_of = {self.problem.jobs[j].id: c for c, jobs in enumerate(self.classes) for j in jobs}
         found = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]

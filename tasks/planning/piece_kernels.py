@@ -5,8 +5,8 @@
 
 import numpy as np
 
-from tasks.planning.kernels import kernel
-from tasks.planning.piece_listing import NEVER, List, is_allowed, listed
+from ringmaster.tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.piece_listing import NEVER, List, is_allowed, listed
 
 
 @kernel

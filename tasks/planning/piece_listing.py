@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 NEVER = 1e18
 MAX_PIECES = 4

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.planning.bounds import useful_options
-from tasks.planning.listing import NoRoomError, Piece, schedule_pieces
-from tasks.planning.piece_kernels import anneal_pieces
-from tasks.planning.piece_listing import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules
-from tasks.planning.plan import Segment
-from tasks.planning.problem import Problem
+from ringmaster.tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning.listing import NoRoomError, Piece, schedule_pieces
+from ringmaster.tasks.planning.piece_kernels import anneal_pieces
+from ringmaster.tasks.planning.piece_listing import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules
+from ringmaster.tasks.planning.plan import Segment
+from ringmaster.tasks.planning.problem import Problem
 
 OBJECTIVES = ("makespan", "weighted", "cost")
 COOL = 1e-3

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tasks.planning.problem_faults import shown
+from ringmaster.tasks.planning.problem_faults import shown
 
 LARGEST = 10**18
 """Of a whole number in a plan."""

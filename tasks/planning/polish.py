@@ -8,10 +8,10 @@ The arrays are those of `packing` and `sequences`.
 
 import numpy as np
 
-from tasks.planning.config_lp import INFEASIBLE
-from tasks.planning.kernels import kernel
-from tasks.planning.packing import fits
-from tasks.planning.sequences import settle
+from ringmaster.tasks.planning.config_lp import INFEASIBLE
+from ringmaster.tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.packing import fits
+from ringmaster.tasks.planning.sequences import settle
 
 
 @kernel

@@ -13,16 +13,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from tasks.planning.assignment import Assignment, Sites, assign, plan_group
-from tasks.planning.bounds import Bound
-from tasks.planning.certificates import MAX_STATES, num_states
-from tasks.planning.config_lp import INFEASIBLE, config_lp
-from tasks.planning.packing import OptionTable
-from tasks.planning.plan import Certificate, Segment
-from tasks.planning.problem import Problem
-from tasks.planning.realise import realise
-from tasks.planning.sequences import Parts, Rules, of_group, runs
-from tasks.planning.tables import NEVER, Groups, Ints, Tables
+from ringmaster.tasks.planning.assignment import Assignment, Sites, assign, plan_group
+from ringmaster.tasks.planning.bounds import Bound
+from ringmaster.tasks.planning.certificates import MAX_STATES, num_states
+from ringmaster.tasks.planning.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.packing import OptionTable
+from ringmaster.tasks.planning.plan import Certificate, Segment
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.realise import realise
+from ringmaster.tasks.planning.sequences import Parts, Rules, of_group, runs
+from ringmaster.tasks.planning.tables import NEVER, Groups, Ints, Tables
 
 PER_SWITCH = 5e-4  # of the makespan: what a switch must gain, besides its own seconds
 # Annealing between groups, stage by stage: how long groups are polished, sharpness, first temperature for 4 groups, and

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from model_lineage.faults import RingmasterError
-from tasks.messages import listed
-from tasks.planning.problem_faults import faults_of
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.messages import listed
+from ringmaster.tasks.planning.problem_faults import faults_of
 
 
 class ProblemError(RingmasterError, ValueError):
@@ -200,13 +200,13 @@ class Problem:
     @classmethod
     def from_json(cls, data: Any) -> "Problem":
         """The problem that a JSON object describes. Raises ProblemError with every fault, its place named."""
-        from tasks.planning.problem_file import read_problem
+        from ringmaster.tasks.planning.problem_file import read_problem
 
         return read_problem(data)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads; what is at its default is left out."""
-        from tasks.planning.problem_file import write_problem
+        from ringmaster.tasks.planning.problem_file import write_problem
 
         return write_problem(self)
 

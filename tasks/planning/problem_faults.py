@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks.planning.problem import Node, Option, PlanningJob, Problem, Running
+    from ringmaster.tasks.planning.problem import Node, Option, PlanningJob, Problem, Running
 
 MAX_DEVICES = 4096  # of one node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # of seconds, bytes and prices: sums and ratios of such numbers are still exact enough

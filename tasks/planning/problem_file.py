@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
-from tasks.planning.problem_faults import shown
+from ringmaster.tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
+from ringmaster.tasks.planning.problem_faults import shown
 
 # JSON key -> (attribute, is it required)
 _PROBLEM_KEYS = {

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.planning.plan import Segment
-from tasks.planning.sequences import Parts
-from tasks.planning.tables import Floats, Ints, Tables
+from ringmaster.tasks.planning.plan import Segment
+from ringmaster.tasks.planning.sequences import Parts
+from ringmaster.tasks.planning.tables import Floats, Ints, Tables
 
 Gang = tuple[tuple[int, tuple[int, ...]], ...]
 

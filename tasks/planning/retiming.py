@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.planning.overheads import overhead_s
-from tasks.planning.plan import Segment
-from tasks.planning.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.overheads import overhead_s
+from ringmaster.tasks.planning.plan import Segment
+from ringmaster.tasks.planning.problem import PlanningJob, Problem
 
 LATE = 1e3  # what a second of lateness counts, in seconds of the objective
 TRIFLE = 1e-6  # weight of what is preferred among equals: early ends
@@ -49,7 +49,7 @@ def with_fewer(
     num_trials: int = 40,
 ) -> tuple[Segment, ...]:
     """The retimed segments without those that gain less than `worth` (a share of the objective), shortest first."""
-    from tasks.planning.local_search import value
+    from ringmaster.tasks.planning.local_search import value
 
     tried: set[tuple[str, int]] = set()
     for _ in range(num_trials):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.planning.bounds import useful_options
-from tasks.planning.certificates import whole_of
-from tasks.planning.orders import Order, segments_of, without_overheads
-from tasks.planning.plan import Segment
-from tasks.planning.problem import Problem
-from tasks.planning.tables import Floats, Ints
+from ringmaster.tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning.certificates import whole_of
+from ringmaster.tasks.planning.orders import Order, segments_of, without_overheads
+from ringmaster.tasks.planning.plan import Segment
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.tables import Floats, Ints
 
 # Temperature at first, what of it is left at the end, weight of the device time used, how far the target is below the
 # best makespan, whether options beyond the target are left out: one row a search, since none is best for all problems.
@@ -121,7 +121,7 @@ class _Table:
 
     def search(self, seed: int, *, steps: int, enough: float, is_over: Callable[[], bool]) -> tuple[float, list[Order]]:
         """One annealing: the makespan in units of the bound, and what each node starts in which order."""
-        from tasks.planning.rigid_kernels import anneal
+        from ringmaster.tasks.planning.rigid_kernels import anneal
 
         option = self.begin.copy()
         sequences, counts, end = self._longest_first(option)
@@ -151,7 +151,7 @@ class _Table:
     def _longest_first(self, option: Ints) -> tuple[Ints, Ints, float]:
         """Jobs onto nodes by area, the longest first, and when the last one ends; width is left in the rows for jobs
         that move. Options that fit no node any more give way to the job's others."""
-        from tasks.planning.rigid_kernels import fill_node
+        from ringmaster.tasks.planning.rigid_kernels import fill_node
 
         num_jobs, size = option.size, self.size
         width = num_jobs if size.size <= 64 else min(num_jobs, 8 * num_jobs // size.size + 16)

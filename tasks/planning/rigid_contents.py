@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.planning.orders import Order
-from tasks.planning.problem import Node, Problem
+from ringmaster.tasks.planning.orders import Order
+from ringmaster.tasks.planning.problem import Node, Problem
 
 MAX_STATES = 2_000_000  # of one node, in 50 bytes each
 SLICE = 100_000_000  # steps between two looks at the clock: a tenth of a second
@@ -76,7 +76,7 @@ class Contents:
         is_over: Callable[[], bool],
     ) -> int:
         """Finds which of the wanted sets the node can finish, and returns the steps that it took. Raises SpentError."""
-        from tasks.planning.rigid_exact_kernels import DONE, ROOM, extend, first_ends, look_ahead
+        from ringmaster.tasks.planning.rigid_exact_kernels import DONE, ROOM, extend, first_ends, look_ahead
 
         within = wanted.copy()
         must = np.where(wanted, np.arange(wanted.size), wanted.size - 1)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.planning.bounds import by_area, preemptive_bound, useful_options
-from tasks.planning.certificates import pack_of
-from tasks.planning.orders import Order
-from tasks.planning.plan import Certificate
-from tasks.planning.problem import Problem
-from tasks.planning.rigid_contents import GRID, NEVER, Contents, SpentError
+from ringmaster.tasks.planning.bounds import by_area, preemptive_bound, useful_options
+from ringmaster.tasks.planning.certificates import pack_of
+from ringmaster.tasks.planning.orders import Order
+from ringmaster.tasks.planning.plan import Certificate
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.rigid_contents import GRID, NEVER, Contents, SpentError
 
 MAX_JOBS = 14  # sets of jobs are bit masks, and tables over all of them are kept
 MAX_WORK = 6_000_000_000  # steps of the first trial: five seconds or so
@@ -148,7 +148,7 @@ class _Trial:
 
     def _join(self) -> tuple[tuple[Order, ...] | None, float]:
         """Disjoint sets over the nodes, the smallest first; the last is asked only for what the others can leave."""
-        from tasks.planning.rigid_exact_kernels import unions
+        from ringmaster.tasks.planning.rigid_exact_kernels import unions
 
         kinds = [(node.num_devices, node.device_type) for node in self.problem.nodes]
         nodes = sorted(range(len(kinds)), key=lambda v: kinds[v])

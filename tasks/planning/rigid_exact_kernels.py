@@ -9,7 +9,7 @@ jobs are placed; of a set only states are kept that no other beats on every devi
 
 import numpy as np
 
-from tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 ROOM, DONE, OVER = 0, 1, 2  # what `extend` says: call again; every set is done; the budget is spent
 LANES = np.uint64(0x8080808080808080)  # the highest bit of each of eight bytes

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.kernels import kernel
 
 OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # which random number moves a job how; beyond: a swap
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from tasks.planning.clock import clock
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem, ProblemError
+from ringmaster.tasks.planning.clock import clock
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem, ProblemError
 
 Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan", "weighted", "cost"]
@@ -43,10 +43,10 @@ class Search:
 
     def run(self) -> Plan:
         """The best plan that the stages found, with its bound."""
-        from tasks.planning.bounds import preemptive_bound, rigid_bound
-        from tasks.planning.counting import COUNTING, counted_bound_s
-        from tasks.planning.deadlines import conflicts
-        from tasks.planning.folding import is_foldable
+        from ringmaster.tasks.planning.bounds import preemptive_bound, rigid_bound
+        from ringmaster.tasks.planning.counting import COUNTING, counted_bound_s
+        from ringmaster.tasks.planning.deadlines import conflicts
+        from ringmaster.tasks.planning.folding import is_foldable
 
         if self.preemption == "auto" and not self._may_split():
             self.preemption = "never"
@@ -86,8 +86,8 @@ class Search:
 
     def _general(self) -> None:
         """What the compiled searches do not know: order, times, other objectives, nodes that are not always there."""
-        from tasks.planning.deadlines import unmet
-        from tasks.planning.local_search import PLACEMENTS, improve, lateness_s
+        from ringmaster.tasks.planning.deadlines import unmet
+        from ringmaster.tasks.planning.local_search import PLACEMENTS, improve, lateness_s
 
         if self._only_waits() and self._is_small():
             self._milp()
@@ -110,7 +110,7 @@ class Search:
             raise ProblemError([unmet(self.best, self.problem)])
 
     def _pieces(self) -> None:
-        from tasks.planning.constrained import plan_constrained
+        from ringmaster.tasks.planning.constrained import plan_constrained
 
         self.best = plan_constrained(
             self.problem,
@@ -125,7 +125,7 @@ class Search:
 
     def _is_worth_searching(self) -> bool:
         """Whether the objective could still be better by more than it costs to look for it, or a deadline met."""
-        from tasks.planning.local_search import rank
+        from ringmaster.tasks.planning.local_search import rank
 
         late_s, value, makespan_s = rank(self.best, self.problem, self.objective)
         if late_s > 1e-6 * makespan_s and not self._is_over():
@@ -182,9 +182,9 @@ class Search:
         return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
 
     def _simple(self) -> Plan:
-        from tasks.planning.baselines import BASELINES
-        from tasks.planning.listing import NoRoomError, schedule
-        from tasks.planning.local_search import improve, rank
+        from ringmaster.tasks.planning.baselines import BASELINES
+        from ringmaster.tasks.planning.listing import NoRoomError, schedule
+        from ringmaster.tasks.planning.local_search import improve, rank
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:
@@ -212,9 +212,9 @@ class Search:
         return best
 
     def _milp(self) -> None:
-        from tasks.planning.listing import schedule
-        from tasks.planning.local_search import improve
-        from tasks.planning.time_indexed import solve_time_indexed
+        from ringmaster.tasks.planning.listing import schedule
+        from ringmaster.tasks.planning.local_search import improve
+        from ringmaster.tasks.planning.time_indexed import solve_time_indexed
 
         if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
             return
@@ -227,9 +227,9 @@ class Search:
             self._take(improve(self.problem, plan, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over))
 
     def _preemptive(self) -> None:
-        from tasks.planning.constrained import exactly
-        from tasks.planning.folding import folded
-        from tasks.planning.preemptive import plan_preemptive
+        from ringmaster.tasks.planning.constrained import exactly
+        from ringmaster.tasks.planning.folding import folded
+        from ringmaster.tasks.planning.preemptive import plan_preemptive
 
         pattern_bound = self.bound
         with self._stage("work prices"):
@@ -251,10 +251,10 @@ class Search:
 
     def _sharpen_bound(self) -> None:
         """Takes the bound by work prices where it proves more than the pattern LP's."""
-        from tasks.planning.bounds import Bound
-        from tasks.planning.certificates import certified_bound
-        from tasks.planning.folding import folded
-        from tasks.planning.preemptive import work_prices
+        from ringmaster.tasks.planning.bounds import Bound
+        from ringmaster.tasks.planning.certificates import certified_bound
+        from ringmaster.tasks.planning.folding import folded
+        from ringmaster.tasks.planning.preemptive import work_prices
 
         certificate = work_prices(folded(self.problem), self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
@@ -262,7 +262,7 @@ class Search:
             self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
-        from tasks.planning.rigid import plan_rigid
+        from ringmaster.tasks.planning.rigid import plan_rigid
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
@@ -292,7 +292,7 @@ class Search:
 
     def _gangs_over_nodes(self) -> None:
         """Annealing knows gangs of one node only: lists of all jobs, climbed in several ways, know the others."""
-        from tasks.planning.local_search import PLACEMENTS, improve
+        from ringmaster.tasks.planning.local_search import PLACEMENTS, improve
 
         start = self.best
         for seed in range(3 * self.seed, 3 * self.seed + 3):
@@ -309,8 +309,8 @@ class Search:
 
     def _exhausted(self) -> None:
         """Few jobs: the best plan without preemption, and the proof that it is."""
-        from tasks.planning.orders import segments_of, without_overheads
-        from tasks.planning.rigid_exact import search
+        from ringmaster.tasks.planning.orders import segments_of, without_overheads
+        from ringmaster.tasks.planning.rigid_exact import search
 
         bare = without_overheads(self.problem)
         if bare is None or any(job.running is not None for job in self.problem.jobs):
@@ -326,7 +326,7 @@ class Search:
         """The best plan with the bound for its kind, and what proves it."""
         plan = replace(self.best, seconds=self.seconds)
         if self.objective != "makespan":
-            from tasks.planning.verify import objective_value
+            from ringmaster.tasks.planning.verify import objective_value
 
             value = objective_value(plan, self.problem, self.objective)
             bound = min(self._value_bound(), value)
@@ -341,8 +341,8 @@ class Search:
         )
 
     def _value_bound(self) -> float:
-        from tasks.planning.bounds import by_area
-        from tasks.planning.certificates import cost_bound, weighted_bound
+        from ringmaster.tasks.planning.bounds import by_area
+        from ringmaster.tasks.planning.certificates import cost_bound, weighted_bound
 
         if self.objective == "cost":
             return cost_bound(self.problem)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.planning.config_lp import INFEASIBLE
-from tasks.planning.kernels import kernel
-from tasks.planning.packing import place
+from ringmaster.tasks.planning.config_lp import INFEASIBLE
+from ringmaster.tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.packing import place
 
 
 class Parts(NamedTuple):

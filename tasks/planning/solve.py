@@ -3,9 +3,9 @@ is."""
 
 from functools import partial
 
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem
-from tasks.planning.search import Objective, Preemption, Search
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.search import Objective, Preemption, Search
 
 
 def solve(
@@ -37,7 +37,7 @@ def solve(
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
     if problem.is_fused:
-        from tasks.planning.fused import solve_fused
+        from ringmaster.tasks.planning.fused import solve_fused
 
         return solve_fused(
             problem,

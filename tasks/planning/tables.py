@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.planning.bounds import Bound, useful_options
-from tasks.planning.packing import OptionTable
-from tasks.planning.plan import Certificate
-from tasks.planning.problem import Node, Option, Problem
+from ringmaster.tasks.planning.bounds import Bound, useful_options
+from ringmaster.tasks.planning.packing import OptionTable
+from ringmaster.tasks.planning.plan import Certificate
+from ringmaster.tasks.planning.problem import Node, Option, Problem
 
 NEVER = 1e18  # a time that is no limit
 LEAST_RUN_SWITCHES = 5.0

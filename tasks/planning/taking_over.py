@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tasks.planning.bounds import preemptive_bound
-from tasks.planning.divisions import value_bound
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem
-from tasks.planning.retiming import retimed
-from tasks.planning.search import SAME, Objective
-from tasks.planning.verify import objective_value, verify
+from ringmaster.tasks.planning.bounds import preemptive_bound
+from ringmaster.tasks.planning.divisions import value_bound
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem
+from ringmaster.tasks.planning.retiming import retimed
+from ringmaster.tasks.planning.search import SAME, Objective
+from ringmaster.tasks.planning.verify import objective_value, verify
 
 
 def taken_over(start: Plan, problem: Problem, *, objective: Objective) -> Plan | None:

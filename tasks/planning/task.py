@@ -10,10 +10,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
-from tasks.planning import Plan, Problem, ProblemError, gantt
-from tasks.planning.checked import checked_plan
-from tasks.planning.fusion import Fusion, choose_groups
-from tasks.planning.search import Objective
+from ringmaster.tasks.planning import Plan, Problem, ProblemError, gantt
+from ringmaster.tasks.planning.checked import checked_plan
+from ringmaster.tasks.planning.fusion import Fusion, choose_groups
+from ringmaster.tasks.planning.search import Objective
 
 
 def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from tasks.planning.plan import Plan
-from tasks.planning.problem import Problem, ProblemError
-from tasks.planning.search import Objective
+from ringmaster.tasks.planning.plan import Plan
+from ringmaster.tasks.planning.problem import Problem, ProblemError
+from ringmaster.tasks.planning.search import Objective
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 HOUR_S = 3600.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tasks.planning.bounds import useful_options
-from tasks.planning.listing import Choice
-from tasks.planning.problem import Node, PlanningJob, Problem
+from ringmaster.tasks.planning.bounds import useful_options
+from ringmaster.tasks.planning.listing import Choice
+from ringmaster.tasks.planning.problem import Node, PlanningJob, Problem
 
 MAX_STARTS = 2_500  # binaries beyond which HiGHS finds nothing useful in a second
 MAX_NODES = 20  # of its search; a limit in nodes repeats exactly, one in seconds does not

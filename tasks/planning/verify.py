@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from tasks.planning.certificates import certified_bound
-from tasks.planning.counting import COUNTING, counted_bound_s
-from tasks.planning.plan import Plan, Segment
-from tasks.planning.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.certificates import certified_bound
+from ringmaster.tasks.planning.counting import COUNTING, counted_bound_s
+from ringmaster.tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning.problem import Option, PlanningJob, Problem
 
 
 def verify(plan: Plan, problem: Problem) -> list[str]:

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from tasks.pool.releases import check_tables
-from tasks.pool.schema import METADATA
+from ringmaster.tasks.pool.releases import check_tables
+from ringmaster.tasks.pool.schema import METADATA
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Protocol
 
-from tasks.execution.directions import Directions
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.journal import ENDED, PAUSED, JobRecord, Journal
-from tasks.pool.database import Database
-from tasks.pool.leases import PoolLeases
-from tasks.pool.nodes import NodeRecord
-from tasks.pool.requests import (
+from ringmaster.tasks.execution.directions import Directions
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.journal import ENDED, PAUSED, JobRecord, Journal
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.nodes import NodeRecord
+from ringmaster.tasks.pool.requests import (
     CANCEL,
     DIRECT,
     DONE,
@@ -29,10 +29,10 @@ from tasks.pool.requests import (
     Requests,
     Silences,
 )
-from tasks.pool.standing import PRIORITIES, Standing
-from tasks.pool.submissions import Submission, Submissions
-from tasks.pool.watch import BLIND_S
-from tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.pool.standing import PRIORITIES, Standing
+from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.watch import BLIND_S
+from ringmaster.tasks.profiling.lending import DevicesWanted
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
 HOLDER = "loan {}"  # of the leases of a request

@@ -1,6 +1,6 @@
 """What keeps a process from working with a pool at all."""
 
-from model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.faults import RingmasterError
 
 
 class OtherRelease(RingmasterError, ValueError):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tasks.execution.orders import CANCELLED
-from tasks.pool.mail import KILL, Share
-from techniques.engine.gang import CRASHED, PREEMPTED, Event, Gang, Outcome
-from techniques.engine.order import GangOrder
-from techniques.engine.processes import ForkServer
-from techniques.engine.reporter import STOP
+from ringmaster.tasks.execution.orders import CANCELLED
+from ringmaster.tasks.pool.mail import KILL, Share
+from ringmaster.techniques.engine.gang import CRASHED, PREEMPTED, Event, Gang, Outcome
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.reporter import STOP
 
 MOST_REMEMBERED = 1000  # segments whose commands are kept for the case that the gang is still to start
 

@@ -1,6 +1,6 @@
 """Batches that were handed over to a pool: they are in its database before anybody is told so.
 
-The executor's process makes a flow run for each and looks after it (`flows.pool.batch_runs`).
+The executor's process makes a flow run for each and looks after it (`ringmaster.flows.pool.batch_runs`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.pool.database import Database
-from tasks.pool.patience import Patience
-from tasks.pool.requests import GRANTED, OPEN, REFUSED, TRAIN, Request, Requests
-from tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.requests import GRANTED, OPEN, REFUSED, TRAIN, Request, Requests
+from ringmaster.tasks.pool.submissions import Submissions
 
 
 def hand_over(

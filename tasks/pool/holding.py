@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from model_lineage.faults import RingmasterError
-from tasks.execution.leases import Leases
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.execution.leases import Leases
 
 LOOK_EVERY_S = 1.0
 WORKER = "worker "

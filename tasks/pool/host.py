@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks.cluster import Device
-from tasks.execution.orders import LOST
-from tasks.pool.database import Database, DatabaseClosed
-from tasks.pool.gangs import Gangs, StartGang, start_gang
-from tasks.pool.mail import GIVEN, OUTCOME, TAKEN, Mail, OrderRecord, Share
-from tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
-from tasks.pool.outbox import Outbox
-from tasks.pool.patience import Patience
-from tasks.pool.pulse import Pulse
-from techniques.engine.gang import CRASHED, Event, Outcome
-from techniques.engine.processes import ForkServer
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.gangs import Gangs, StartGang, start_gang
+from ringmaster.tasks.pool.mail import GIVEN, OUTCOME, TAKEN, Mail, OrderRecord, Share
+from ringmaster.tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.outbox import Outbox
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.pulse import Pulse
+from ringmaster.techniques.engine.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.values import to_json
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import exists, select
 
-from tasks.pool.database import Database
-from tasks.pool.mail import Mail
-from tasks.pool.portions import drop_in_portions
-from tasks.pool.requests import DONE, REFUSED, WITHDRAWN
-from tasks.pool.schema import BATCHES, FACTS, PLANS, REQUESTS, TOLD
-from tasks.pool.submissions import ENDED, SUBMITTED
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.portions import drop_in_portions
+from ringmaster.tasks.pool.requests import DONE, REFUSED, WITHDRAWN
+from ringmaster.tasks.pool.schema import BATCHES, FACTS, PLANS, REQUESTS, TOLD
+from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED
 
 MOST_MAILS = 20  # batches that have ended, of which all that their gangs said is kept: for whoever asks what went wrong
 KEPT_S = 90 * 86400.0

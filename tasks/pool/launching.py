@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks.pool.mail import GIVEN, Mail, OrderRecord
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.pool.mail import GIVEN, Mail, OrderRecord
+from ringmaster.techniques.engine.gang import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from tasks.pool.database import Database
-from tasks.pool.schema import EXECUTOR
-from tasks.pool.whereabouts import has_ended, own_whereabouts
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import EXECUTOR
+from ringmaster.tasks.pool.whereabouts import has_ended, own_whereabouts
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, insert, select
 
-from tasks.pool.database import Database
-from tasks.pool.schema import LEASES
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import LEASES
 
 
 class PoolLeases:

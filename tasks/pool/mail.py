@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from tasks.pool.database import Database
-from tasks.pool.portions import drop_in_portions
-from tasks.pool.schema import COMMANDS, ORDERS, SAID
-from techniques.engine.order import GangOrder
-from techniques.values import from_json, to_json
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.portions import drop_in_portions
+from ringmaster.tasks.pool.schema import COMMANDS, ORDERS, SAID
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.values import from_json, to_json
 
 GIVEN, TAKEN, ENDED = "given", "taken", "ended"
 WITHDRAWN = "withdrawn"  # before it was taken

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from tasks.cluster import Device
-from tasks.pool.database import Database
-from tasks.pool.schema import NODES
-from techniques.values import from_json, to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import NODES
+from ringmaster.techniques.values import from_json, to_json
 
 SERVING, LEAVING = "serving", "leaving"
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.pool.database import DatabaseClosed
-from tasks.pool.mail import OUTCOME, Mail
+from ringmaster.tasks.pool.database import DatabaseClosed
+from ringmaster.tasks.pool.mail import OUTCOME, Mail
 
 GATHER_S = 0.1
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
-from tasks.pool.database import Database
+from ringmaster.tasks.pool.database import Database
 
 MOST_ROWS = 5000  # of one transaction: all others wait for it, beats of nodes too, which must not come too late
 

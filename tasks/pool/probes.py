@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from tasks.cluster import Device
+from ringmaster.tasks.cluster import Device
 
 # Xids that say that the device itself is broken until it is reset; others (13, 31, 43, 45, ...) are programs' own
 # faults. NVIDIA, "GPU Debug Guidelines" and "Xid Errors": 48 double-bit ECC error, 64 row remapping failed, 74 NVLink
@@ -236,5 +236,5 @@ def pids_are_known(root: Path = Path("/")) -> bool:
 
 def _is_fork_server(process: psutil.Process) -> bool:
     with suppress(*GONE):
-        return "techniques.engine.forkserver" in process.cmdline()
+        return "ringmaster.techniques.engine.forkserver" in process.cmdline()
     return False

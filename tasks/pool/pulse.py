@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import DBAPIError
 
-from tasks.pool.database import DatabaseClosed
-from techniques.engine.fence import seconds_since_boot
+from ringmaster.tasks.pool.database import DatabaseClosed
+from ringmaster.techniques.engine.fence import seconds_since_boot
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 from sqlalchemy import Connection, delete, insert, select
 
-from tasks.pool.faults import OtherRelease
-from tasks.pool.schema import ABOUT
+from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.pool.schema import ABOUT
 
 TABLES = "1"
 """Raised by every change of a table's columns; databases of another number are not opened."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from tasks.pool.database import Database, DatabaseClosed
-from tasks.pool.schema import REQUESTS
+from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.schema import REQUESTS
 
 OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", "withdrawn"
 ANSWERED = (GRANTED, DONE, REFUSED)
@@ -24,7 +24,7 @@ DIRECT = "direct"
 """Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `DIRECT` names a `batch` whose jobs are to go as
 its other keys say, which are those of `Directions`; `LEND` asks for idle devices of a `node`, as many as its keys of
 `DevicesWanted` say, until it is withdrawn or whoever asked `renew`s it no more. `TRAIN` hands a `batch` over, its JSON
-form, to be measured and trained: granted, it has a flow run, which renews it (`tasks.pool.handed_over`)."""
+form, to be measured and trained: granted, it has a flow run, which renews it (`ringmaster.tasks.pool.handed_over`)."""
 
 MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tasks.execution.orders import LOST, SegmentCall
-from tasks.pool.database import Database, DatabaseClosed
-from tasks.pool.launching import Launch, Launcher
-from tasks.pool.mail import GIVEN, KILL, OUTCOME, TAKEN, Mail, OrderRecord, Word
-from tasks.pool.nodes import NodeRecord
-from tasks.pool.shares import FAILURES, merged, shares_of
-from techniques.engine.gang import CRASHED, Event, Outcome
-from techniques.engine.reporter import STOP
+from ringmaster.tasks.execution.orders import LOST, SegmentCall
+from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.pool.launching import Launch, Launcher
+from ringmaster.tasks.pool.mail import GIVEN, KILL, OUTCOME, TAKEN, Mail, OrderRecord, Word
+from ringmaster.tasks.pool.nodes import NodeRecord
+from ringmaster.tasks.pool.shares import FAILURES, merged, shares_of
+from ringmaster.techniques.engine.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.engine.reporter import STOP
 
 LOOK_EVERY_S = 0.1
 END_TIMEOUT_S = 60.0

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tasks.execution.orders import CANCELLED, LOST, SegmentCall
-from tasks.pool.mail import Share
-from techniques.engine.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
+from ringmaster.tasks.execution.orders import CANCELLED, LOST, SegmentCall
+from ringmaster.tasks.pool.mail import Share
+from ringmaster.techniques.engine.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
 
 PRECEDENCE = (OUT_OF_MEMORY, INVALID, LOST, CRASHED, CANCELLED, PREEMPTED, DONE)
 """Of a gang's shares the first of these explains the others: ranks whose peers vanish crash too."""

@@ -6,16 +6,24 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasks.cluster import Cluster, Device, Node
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from tasks.execution.roster import Enlisted
-from tasks.execution.workplace import Workplace
-from tasks.planning import Certificate, Plan, ProblemError
-from tasks.planning.search import Objective
-from tasks.planning.terms import OBJECTIVES, Terms
-from tasks.pool.submissions import Submission
-from tasks.profiling.options import planning_problem
-from techniques import Profile
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.execution.events import (
+    ExecutionEvent,
+    GangSaid,
+    JobEnded,
+    Planned,
+    SegmentEnded,
+    SegmentStarted,
+    Waiting,
+)
+from ringmaster.tasks.execution.roster import Enlisted
+from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.planning import Certificate, Plan, ProblemError
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.planning.terms import OBJECTIVES, Terms
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.techniques import Profile
 
 PRIORITIES = "priorities"  # a batch's fact: by job, "" for the whole batch, what a person has set
 USUAL = 1.0

@@ -17,31 +17,31 @@ from functools import partial
 
 from sqlalchemy import select
 
-from tasks.cluster import Device, Node
-from tasks.execution.dispatch import DeviceId
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
-from tasks.execution.executor import Executor
-from tasks.execution.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
-from tasks.execution.orders import LOST
-from tasks.execution.progress import RunningSegment
-from tasks.planning import Plan, Problem
-from tasks.planning.checked import checked_plan
-from tasks.planning.search import Objective
-from tasks.pool import housekeeping
-from tasks.pool.database import Database
-from tasks.pool.desk import HOLDER, OTHER_VERSION, Desk
-from tasks.pool.leases import PoolLeases
-from tasks.pool.mail import KILL, Mail
-from tasks.pool.nodes import LEAVING, Nodes
-from tasks.pool.patience import Patience
-from tasks.pool.runner import PoolRunner
-from tasks.pool.schema import BATCHES, SEGMENTS
-from tasks.pool.standing import PRIORITIES, Standing, as_told, batch_of, combined_terms, entries_of, fault_of
-from tasks.pool.submissions import SUBMITTED, Submission, Submissions
-from tasks.pool.succession import Estate, nodes_of, num_told, outcome_of, read_estate, speeds_of
-from tasks.pool.told import Told
-from tasks.pool.watch import NodeWatch, cluster_of
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.cluster import Device, Node
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.checked import checked_plan
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.pool import housekeeping
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.desk import HOLDER, OTHER_VERSION, Desk
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.mail import KILL, Mail
+from ringmaster.tasks.pool.nodes import LEAVING, Nodes
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.runner import PoolRunner
+from ringmaster.tasks.pool.schema import BATCHES, SEGMENTS
+from ringmaster.tasks.pool.standing import PRIORITIES, Standing, as_told, batch_of, combined_terms, entries_of, fault_of
+from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.succession import Estate, nodes_of, num_told, outcome_of, read_estate, speeds_of
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.pool.watch import NodeWatch, cluster_of
+from ringmaster.techniques.engine.gang import Outcome
 
 logger = logging.getLogger(__name__)
 

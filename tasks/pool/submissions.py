@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from tasks.execution.events import JobEnded
-from tasks.execution.journal import FAILED, WAITING
-from tasks.planning.terms import Terms
-from tasks.pool.database import Database
-from tasks.pool.schema import BATCHES, JOBS
-from tasks.pool.told import keep
-from techniques import Job, Profile
-from techniques.values import from_json, to_json
+from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.journal import FAILED, WAITING
+from ringmaster.tasks.planning.terms import Terms
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import BATCHES, JOBS
+from ringmaster.tasks.pool.told import keep
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.values import from_json, to_json
 
 SUBMITTED, ENDED = "submitted", "ended"
 

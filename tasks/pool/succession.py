@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import select
 
-from tasks.cluster import Device, Node
-from tasks.execution.dispatch import PlannedSegment, device_of
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
-from tasks.execution.progress import RunningSegment, is_about
-from tasks.pool.database import Database
-from tasks.pool.mail import Mail
-from tasks.pool.schema import TOLD
-from tasks.pool.standing import OptionKey, option_key
-from tasks.pool.submissions import Submission
-from techniques import Profile
-from techniques.engine.gang import OUT_OF_MEMORY, Outcome
+from ringmaster.tasks.cluster import Device, Node
+from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from ringmaster.tasks.execution.progress import RunningSegment, is_about
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.schema import TOLD
+from ringmaster.tasks.pool.standing import OptionKey, option_key
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.techniques import Profile
+from ringmaster.techniques.engine.gang import OUT_OF_MEMORY, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

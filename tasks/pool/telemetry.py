@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from tasks.cluster import Device
-from tasks.pool.probes import Probe, Sample, is_ours, pids_are_known, probes
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.pool.probes import Probe, Sample, is_ours, pids_are_known, probes
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
-from tasks.execution import events
-from tasks.execution.events import ExecutionEvent, Planned
-from tasks.planning import Plan, Problem
-from tasks.pool.database import Database
-from tasks.pool.schema import TOLD
-from techniques.values import from_json, to_json
+from ringmaster.tasks.execution import events
+from ringmaster.tasks.execution.events import ExecutionEvent, Planned
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import TOLD
+from ringmaster.techniques.values import from_json, to_json
 
 LOOK_EVERY_S = 0.2
 

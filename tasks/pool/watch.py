@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.cluster import Cluster, Node
-from tasks.execution.dispatch import DeviceId
-from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 
 BLIND_S = 10.0  # between two looks, after which silences are counted anew
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasks.profiling.search import Search
-from tasks.profiling.trials import Trial, waves
-from techniques import Job
+from ringmaster.tasks.profiling.search import Search
+from ringmaster.tasks.profiling.trials import Trial, waves
+from ringmaster.techniques import Job
 
 TYPICAL_WAVE_S = 1.5  # of small models, until a wave was measured
 

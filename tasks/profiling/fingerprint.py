@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from techniques import registry
-from techniques.job import Job
-from techniques.values import digest, to_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.values import digest, to_json
 
 DATA_SHAPE = ("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels")
 LIBRARIES = ("torch", "transformers")

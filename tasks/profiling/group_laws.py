@@ -18,14 +18,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.profiling.grouping import Group, Solo
-from tasks.profiling.layouts import AGAIN, ONE_DEVICE, SHARDED, Layout
-from tasks.profiling.lines import Line, fitted
-from tasks.profiling.over_nodes import PREDICTED
-from techniques import Profile
-from techniques.profiles import Fellow
-from techniques.shared_base import NAME
-from techniques.turns import AT_ONCE
+from ringmaster.tasks.profiling.grouping import Group, Solo
+from ringmaster.tasks.profiling.layouts import AGAIN, ONE_DEVICE, SHARDED, Layout
+from ringmaster.tasks.profiling.lines import Line, fitted
+from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.techniques import Profile
+from ringmaster.techniques.profiles import Fellow
+from ringmaster.techniques.shared_base import NAME
+from ringmaster.techniques.turns import AT_ONCE
 
 LEAST_STARTUP_S = 1e-3
 

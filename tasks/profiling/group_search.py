@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tasks.profiling.fingerprint import fingerprint
-from tasks.profiling.group_laws import Laws, laws_of, own_bytes, step_s_alone
-from tasks.profiling.grouping import MOST_TOGETHER, Group, candidate_groups, even_parts, sample
-from tasks.profiling.layouts import ONE_DEVICE, Layout
-from tasks.profiling.options import num_evaluations
-from tasks.profiling.search import Failure, Result
-from tasks.profiling.trials import Trial
-from techniques import Profile
-from techniques.shared_base import NAME
-from techniques.surveys import Candidate
-from techniques.values import digest
+from ringmaster.tasks.profiling.fingerprint import fingerprint
+from ringmaster.tasks.profiling.group_laws import Laws, laws_of, own_bytes, step_s_alone
+from ringmaster.tasks.profiling.grouping import MOST_TOGETHER, Group, candidate_groups, even_parts, sample
+from ringmaster.tasks.profiling.layouts import ONE_DEVICE, Layout
+from ringmaster.tasks.profiling.options import num_evaluations
+from ringmaster.tasks.profiling.search import Failure, Result
+from ringmaster.tasks.profiling.trials import Trial
+from ringmaster.techniques import Profile
+from ringmaster.techniques.shared_base import NAME
+from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.values import digest
 
 # What is tried of a class where it has so many jobs, and pairs, and the largest power of two: three trials at the most.
 FIRST_SIZE = 8
@@ -24,7 +24,7 @@ FIRST_SIZE = 8
 TRIED_SHARE = 0.1
 # Jobs that take turns must be several at a time, or they are trained one after another.
 LEAST_AT_ONCE = 2
-# What a trial takes beside starting and ending, at the least; see `techniques.engine.trials`.
+# What a trial takes beside starting and ending, at the least; see `ringmaster.techniques.engine.trials`.
 MEASURED_S, MEASURED_STEPS = 1.5, 6
 
 

@@ -10,12 +10,12 @@ from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from tasks.profiling.layouts import ONE_DEVICE, Layout
-from tasks.profiling.options import num_evaluations
-from techniques import Job, Profile
-from techniques.shared_base import why_not_together
-from techniques.surveys import Survey
-from techniques.values import digest
+from ringmaster.tasks.profiling.layouts import ONE_DEVICE, Layout
+from ringmaster.tasks.profiling.options import num_evaluations
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.shared_base import why_not_together
+from ringmaster.techniques.surveys import Survey
+from ringmaster.techniques.values import digest
 
 MOST_TOGETHER = 32
 

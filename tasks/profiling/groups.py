@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tasks.cluster import Cluster
-from tasks.profiling.group_search import GroupSearch
-from tasks.profiling.grouping import Group
-from tasks.profiling.layouts import Layout
-from tasks.profiling.search import Result
-from tasks.profiling.trials import Trial
-from techniques import Profile
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.profiling.group_search import GroupSearch
+from ringmaster.tasks.profiling.grouping import Group
+from ringmaster.tasks.profiling.layouts import Layout
+from ringmaster.tasks.profiling.search import Result
+from ringmaster.tasks.profiling.trials import Trial
+from ringmaster.techniques import Profile
 
 
 def group_searches(classes: Mapping[Layout, Sequence[Group]], *, cluster: Cluster, num_nodes: int) -> list[GroupSearch]:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from techniques import Job, Profile
-from techniques.surveys import Candidate, Survey
-from techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.surveys import Candidate, Survey
+from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 
 WHOLE, SHARDED = "whole", "sharded"
 KEPT, AGAIN = "none", "full"

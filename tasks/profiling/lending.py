@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tasks.cluster import Device
+from ringmaster.tasks.cluster import Device
 
 _Device = TypeVar("_Device")
 

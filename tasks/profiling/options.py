@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tasks.cluster import Cluster
-from tasks.planning import Node, Option, PlanningJob, Problem
-from techniques import Job, Profile
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.techniques import Job, Profile
 
 # Two runtimes may be equal; none may be zero, also for a job of which only the export is left.
 LEAST_RUNTIME_S = 1e-3

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tasks.profiling.search import Search
-from techniques import Profile
-from techniques.surveys import Candidate, Survey
-from techniques.technique import GangShape
+from ringmaster.tasks.profiling.search import Search
+from ringmaster.techniques import Profile
+from ringmaster.techniques.surveys import Candidate, Survey
+from ringmaster.techniques.technique import GangShape
 
 # Where nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tasks.profiling.search import Failure
-from techniques.surveys import Refusal
+from ringmaster.tasks.profiling.search import Failure
+from ringmaster.techniques.surveys import Refusal
 
 MOST_REASONS = 3
 MORE = "--verbose shows all that was left out"

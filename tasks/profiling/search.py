@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from techniques.profiles import Profile
-from techniques.surveys import Candidate
+from ringmaster.techniques.profiles import Profile
+from ringmaster.techniques.surveys import Candidate
 
 MOST_TRIALS = 3  # of one technique on one number of devices
 FAR_BEHIND = 1.15  # a technique slower than another by this is not refined: its next config would not make that up

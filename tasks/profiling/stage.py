@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Cluster
-from tasks.profiling.budget import TrialBudget, predicted_batch_s
-from tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
-from tasks.profiling.grouping import Group, classes
-from tasks.profiling.groups import group_profiles, group_searches, groups_among
-from tasks.profiling.layouts import Layout, layouts
-from tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
-from tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
-from tasks.profiling.reasons import why_nothing_fits
-from tasks.profiling.search import (
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.profiling.budget import TrialBudget, predicted_batch_s
+from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key, technique_code
+from ringmaster.tasks.profiling.grouping import Group, classes
+from ringmaster.tasks.profiling.groups import group_profiles, group_searches, groups_among
+from ringmaster.tasks.profiling.layouts import Layout, layouts
+from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted, Lend
+from ringmaster.tasks.profiling.over_nodes import foretold, predicted_profiles, shapes_over_nodes
+from ringmaster.tasks.profiling.reasons import why_nothing_fits
+from ringmaster.tasks.profiling.search import (
     KILLED,
     LONG_STEPS,
     Failure,
@@ -29,16 +29,16 @@ from tasks.profiling.search import (
     quickest_looking_first,
     worthwhile,
 )
-from tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
-from techniques import Job, Profile, registry
-from techniques.engine.channel import ChannelClosed
-from techniques.engine.gang import was_killed
-from techniques.engine.processes import ForkServer
-from techniques.surveys import Survey, SurveyOrder
-from techniques.technique import GangShape
-from techniques.values import from_json, to_json
+from ringmaster.tasks.profiling.trials import Site, Trial, gang_shape, run_wave, waves
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.engine.channel import ChannelClosed
+from ringmaster.techniques.engine.gang import was_killed
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.surveys import Survey, SurveyOrder
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import from_json, to_json
 
-SURVEYOR = "techniques.engine.survey:main"
+SURVEYOR = "ringmaster.techniques.engine.survey:main"
 # Of a trial, or of the first look at a job, that is killed from outside.
 MAX_ATTEMPTS = 3
 

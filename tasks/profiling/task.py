@@ -9,11 +9,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
-from tasks.cluster import Cluster
-from tasks.profiling.lending import Lend
-from tasks.profiling.stage import Failed, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
-from tasks.profiling.trials import Site
-from techniques import Job
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.profiling.lending import Lend
+from ringmaster.tasks.profiling.stage import Failed, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import Job
 
 
 def _may_go_well_again(_: Any, __: Any, state: State[Any]) -> bool:

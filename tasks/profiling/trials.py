@@ -13,15 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.cluster import Device
-from tasks.profiling.search import FAILED, KILLED, Failure, Result
-from techniques import Job, Profile, registry
-from techniques.engine.gang import OUT_OF_MEMORY, Gang, Outcome
-from techniques.engine.order import TRIAL, GangOrder, Slot
-from techniques.engine.processes import ForkServer
-from techniques.engine.reporter import MEASURE, STOP
-from techniques.surveys import Candidate
-from techniques.technique import GangShape
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.profiling.search import FAILED, KILLED, Failure, Result
+from ringmaster.techniques import Job, Profile, registry
+from ringmaster.techniques.engine.gang import OUT_OF_MEMORY, Gang, Outcome
+from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.reporter import MEASURE, STOP
+from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.technique import GangShape
 
 
 @dataclass(frozen=True, kw_only=True)

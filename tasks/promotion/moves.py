@@ -31,13 +31,13 @@ from sqlalchemy import (
     update,
 )
 
-from model_lineage import Ledger
-from model_lineage.faults import RingmasterError
-from tasks.pool.database import Database
-from tasks.promotion import decisions
-from tasks.promotion.decisions import DecisionRecord
-from tasks.promotion.names import CHAMPION
-from techniques.values import from_json, to_json
+from ringmaster.model_lineage import Ledger
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.promotion.decisions import DecisionRecord
+from ringmaster.tasks.promotion.names import CHAMPION
+from ringmaster.techniques.values import from_json, to_json
 
 METADATA = MetaData()
 MOVES = Table(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tasks.evaluation.compare import better, gain
-from tasks.evaluation.examination import Examined
-from tasks.evaluation.slices import ALL, Measured
-from tasks.promotion.policy_file import Policy
+from ringmaster.tasks.evaluation.compare import better, gain
+from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.slices import ALL, Measured
+from ringmaster.tasks.promotion.policy_file import Policy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tasks.batch.data_schema import Section
-from tasks.batch.faults import Finding
-from tasks.batch.field_types import Metric, Name, Positive, Whole
-from tasks.evaluation import declared
-from tasks.evaluation.suite import Suite, load_suite
-from tasks.files import is_file
+from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.field_types import Metric, Name, Positive, Whole
+from ringmaster.tasks.evaluation import declared
+from ringmaster.tasks.evaluation.suite import Suite, load_suite
+from ringmaster.tasks.files import is_file
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from model_lineage import Ledger, ModelRecord
-from tasks.alarms import Alarm, promotion_refused
-from tasks.promotion import decisions
-from tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
-from tasks.promotion.moves import Move, MoveLog, PromotionRefused
-from tasks.promotion.names import CHALLENGER, CHAMPION, PREVIOUS
-from tasks.promotion.policy import Decision
+from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.tasks.alarms import Alarm, promotion_refused
+from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.promotion.decisions import KEPT, PROMOTED, ROLLED_BACK, WAITING, DecisionRecord
+from ringmaster.tasks.promotion.moves import Move, MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.names import CHALLENGER, CHAMPION, PREVIOUS
+from ringmaster.tasks.promotion.policy import Decision
 
 
 @dataclass(frozen=True, kw_only=True)

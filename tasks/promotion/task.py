@@ -7,11 +7,11 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from model_lineage import Ledger, ModelRecord
-from tasks.alarms.task import sound
-from tasks.promotion.moves import MoveLog, PromotionRefused
-from tasks.promotion.policy import Decision
-from tasks.promotion.stage import apply
+from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.promotion.stage import apply
 
 
 def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tasks.planning import Plan, Problem, ProblemError
-from tasks.planning.terms import HOUR_S
-from tasks.retraining.dates import day_text
+from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning.terms import HOUR_S
+from ringmaster.tasks.retraining.dates import day_text
 
 MakePlan = Callable[[Problem], Plan]
 """Plans a problem. Raises ProblemError where its deadlines cannot be met."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tasks.promotion.stage import Standing, training_digest, version_of
-from tasks.retraining.dates import num_days
-from tasks.retraining.drift import Drift, DriftRule
+from ringmaster.tasks.promotion.stage import Standing, training_digest, version_of
+from ringmaster.tasks.retraining.dates import num_days
+from ringmaster.tasks.retraining.drift import Drift, DriftRule
 
 SHORT = 8  # characters of a digest that a person needs to see that two differ
 

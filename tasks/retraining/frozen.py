@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
-from techniques import DataSpec
-from techniques.engine.data.files import is_url, matching, opened
-from techniques.engine.publish import publish
-from techniques.values import digest
+from ringmaster.techniques import DataSpec
+from ringmaster.techniques.engine.data.files import is_url, matching, opened
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.values import digest
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 

@@ -21,9 +21,9 @@ import psutil
 from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from model_lineage.faults import RingmasterError
-from tasks.pool.database import Database
-from tasks.retraining.dates import Clock
+from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.retraining.dates import Clock
 
 METADATA = MetaData()
 NIGHTS = Table(

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.evaluation.logs import largest_probability
-from tasks.evaluation.scores import Scores
-from tasks.retraining.drift import Reference, reference_of
-from techniques.engine.data.arrays import open_columns
-from techniques.values import from_json, to_json
+from ringmaster.tasks.evaluation.logs import largest_probability
+from ringmaster.tasks.evaluation.scores import Scores
+from ringmaster.tasks.retraining.drift import Reference, reference_of
+from ringmaster.techniques.engine.data.arrays import open_columns
+from ringmaster.techniques.values import from_json, to_json
 
 MOST_ROWS = 5000  # of data, spread evenly; of a log the newest ones
 PREDICTED = ("prediction", "confidence")

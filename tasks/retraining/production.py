@@ -9,18 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tasks.batch import BatchFileError, Fault, document
-from tasks.batch.faults import Finding, place_text
-from tasks.batch.wording import findings as told
-from tasks.cluster import Devices
-from tasks.files import is_file, text_of
-from tasks.promotion.policy_file import Policy, load_policy
-from tasks.retraining.dates import Hours
-from tasks.retraining.drift import DriftRule
-from tasks.retraining.due import DueRules
-from tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
-from tasks.retraining.production_jobs import jobs_of, misplaced
-from techniques import Job
+from ringmaster.tasks.batch import BatchFileError, Fault, document
+from ringmaster.tasks.batch.faults import Finding, place_text
+from ringmaster.tasks.batch.wording import findings as told
+from ringmaster.tasks.cluster import Devices
+from ringmaster.tasks.files import is_file, text_of
+from ringmaster.tasks.promotion.policy_file import Policy, load_policy
+from ringmaster.tasks.retraining.dates import Hours
+from ringmaster.tasks.retraining.drift import DriftRule
+from ringmaster.tasks.retraining.due import DueRules
+from ringmaster.tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
+from ringmaster.tasks.retraining.production_jobs import jobs_of, misplaced
+from ringmaster.techniques import Job
 
 
 @dataclass(frozen=True, kw_only=True)

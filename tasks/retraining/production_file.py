@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field
 from pydantic.functional_validators import AfterValidator
 
-from tasks.batch.data_schema import Section
-from tasks.batch.faults import Finding
-from tasks.batch.field_types import Name, Positive, Whole
-from tasks.batch.references import wrong
-from tasks.retraining.webhook import address_of
+from ringmaster.tasks.batch.data_schema import Section
+from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.field_types import Name, Positive, Whole
+from ringmaster.tasks.batch.references import wrong
+from ringmaster.tasks.retraining.webhook import address_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 MOST_DAYS = 36_500  # of a window: a calendar has no days without end

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasks.batch import Batch, BatchFileError, parse_batch
-from tasks.batch.faults import Finding, Place
-from tasks.batch.grid import combinations, num_jobs, too_many
+from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
+from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 
 ELSEWHERE = {
     "name": "write it beside job: it names the registered model",

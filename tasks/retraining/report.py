@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.planning.terms import HOUR_S
-from tasks.retraining.dates import day_text
-from techniques.values import to_json
+from ringmaster.tasks.planning.terms import HOUR_S
+from ringmaster.tasks.retraining.dates import day_text
+from ringmaster.techniques.values import to_json
 
 PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"
 SAID = {LEFT: "left for tomorrow"}

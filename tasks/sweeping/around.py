@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tasks.sweeping.sampling import RANDOM, Tried, propose
-from tasks.sweeping.space import Range, Values, with_values
-from techniques import Job
-from techniques.values import from_json, to_json
+from ringmaster.tasks.sweeping.sampling import RANDOM, Tried, propose
+from ringmaster.tasks.sweeping.space import Range, Values, with_values
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import from_json, to_json
 
 
 def around(

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tasks.evaluation.compare import HIGHER_IS_BETTER
-from tasks.execution.directions import GOAL, LIKE, SETTLED, Directions
-from tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
-from tasks.execution.journal import DONE, ENDED, FAILED, Journal
-from tasks.sweeping.sampling import Tried
-from tasks.sweeping.space import Values
-from tasks.sweeping.spec import SweepSpec
-from tasks.sweeping.stopping import Trial
-from techniques import Job
-from techniques.values import to_json
+from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
+from ringmaster.tasks.execution.directions import GOAL, LIKE, SETTLED, Directions
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
+from ringmaster.tasks.execution.journal import DONE, ENDED, FAILED, Journal
+from ringmaster.tasks.sweeping.sampling import Tried
+from ringmaster.tasks.sweeping.space import Values
+from ringmaster.tasks.sweeping.spec import SweepSpec
+from ringmaster.tasks.sweeping.stopping import Trial
+from ringmaster.techniques import Job
+from ringmaster.techniques.values import to_json
 
 FACT = "sweep"  # of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from tasks.evaluation.compare import HIGHER_IS_BETTER
-from tasks.sweeping.leaderboard import Reports, last
-from tasks.sweeping.space import Choice, Parameter, Values
+from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
+from ringmaster.tasks.sweeping.leaderboard import Reports, last
+from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 440, 80, 80, 80, 60
 BEST, DONE, STOPPED = "#c0702a", "#1f6f8b", "#9aa5ae"

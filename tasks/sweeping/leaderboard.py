@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.evaluation.compare import HIGHER_IS_BETTER
-from tasks.execution.journal import DONE
-from tasks.sweeping.space import Values
+from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.sweeping.space import Values
 
 Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
 """By trial and step, what was measured on held-out data."""

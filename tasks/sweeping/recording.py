@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model_lineage import links
-from model_lineage.ledger import Ledger
-from model_lineage.records import ModelRecord
-from tasks.execution.journal import DONE
-from tasks.promotion.names import CHALLENGER
-from tasks.sweeping.conductor import Conductor
-from tasks.sweeping.drawing import learning_curves, parallel_coordinates
-from tasks.sweeping.leaderboard import best
+from ringmaster.model_lineage import links
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.promotion.names import CHALLENGER
+from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.sweeping.drawing import learning_curves, parallel_coordinates
+from ringmaster.tasks.sweeping.leaderboard import best
 
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 

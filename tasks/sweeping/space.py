@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.batch.faults import Finding
+from ringmaster.tasks.batch.faults import Finding
 
 MOST_TRIALS = 1000
 MOST_KEYS = 50

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.batch import Batch, BatchFileError, Fault, parse_batch
-from tasks.batch.faults import Finding, place_text
-from tasks.sweeping import space as spaces
-from tasks.sweeping.sampling import GRID, TPE, Tried, num_startup, propose
-from tasks.sweeping.space import MOST_TRIALS, Parameter, Values, with_values
-from tasks.sweeping.stopping import Stopping
-from techniques import Job
+from ringmaster.tasks.batch import Batch, BatchFileError, Fault, parse_batch
+from ringmaster.tasks.batch.faults import Finding, place_text
+from ringmaster.tasks.sweeping import space as spaces
+from ringmaster.tasks.sweeping.sampling import GRID, TPE, Tried, num_startup, propose
+from ringmaster.tasks.sweeping.space import MOST_TRIALS, Parameter, Values, with_values
+from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.techniques import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class SweepSpec:
         return {p.key: values[p.key] for p in self.space if spaces.changes_shape(p)}
 
     def propose(self, number: int, earlier: Sequence[Tried]) -> Values:
-        """The values of a trial; `tasks.sweeping.sampling.propose` says more."""
+        """The values of a trial; `ringmaster.tasks.sweeping.sampling.propose` says more."""
         return propose(
             self.space,
             sampler=self.sampler,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.batch.faults import Finding
+from ringmaster.tasks.batch.faults import Finding
 
 NONE, ASHA, HALVING, MEDIAN = "none", "asha", "halving", "median"
 FEWEST_OTHERS = 3  # that a trial is compared with before the median of them says anything

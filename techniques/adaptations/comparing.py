@@ -9,16 +9,16 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from techniques.adaptations.folders import model_of_folder, weight_bytes
-from techniques.engine.data import prepare
-from techniques.engine.evaluating import EvaluationOrder, evaluator
-from techniques.engine.order import GangOrder
-from techniques.engine.ranks import Ranks
-from techniques.engine.reporter import Reporter
-from techniques.engine.tensor_files import DTYPES
-from techniques.engine.trainer import Trainer
-from techniques.job import Job, ModelSpec
-from techniques.values import to_json
+from ringmaster.techniques.adaptations.folders import model_of_folder, weight_bytes
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.reporter import Reporter
+from ringmaster.techniques.engine.tensor_files import DTYPES
+from ringmaster.techniques.engine.trainer import Trainer
+from ringmaster.techniques.job import Job, ModelSpec
+from ringmaster.techniques.values import to_json
 
 COMPARING_PATIENCE_S = 600.0
 TIMED_BATCHES = 8  # the fastest counts: what else runs on the machine only ever adds

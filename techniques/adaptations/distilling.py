@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from techniques.engine.losses import (
+from ringmaster.techniques.engine.losses import (
     IGNORED,
     Batch,
     Loss,
@@ -30,7 +30,7 @@ from techniques.engine.losses import (
     next_token_loss,
     next_tokens,
 )
-from techniques.job import AdaptationSpec
+from ringmaster.techniques.job import AdaptationSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from techniques.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
 QUANTIZATION = "ringmaster_quantization"

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from techniques.engine.gradients import local
-from techniques.job import AdaptationSpec
+from ringmaster.techniques.engine.gradients import local
+from ringmaster.techniques.job import AdaptationSpec
 
 GROUP, KEPT = 4, 2  # of each 4 neighbouring weights of a row, 2 are kept
 

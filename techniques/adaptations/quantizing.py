@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
-from techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION
-from techniques.adaptations.int8 import Int8Linear
-from techniques.engine.data.prepared import PreparedData
-from techniques.engine.publish import publish
-from techniques.job import AdaptationSpec, ModelSpec
-from techniques.values import to_json
+from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION
+from ringmaster.techniques.adaptations.int8 import Int8Linear
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.job import AdaptationSpec, ModelSpec
+from ringmaster.techniques.values import to_json
 
 WEIGHTS = "model.safetensors"
 DYNAMIC = "dynamic-int8"

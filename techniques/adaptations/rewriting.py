@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from techniques.adaptations.comparing import compare
-from techniques.adaptations.folders import quantization_of
-from techniques.adaptations.merging import merge
-from techniques.adaptations.pruning import prune
-from techniques.adaptations.quantizing import export_quantized, quantize
-from techniques.engine.commands.running import WAITING_PATIENCE_S, wait_for_stop
-from techniques.engine.data import PreparedData, prepare
-from techniques.engine.models import build_model, export_model
-from techniques.engine.order import GangOrder
-from techniques.engine.ranks import join
-from techniques.engine.reporter import Reporter
-from techniques.job import MERGED, PRUNED, QUANTIZED
-from techniques.values import from_json, to_json
+from ringmaster.techniques.adaptations.comparing import compare
+from ringmaster.techniques.adaptations.folders import quantization_of
+from ringmaster.techniques.adaptations.merging import merge
+from ringmaster.techniques.adaptations.pruning import prune
+from ringmaster.techniques.adaptations.quantizing import export_quantized, quantize
+from ringmaster.techniques.engine.commands.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.engine.data import PreparedData, prepare
+from ringmaster.techniques.engine.models import build_model, export_model
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.ranks import join
+from ringmaster.techniques.engine.reporter import Reporter
+from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED
+from ringmaster.techniques.values import from_json, to_json
 
 READING_PATIENCE_S = 600.0
 LEAST_STEP_S = 1e-6  # there are no steps: none takes any time

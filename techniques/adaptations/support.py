@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from techniques.black_box import BlackBox
-from techniques.job import DISTILLED, PRUNED, Job
-from techniques.technique import Technique
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import Technique
 
 if TYPE_CHECKING:
-    from techniques.engine.data import PreparedData
+    from ringmaster.techniques.engine.data import PreparedData
 
 MASK_BYTES, FP32_BYTES = 1, 4  # of each weight; of each number
 
@@ -37,8 +37,8 @@ def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
     said = job.adaptation
     if said is None or not job.trains:
         return 0
-    from techniques.adaptations.training import teacher_model
-    from techniques.engine.models import model_facts
+    from ringmaster.techniques.adaptations.training import teacher_model
+    from ringmaster.techniques.engine.models import model_facts
 
     student = model_facts(job.model, data=data)
     if said.kind == PRUNED:

@@ -11,15 +11,15 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from techniques.adaptations.distilling import Teacher, distilled_loss
-from techniques.adaptations.folders import model_of_folder
-from techniques.adaptations.pruning import LocalMasks, is_two_of_four, local_masks, mask_gradients, prune
-from techniques.adaptations.quantizing import is_quantized
-from techniques.engine.data.prepared import PreparedData
-from techniques.engine.losses import Loss, loss_of
-from techniques.engine.models import build_model
-from techniques.engine.order import TRAIN, TRIAL, GangOrder
-from techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.adaptations.distilling import Teacher, distilled_loss
+from ringmaster.techniques.adaptations.folders import model_of_folder
+from ringmaster.techniques.adaptations.pruning import LocalMasks, is_two_of_four, local_masks, mask_gradients, prune
+from ringmaster.techniques.adaptations.quantizing import is_quantized
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.engine.losses import Loss, loss_of
+from ringmaster.techniques.engine.models import build_model
+from ringmaster.techniques.engine.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
 
 
 class Adapting:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.modules import (
+from ringmaster.techniques.adapters.modules import (
     LORA,
     PREFIX,
     SCALED_INPUT,
@@ -21,9 +21,9 @@ from techniques.adapters.modules import (
     features,
     scaling,
 )
-from techniques.adapters.peft_format import WEIGHTS, kv_shape, parameter_name, resolved
-from techniques.engine.models import layer_names
-from techniques.job import Adapter
+from ringmaster.techniques.adapters.peft_format import WEIGHTS, kv_shape, parameter_name, resolved
+from ringmaster.techniques.engine.models import layer_names
+from ringmaster.techniques.job import Adapter
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 # Targets of (IA)3, and which of them have their inputs scaled, by a config's model_type: as peft chooses them.

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from techniques.adapters.attaching import saved_modules, sites, unambiguous_targets
-from techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
-from techniques.engine.data import PreparedData
-from techniques.engine.models.build import skeleton
-from techniques.engine.publish import publish
-from techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.adapters.attaching import saved_modules, sites, unambiguous_targets
+from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.models.build import skeleton
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.job import Adapter, ModelSpec
 
 
 def export_adapter(

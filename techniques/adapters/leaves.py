@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from techniques.adapters.attaching import saved_modules
-from techniques.job import Adapter
+from ringmaster.techniques.adapters.attaching import saved_modules
+from ringmaster.techniques.job import Adapter
 
 # Of one tensor they make one tensor, each sample's out of that sample alone.
 BY_SAMPLE = (nn.Linear, Conv1D, nn.LayerNorm, nn.Conv2d)

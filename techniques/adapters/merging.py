@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.modules import LORA, PREFIX, SCALED_INPUT, SCALED_OUTPUT, LoraConv1D, LoraLinear
+from ringmaster.techniques.adapters.modules import LORA, PREFIX, SCALED_INPUT, SCALED_OUTPUT, LoraConv1D, LoraLinear
 
 PLAIN = {adapted: plain for kinds in (SCALED_INPUT, SCALED_OUTPUT) for plain, adapted in kinds.items()}
 LORA_PLAIN = {adapted: plain for plain, adapted in LORA.items()}

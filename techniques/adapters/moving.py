@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from techniques.adapters.peft_format import CONFIG, is_adapter, read_config
-from techniques.engine.publish import publish
+from ringmaster.techniques.adapters.peft_format import CONFIG, is_adapter, read_config
+from ringmaster.techniques.engine.publish import publish
 
 NAMED = "base_model_name_or_path"
 

@@ -21,8 +21,8 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from techniques.engine.places import MANIFEST, Block, Place, place_of
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.engine.places import MANIFEST, Block, Place, place_of
+from ringmaster.techniques.values import digest, from_json, to_json
 
 FORMAT = 1
 READ_BYTES = 1 << 20

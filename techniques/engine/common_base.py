@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from techniques.adapters.attaching import first_state, pretrained_state, sites
-from techniques.adapters.leaves import own_leaves
-from techniques.adapters.peft_format import is_adapter, read_adapter
-from techniques.engine.fused.batches import Part
-from techniques.engine.fused.insets import Insets, insets_of
-from techniques.engine.fused.stem import Stem
-from techniques.engine.losses import Loss, classification_loss, next_token_loss
-from techniques.engine.models.facts import has_experts
-from techniques.engine.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
+from ringmaster.techniques.adapters.attaching import first_state, pretrained_state, sites
+from ringmaster.techniques.adapters.leaves import own_leaves
+from ringmaster.techniques.adapters.peft_format import is_adapter, read_adapter
+from ringmaster.techniques.engine.fused.batches import Part
+from ringmaster.techniques.engine.fused.insets import Insets, insets_of
+from ringmaster.techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.losses import Loss, classification_loss, next_token_loss
+from ringmaster.techniques.engine.models.facts import has_experts
+from ringmaster.techniques.engine.scoring.rows import MAX_LOGITS, MAX_ROWS, max_tokens
 
 LEAST_ROWS = 8  # of a product: one of fewer takes another kernel alone than among others
 

@@ -10,7 +10,7 @@ import shutil
 import torch
 from torch import nn
 
-from techniques.engine.models import layer_names
+from ringmaster.techniques.engine.models import layer_names
 
 
 def compile_layers(model: nn.Module, *, device_type: str) -> None:

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from techniques import registry
-from techniques.adapters.peft_format import base_of, is_adapter, resolved
-from techniques.engine.channel import Channel
-from techniques.engine.order import GangOrder, Slot
-from techniques.job import Adapter, Job
-from techniques.technique import Config, GangShape, Technique
-from techniques.values import from_json, to_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, resolved
+from ringmaster.techniques.engine.channel import Channel
+from ringmaster.techniques.engine.order import GangOrder, Slot
+from ringmaster.techniques.job import Adapter, Job
+from ringmaster.techniques.technique import Config, GangShape, Technique
+from ringmaster.techniques.values import from_json, to_json
 
 if TYPE_CHECKING:
-    from techniques.engine.data import PreparedData
-    from techniques.engine.ranks import Ranks
-    from techniques.engine.trainer import Trainer
+    from ringmaster.techniques.engine.data import PreparedData
+    from ringmaster.techniques.engine.ranks import Ranks
+    from ringmaster.techniques.engine.trainer import Trainer
 
 TECHNIQUE, EVALUATE = "single", "evaluate"
 
@@ -61,7 +61,7 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 
     Raises ValueError where the weights do not fit the job's model, or were learnt with another tokenizer.
     """
-    from techniques.engine.ranks import Ranks, take_device
+    from ringmaster.techniques.engine.ranks import Ranks, take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()
@@ -69,8 +69,8 @@ def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
 
 def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
     """What evaluates by itself on the device of `ranks`, which are one process. Raises what `evaluate_model` raises."""
-    from techniques.engine.data import PreparedData
-    from techniques.engine.trainer import Trainer
+    from ringmaster.techniques.engine.data import PreparedData
+    from ringmaster.techniques.engine.trainer import Trainer
 
     order = of_folder(order)
     prepared = from_json(PreparedData, order.data)
@@ -100,7 +100,7 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device, as an evaluation needs less; else the smallest."""
-    from techniques.engine.models import model_facts
+    from ringmaster.techniques.engine.models import model_facts
 
     facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from techniques import registry
-from techniques.engine.channel import Channel
-from techniques.engine.evaluating import TECHNIQUE, EvaluationOrder, config_of, of_folder
-from techniques.engine.scoring.likeness import base_key, tokenizer_digest
-from techniques.values import from_json, to_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.channel import Channel
+from ringmaster.techniques.engine.evaluating import TECHNIQUE, EvaluationOrder, config_of, of_folder
+from ringmaster.techniques.engine.scoring.likeness import base_key, tokenizer_digest
+from ringmaster.techniques.values import from_json, to_json
 
 if TYPE_CHECKING:
     import torch
 
-    from techniques.engine.common_base import Question
+    from ringmaster.techniques.engine.common_base import Question
 
 SHAPES = ("kind", "vocab_size", "seq_len", "end_of_text_id", "num_labels", "image_size", "num_channels")
 """What of prepared data the config of a model depends on."""
@@ -49,7 +49,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     orders = from_json(TogetherOrder, argument).orders
     for order in orders.values():
         sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    from techniques.engine.ranks import take_device
+    from ringmaster.techniques.engine.ranks import take_device
 
     device = take_device((next(iter(orders.values())).slot,), 0, num_ranks=1)
     try:
@@ -67,10 +67,10 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
 
     orders: of one likeness. Raises NotTogether where they cannot be asked so, and ValueError as `evaluate_model` does.
     """
-    from techniques.engine.common_base import CommonBase, Question
-    from techniques.engine.data import PreparedData
-    from techniques.engine.losses import loss_of, metrics_of
-    from techniques.engine.models import build_model
+    from ringmaster.techniques.engine.common_base import CommonBase, Question
+    from ringmaster.techniques.engine.data import PreparedData
+    from ringmaster.techniques.engine.losses import loss_of, metrics_of
+    from ringmaster.techniques.engine.models import build_model
 
     first = of_folder(next(iter(orders.values())))
     prepared = from_json(PreparedData, first.data)
@@ -98,7 +98,7 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
 
 def _batches(order: EvaluationOrder, device: torch.device) -> Iterator[dict[str, Any]]:
     """The micro-batches that an evaluation of its own reads."""
-    from techniques.engine.data import PreparedData, fetch, open_data
+    from ringmaster.techniques.engine.data import PreparedData, fetch, open_data
 
     order = of_folder(order)
     prepared = from_json(PreparedData, order.data)

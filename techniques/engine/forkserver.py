@@ -1,9 +1,9 @@
 """Starts worker processes in a tenth of a second: one process imports torch once, then forks on request.
 
-Run as `python -m techniques.engine.forkserver SOCKET FENCE_AFTER_S [DOTTED ...]`. It preloads the dotted names, listens
-on the Unix socket, and forks a child for each connection. The connection is the child's channel to whoever asked for
-it: JSON lines both ways, the first one naming what to run: {"target": "package.module:function", "argument": ...,
-"log": FILE}.
+Run as `python -m ringmaster.techniques.engine.forkserver SOCKET FENCE_AFTER_S [DOTTED ...]`. It preloads the dotted
+names, listens on the Unix socket, and forks a child for each connection. The connection is the child's channel to
+whoever asked for it: JSON lines both ways, the first one naming what to run: {"target": "package.module:function",
+"argument": ..., "log": FILE}.
 
 Nobody is left behind: a child is killed (with its whole process group) when the other end of its channel closes, and
 all of them with this server when its standard input closes, that is when its owner ends, however it ended. A child's
@@ -30,9 +30,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from techniques.dotted import resolve
-from techniques.engine.channel import Channel
-from techniques.engine.fence import TICK, Fence
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.engine.channel import Channel
+from ringmaster.techniques.engine.fence import TICK, Fence
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LIBC = ctypes.CDLL(None)

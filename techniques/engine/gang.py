@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.channel import Channel, ChannelClosed
-from techniques.engine.order import GangOrder, rendezvous
-from techniques.engine.processes import ForkServer
-from techniques.values import storable, to_json
+from ringmaster.techniques.engine.channel import Channel, ChannelClosed
+from ringmaster.techniques.engine.order import GangOrder, rendezvous
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.values import storable, to_json
 
-WORKER = "techniques.engine.worker:main"
+WORKER = "ringmaster.techniques.engine.worker:main"
 DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
 LOST = "lost"
 

@@ -22,17 +22,17 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from techniques.engine.children import in_children
-from techniques.engine.data import PreparedData
-from techniques.engine.losses import Loss, loss_of
-from techniques.engine.models import ModelFacts, layer_names
-from techniques.engine.models.build import skeleton
-from techniques.engine.order import Slot
-from techniques.engine.ranks import take_device
-from techniques.engine.stages import Part, Stage, owners, partition
-from techniques.job import Job
-from techniques.technique import Config
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.engine.children import in_children
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.losses import Loss, loss_of
+from ringmaster.techniques.engine.models import ModelFacts, layer_names
+from ringmaster.techniques.engine.models.build import skeleton
+from ringmaster.techniques.engine.order import Slot
+from ringmaster.techniques.engine.ranks import take_device
+from ringmaster.techniques.engine.stages import Part, Stage, owners, partition
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config
+from ringmaster.techniques.values import digest, from_json, to_json
 
 VERSION = 1
 MOST_SLOTS = 8  # that are measured at once

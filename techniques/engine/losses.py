@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from techniques.dotted import resolve
-from techniques.job import METRICS, ModelSpec
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.job import METRICS, ModelSpec
 
 IGNORED = -100
 CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -146,7 +146,7 @@ def hits_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] 
 class Metrics:
     """Metrics over many batches, kept as sums that ranks can add up.
 
-    names: of `techniques.job.METRICS`; ValueError on another. shifted: as in `Loss`.
+    names: of `ringmaster.techniques.job.METRICS`; ValueError on another. shifted: as in `Loss`.
     """
 
     def __init__(self, names: Sequence[str], *, shifted: bool) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from techniques import registry
-from techniques.engine.models import ModelFacts
-from techniques.engine.rehearsal import Rehearsed, Scene
-from techniques.engine.rehearsals import Fault, rehearse_all
-from techniques.job import Job
-from techniques.surveys import ARITHMETIC, REHEARSED, Forecast
-from techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.models import ModelFacts
+from ringmaster.techniques.engine.rehearsal import Rehearsed, Scene
+from ringmaster.techniques.engine.rehearsals import Fault, rehearse_all
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.surveys import ARITHMETIC, REHEARSED, Forecast
+from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
 # Shares of the activations that are kept, roughly, where they are computed again.
 KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}

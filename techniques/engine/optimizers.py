@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.engine.gradients import scale_
-from techniques.job import Job, ScheduleSpec
+from ringmaster.techniques.engine.gradients import scale_
+from ringmaster.techniques.job import Job, ScheduleSpec
 
 CLASSES: dict[str, type[torch.optim.Optimizer]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 # The quickest kernels that sharded tensors have too: fused SGD has no sharding strategy (torch 2.13).

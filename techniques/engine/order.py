@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from techniques.job import Job
-from techniques.values import digest
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.values import digest
 
 TRAIN, TRIAL = "train", "trial"
 

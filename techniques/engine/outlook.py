@@ -10,19 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from techniques.adaptations.support import bytes_beside
-from techniques.black_box import BlackBox
-from techniques.engine.data import PreparedData
-from techniques.engine.layer_times import LayerTimes, layer_times
-from techniques.engine.memory import Workload, data_parallel, forecast_memory
-from techniques.engine.models import ModelFacts
-from techniques.engine.order import Slot
-from techniques.engine.rates import Rates, rates
-from techniques.engine.step_times import Outline, outline, predicted_step_s
-from techniques.job import Job
-from techniques.surveys import Candidate, Forecast, Refusal, SurveyOrder
-from techniques.technique import Config, GangShape, Technique
-from techniques.values import digest, from_json
+from ringmaster.techniques.adaptations.support import bytes_beside
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.layer_times import LayerTimes, layer_times
+from ringmaster.techniques.engine.memory import Workload, data_parallel, forecast_memory
+from ringmaster.techniques.engine.models import ModelFacts
+from ringmaster.techniques.engine.order import Slot
+from ringmaster.techniques.engine.rates import Rates, rates
+from ringmaster.techniques.engine.step_times import Outline, outline, predicted_step_s
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.surveys import Candidate, Forecast, Refusal, SurveyOrder
+from ringmaster.techniques.technique import Config, GangShape, Technique
+from ringmaster.techniques.values import digest, from_json
 
 MOST_CONFIGS = 18  # of one technique and gang size that are listed; trials end sooner
 # What surely fits needs no rehearsal: so many times the activations of its rows, and the weights, beside the state.

@@ -17,10 +17,10 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
-from techniques.engine.dropout import current
-from techniques.engine.gradients import local, settle_
-from techniques.engine.stages import Stage, adopt, keep, owners, parts_of
-from techniques.technique import StepWork
+from ringmaster.techniques.engine.dropout import current
+from ringmaster.techniques.engine.gradients import local, settle_
+from ringmaster.techniques.engine.stages import Stage, adopt, keep, owners, parts_of
+from ringmaster.techniques.technique import StepWork
 
 # Stages a rank, how they are dealt out, and the schedule.
 SCHEDULES: dict[str, tuple[int, str, Any]] = {

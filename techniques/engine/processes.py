@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from techniques.engine.channel import Channel, ChannelClosed
-from techniques.engine.fence import TICK, seconds_since_boot
-from techniques.engine.scratch import ScratchFolder
+from ringmaster.techniques.engine.channel import Channel, ChannelClosed
+from ringmaster.techniques.engine.fence import TICK, seconds_since_boot
+from ringmaster.techniques.engine.scratch import ScratchFolder
 
 # What every worker imports. Optimizers pull in torch._dynamo at their first step: seconds, unless it is there already.
 PRELOAD = (
@@ -26,7 +26,7 @@ PRELOAD = (
     "torch.distributed.tensor:DTensor",
     "torch._dynamo:disable",
     "transformers:PreTrainedModel",
-    "techniques.engine.worker:main",
+    "ringmaster.techniques.engine.worker:main",
 )
 START_TIMEOUT_S = 300.0
 
@@ -113,7 +113,7 @@ class ForkServer:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         # -P: a file in the working folder that is called like a library must not be imported in its place.
-        command = [sys.executable, "-P", "-m", "techniques.engine.forkserver", str(self._socket_path)]
+        command = [sys.executable, "-P", "-m", "ringmaster.techniques.engine.forkserver", str(self._socket_path)]
         command += [str(self._fence_after_s or math.inf), *self._preload]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -144,7 +144,7 @@ class ForkServer:
 
 def _environment() -> dict[str, str]:
     """Ours, with our packages found where they are now, one thread until a worker knows its cores, and no telemetry."""
-    source = str(Path(__file__).resolve().parents[2])
+    source = str(Path(__file__).absolute().parents[3])
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
         **os.environ,

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from techniques.engine.meeting import meet
-from techniques.engine.order import GangOrder, Slot, rendezvous
+from ringmaster.techniques.engine.meeting import meet
+from ringmaster.techniques.engine.order import GangOrder, Slot, rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)

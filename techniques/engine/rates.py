@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from techniques.engine.children import in_children
-from techniques.engine.live_bytes import LiveBytes
-from techniques.engine.recomputation import recompute_layers
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.engine.children import in_children
+from ringmaster.techniques.engine.live_bytes import LiveBytes
+from ringmaster.techniques.engine.recomputation import recompute_layers
+from ringmaster.techniques.values import digest, from_json, to_json
 
 VERSION = 2
 MATRIX, VECTOR, SMALL = 512, 1 << 22, 16  # sides and lengths of what is multiplied, added and of next to nothing

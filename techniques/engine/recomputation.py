@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from techniques.engine.dropout import current, resumed
-from techniques.engine.models import layer_names
+from ringmaster.techniques.engine.dropout import current, resumed
+from ringmaster.techniques.engine.models import layer_names
 
 # What takes long and is kept by "selective": products of matrices, attention, and what came from other ranks.
 DEAR_OPERATORS = frozenset(

@@ -19,22 +19,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
-from techniques import registry
-from techniques.adapters.peft_format import resolved
-from techniques.engine import trainer as trainers
-from techniques.engine.data import PreparedData
-from techniques.engine.dropout import Sites
-from techniques.engine.gradients import local
-from techniques.engine.live_bytes import LiveBytes, watch_layers
-from techniques.engine.models import layer_names
-from techniques.engine.models.architectures import instantiate
-from techniques.engine.models.build import build_model, model_config
-from techniques.engine.order import TRIAL, GangOrder, Slot
-from techniques.engine.probing import known_draws
-from techniques.engine.ranks import Ranks
-from techniques.job import Adapter, Job
-from techniques.technique import GangShape
-from techniques.values import from_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.engine import trainer as trainers
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.dropout import Sites
+from ringmaster.techniques.engine.gradients import local
+from ringmaster.techniques.engine.live_bytes import LiveBytes, watch_layers
+from ringmaster.techniques.engine.models import layer_names
+from ringmaster.techniques.engine.models.architectures import instantiate
+from ringmaster.techniques.engine.models.build import build_model, model_config
+from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
+from ringmaster.techniques.engine.probing import known_draws
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.job import Adapter, Job
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import from_json
 
 NUM_STEPS = 2  # the optimizer's state, and what else stays, is there from the second on
 
@@ -162,8 +162,8 @@ def _stand_in(scene: Scene) -> None:
     import torch.nn.parallel
     import transformers.masking_utils
 
-    from techniques.engine import sequences
-    from techniques.engine.dropout import draws
+    from ringmaster.techniques.engine import sequences
+    from ringmaster.techniques.engine.dropout import draws
 
     prepared = from_json(PreparedData, scene.data)
     # Where it was never asked, since the data is not there, a model may draw.

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import transformers
 
-from techniques.engine.rehearsal import Rehearsed, Scene, rehearse
-from techniques.job import EvaluationSpec, ScheduleSpec
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.engine.rehearsal import Rehearsed, Scene, rehearse
+from ringmaster.techniques.job import EvaluationSpec, ScheduleSpec
+from ringmaster.techniques.values import digest, from_json, to_json
 
 VERSION = 3  # raised when a rehearsal would tell something else
 FEW_LAYERS = (4, 5)

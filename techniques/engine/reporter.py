@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any, Protocol
 
-from techniques.engine.channel import Channel
+from ringmaster.techniques.engine.channel import Channel
 
 BEAT_EVERY_S = 0.25
 

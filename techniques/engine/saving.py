@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from techniques.engine.checkpoint import CheckpointStore, Pieces, WritePieces
-from techniques.engine.places import Block
-from techniques.engine.ranks import Ranks
-from techniques.engine.reporter import BEAT_EVERY_S, Teller
-from techniques.engine.state import HostCopies
+from ringmaster.techniques.engine.checkpoint import CheckpointStore, Pieces, WritePieces
+from ringmaster.techniques.engine.places import Block
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.reporter import BEAT_EVERY_S, Teller
+from ringmaster.techniques.engine.state import HostCopies
 
 THREAD_NAME = "checkpoint"
 

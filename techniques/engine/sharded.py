@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from techniques.engine.buckets import Bucket, Share, Slot, divide
+from ringmaster.techniques.engine.buckets import Bucket, Share, Slot, divide
 
 # torch 2.13 calls them anew; 2.11 knows the old names only.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

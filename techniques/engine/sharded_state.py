@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from techniques.engine.buckets import Bucket
-from techniques.engine.sharded import ShardedModel
-from techniques.engine.state import Reader
+from ringmaster.techniques.engine.buckets import Bucket
+from ringmaster.techniques.engine.sharded import ShardedModel
+from ringmaster.techniques.engine.state import Reader
 
 # How torch's optimizers call the one state that is a number of the parameter, not of its elements.
 STEP = "step"

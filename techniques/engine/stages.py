@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.engine.dropout import Draws, resumed
-from techniques.engine.models import layer_names
+from ringmaster.techniques.engine.dropout import Draws, resumed
+from ringmaster.techniques.engine.models import layer_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from techniques.engine.checkpoint import Checkpoint, CheckpointError, Piece, Pieces, StoredTensor, WritePieces
-from techniques.engine.gradients import local
-from techniques.engine.places import UrlPlace
-from techniques.engine.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
+from ringmaster.techniques.engine.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Piece,
+    Pieces,
+    StoredTensor,
+    WritePieces,
+)
+from ringmaster.techniques.engine.gradients import local
+from ringmaster.techniques.engine.places import UrlPlace
+from ringmaster.techniques.engine.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a part of a tensor."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from techniques.engine.layer_times import LayerTimes
-from techniques.engine.memory import (
+from ringmaster.techniques.engine.layer_times import LayerTimes
+from ringmaster.techniques.engine.memory import (
     Workload,
     data_parallel,
     kept_bytes_a_row,
@@ -17,9 +17,9 @@ from techniques.engine.memory import (
     rehearse_alone,
     sharding,
 )
-from techniques.engine.rates import Rates
-from techniques.engine.rehearsals import Fault
-from techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
+from ringmaster.techniques.engine.rates import Rates
+from ringmaster.techniques.engine.rehearsals import Fault
+from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
 
 # Shares of the model that are computed once more in backward: layers are nearly all of a forward, a third of a step.
 RECOMPUTED = {"none": 0.0, "selective": 0.03, "full": 1 / 3}

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from techniques import registry
-from techniques.adaptations.support import why_no_adaptation
-from techniques.attention import why_no_attention
-from techniques.black_box import BlackBox
-from techniques.engine.channel import Channel
-from techniques.engine.data import PreparedData, fetch, open_data, prepare
-from techniques.engine.models import ModelFacts, model_facts
-from techniques.engine.outlook import Outlook, describe
-from techniques.engine.probing import Probe, StepFault, explained, probe
-from techniques.job import Job
-from techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
-from techniques.technique import GangShape, Technique
-from techniques.values import from_json, to_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.adaptations.support import why_no_adaptation
+from ringmaster.techniques.attention import why_no_attention
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.engine.channel import Channel
+from ringmaster.techniques.engine.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.engine.models import ModelFacts, model_facts
+from ringmaster.techniques.engine.outlook import Outlook, describe
+from ringmaster.techniques.engine.probing import Probe, StepFault, explained, probe
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.surveys import Candidate, Refusal, Survey, SurveyOrder
+from ringmaster.techniques.technique import GangShape, Technique
+from ringmaster.techniques.values import from_json, to_json
 
 ROOM_TO_SPARE = 4  # times the weights, gradients and optimizer state: what activations may take beside them
 

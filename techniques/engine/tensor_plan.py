@@ -23,8 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from techniques.adapters.modules import ScaledInputLinear, ScaledOutputLinear
-from techniques.engine.models import layer_names
+from ringmaster.techniques.adapters.modules import ScaledInputLinear, ScaledOutputLinear
+from ringmaster.techniques.engine.models import layer_names
 
 HEAD_NORMS = ("q_norm", "k_norm")
 

@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.adaptations.training import Adapting
-from techniques.adapters.attaching import attach, trained_names
-from techniques.adapters.exporting import export_adapter
-from techniques.engine.checkpoint import CheckpointStore, WritePieces
-from techniques.engine.compilation import compile_layers
-from techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
-from techniques.engine.dropout import Draws, drawing, name_modules, seed_generators, use
-from techniques.engine.half import compute_in_half
-from techniques.engine.losses import loss_of, metrics_of
-from techniques.engine.models import build_model, export_model
-from techniques.engine.models.components import check_components
-from techniques.engine.optimizers import build_optimizer, update_
-from techniques.engine.order import TRAIN, GangOrder
-from techniques.engine.probing import draws_of
-from techniques.engine.ranks import Ranks
-from techniques.engine.state import HostCopies, Reader, named_state, piece_writer, read_whole, restore_model
-from techniques.job import Job
-from techniques.technique import Technique, data_parallel_rank, data_parallel_size
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.adaptations.training import Adapting
+from ringmaster.techniques.adapters.attaching import attach, trained_names
+from ringmaster.techniques.adapters.exporting import export_adapter
+from ringmaster.techniques.engine.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.engine.compilation import compile_layers
+from ringmaster.techniques.engine.data import PreparedData, batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.engine.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.engine.half import compute_in_half
+from ringmaster.techniques.engine.losses import loss_of, metrics_of
+from ringmaster.techniques.engine.models import build_model, export_model
+from ringmaster.techniques.engine.models.components import check_components
+from ringmaster.techniques.engine.optimizers import build_optimizer, update_
+from ringmaster.techniques.engine.order import TRAIN, GangOrder
+from ringmaster.techniques.engine.probing import draws_of
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.state import HostCopies, Reader, named_state, piece_writer, read_whole, restore_model
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Technique, data_parallel_rank, data_parallel_size
+from ringmaster.techniques.values import digest, from_json, to_json
 
 Root = str | Path
 """A folder of checkpoints, or an fsspec URL."""
@@ -267,7 +267,7 @@ class Trainer:
 
 
 class _Work:
-    """A rank's share of one step; what `techniques.technique.StepWork` promises."""
+    """A rank's share of one step; what `ringmaster.techniques.technique.StepWork` promises."""
 
     def __init__(self, trainer: Trainer, rows: list[int]) -> None:
         self._trainer, self._step = trainer, trainer.next_step

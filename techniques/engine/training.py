@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from techniques.adaptations.comparing import COMPARING_PATIENCE_S, compare
-from techniques.engine.order import GangOrder
-from techniques.engine.reporter import STOP, Reporter, Teller
-from techniques.engine.saving import Asks, Saver
-from techniques.engine.trainer import StepReport, Trainer
-from techniques.values import to_json
+from ringmaster.techniques.adaptations.comparing import COMPARING_PATIENCE_S, compare
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.reporter import STOP, Reporter, Teller
+from ringmaster.techniques.engine.saving import Asks, Saver
+from ringmaster.techniques.engine.trainer import StepReport, Trainer
+from ringmaster.techniques.values import to_json
 
 REPORT_EVERY_S = 0.2
 BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length

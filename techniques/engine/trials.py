@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-from techniques.engine.checkpoint import WritePieces
-from techniques.engine.order import GangOrder
-from techniques.engine.ranks import Ranks
-from techniques.engine.reporter import MEASURE, STOP, Reporter
-from techniques.engine.state import HostCopies
-from techniques.engine.trainer import Root, StepReport
+from ringmaster.techniques.engine.checkpoint import WritePieces
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.engine.state import HostCopies
+from ringmaster.techniques.engine.trainer import Root, StepReport
 
 WARM_UP_STEPS = 2
 LEAST_STEPS, USUAL_STEPS = 3, 12

@@ -9,18 +9,18 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from techniques import registry
-from techniques.black_box import BlackBox, checked_result
-from techniques.engine import training, trials
-from techniques.engine.channel import Channel, ChannelClosed
-from techniques.engine.failures import failure_kind
-from techniques.engine.order import TRAIN, TRIAL, GangOrder
-from techniques.engine.ranks import join
-from techniques.engine.reporter import Reporter
-from techniques.engine.trainer import Trainer
-from techniques.engine.training import BUILD_PATIENCE_S
-from techniques.technique import GangShape
-from techniques.values import from_json
+from ringmaster.techniques import registry
+from ringmaster.techniques.black_box import BlackBox, checked_result
+from ringmaster.techniques.engine import training, trials
+from ringmaster.techniques.engine.channel import Channel, ChannelClosed
+from ringmaster.techniques.engine.failures import failure_kind
+from ringmaster.techniques.engine.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.engine.ranks import join
+from ringmaster.techniques.engine.reporter import Reporter
+from ringmaster.techniques.engine.trainer import Trainer
+from ringmaster.techniques.engine.training import BUILD_PATIENCE_S
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import from_json
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:

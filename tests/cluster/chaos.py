@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import psutil
 
-from flows.flow_runs import STARTED_RUN
-from flows.services.files import DONE, UP
-from tasks.execution.journal import ENDED
-from tasks.pool.requests import TRAIN, Requests
+from ringmaster.flows.flow_runs import STARTED_RUN
+from ringmaster.flows.services.files import DONE, UP
+from ringmaster.tasks.execution.journal import ENDED
+from ringmaster.tasks.pool.requests import TRAIN, Requests
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import until

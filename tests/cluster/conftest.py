@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.processes import ForkServer
 from tests.cluster.machines import Network, end
 from tests.cluster.pool import Pool
 from tests.cluster.postgresql import PostgresServer
@@ -140,7 +140,7 @@ def parents(pool, mlflow, tmp_path):
     def start(*words, node="alpha"):
         log = tmp_path / f"parent-{len(found)}.log"
         environment = {**pool.environment, "MLFLOW_TRACKING_URI": mlflow.url, "RINGMASTER_NODE": node}
-        command = [sys.executable, "-m", "flows.cli", *map(str, words)]
+        command = [sys.executable, "-m", "ringmaster.flows.cli", *map(str, words)]
         process = pool.nodes[node].popen(command, environment=environment, log=log)
         process.log = log
         found.append(process)

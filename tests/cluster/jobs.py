@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tasks.profiling.search import LONG_STEPS
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
+from ringmaster.tasks.profiling.search import LONG_STEPS
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from tests.cluster.stubs import leave_to_hurry
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
 

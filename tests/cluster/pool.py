@@ -9,15 +9,15 @@ import uuid
 import psutil
 from sqlalchemy import select
 
-from model_lineage import QUIET_ENVIRONMENT
-from tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
-from tasks.pool.database import Database
-from tasks.pool.mail import Mail
-from tasks.pool.nodes import SERVING, Nodes
-from tasks.pool.patience import VARIABLE
-from tasks.pool.requests import CANCEL, Requests
-from tasks.pool.schema import EXECUTOR
-from tasks.pool.submissions import Submission, Submissions
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.nodes import SERVING, Nodes
+from ringmaster.tasks.pool.patience import VARIABLE
+from ringmaster.tasks.pool.requests import CANCEL, Requests
+from ringmaster.tasks.pool.schema import EXECUTOR
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
@@ -70,7 +70,7 @@ class Pool:
     def prepare(self):
         """Tells the Prefect server what it must know."""
         done = subprocess.run(
-            [sys.executable, "-m", "flows.deployments"],
+            [sys.executable, "-m", "ringmaster.flows.deployments"],
             cwd="/",  # not in the source folder: what lies in the working folder is imported first
             env=self.environment,
             capture_output=True,
@@ -81,7 +81,7 @@ class Pool:
 
     def start_executor(self, *options):
         """Starts an executor; it stands by where another one leads."""
-        command = [sys.executable, "-m", "flows.cli", "executor", *options]
+        command = [sys.executable, "-m", "ringmaster.flows.cli", "executor", *options]
         with (self.folder / "executor.log").open("ab") as log:
             self.executor = subprocess.Popen(
                 command,
@@ -106,7 +106,7 @@ class Pool:
     def start_worker(self, name, *options):
         """Starts the worker of a node, as systemd would."""
         node = self.nodes[name]
-        command = [sys.executable, "-m", "flows.cli", "worker", "--name", name, "--devices", "cpu:1"]
+        command = [sys.executable, "-m", "ringmaster.flows.cli", "worker", "--name", name, "--devices", "cpu:1"]
         command += ["--address", node.address, *self.options.get(name, ()), *options]
         self._before[name] = self.serving().get(name)
         self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")

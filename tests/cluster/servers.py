@@ -7,7 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from model_lineage import QUIET_ENVIRONMENT
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from tests.cluster.machines import end
 from tests.cluster.waiting import PATIENCE_S, until
 from tests.ports import free_port

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flows.services.process_ids import ProcessId
-from techniques.black_box import BlackBox
-from techniques.engine.publish import publish
-from techniques.engine.reporter import STOP
+from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.engine.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for all that they start on a node
 TELL_EVERY_S = 0.2
@@ -46,7 +46,7 @@ def leave_to_hurry(trace, job):
 
 def is_looked_at():
     """Whether this is the tiny step of a job, which no device is held for."""
-    return not torch.is_grad_enabled() or "techniques.engine.survey" in sys.modules
+    return not torch.is_grad_enabled() or "ringmaster.techniques.engine.survey" in sys.modules
 
 
 class Slow(nn.Module):

@@ -15,8 +15,8 @@ from statistics import median
 
 import pytest
 
-from tasks.execution.journal import DONE, ENDED
-from tasks.pool import requests as wishes
+from ringmaster.tasks.execution.journal import DONE, ENDED
+from ringmaster.tasks.pool import requests as wishes
 from tests.cluster.chaos import NODES, Kills, WholePool, all_up
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.jobs import assert_same_weights, batch_file, torch_job

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.pool.database import Database, file_url
-from tasks.pool.leadership import SILENT_S, Leadership
-from tasks.pool.nodes import NodeRecord, Nodes
-from tasks.pool.patience import Patience
-from tasks.pool.watch import NodeWatch
-from techniques.engine.fence import TICK, Fence
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.leadership import SILENT_S, Leadership
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.watch import NodeWatch
+from ringmaster.techniques.engine.fence import TICK, Fence
 
 HOUR_S = 3600.0
 JUMPS = pytest.mark.parametrize("jump_s", [30.0, HOUR_S, 24 * HOUR_S])

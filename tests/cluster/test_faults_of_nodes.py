@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import Nodes
 from tests.cluster.checks import assert_well
 from tests.cluster.conftest import LOST_S
 from tests.cluster.jobs import torch_job

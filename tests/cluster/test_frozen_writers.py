@@ -4,8 +4,8 @@ import threading
 
 from sqlalchemy import func, insert, select
 
-from tasks.pool.database import Database
-from tasks.pool.schema import COMMANDS
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import COMMANDS
 
 
 def test_a_frozen_writer_is_not_waited_for_and_its_transaction_is_tried_again(postgresql_url):

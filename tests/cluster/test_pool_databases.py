@@ -4,8 +4,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from flows.faults import InputError
-from flows.services.databases import make_databases
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.services.databases import make_databases
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from flows.deployments import AUTOMATION
-from flows.pool.automations import SUBJECTS
-from flows.services.files import UP
+from ringmaster.flows.deployments import AUTOMATION
+from ringmaster.flows.pool.automations import SUBJECTS
+from ringmaster.flows.services.files import UP
 from tests.attacks import expect_closed_mlflow, expect_closed_prefect, open_to_others
 from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
@@ -77,7 +77,9 @@ def test_retraining_is_scheduled_once_a_file_is_named_and_stays_so(on_sqlite):
     body = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}, "flows": {"name": {"any_": ["retrain-daily"]}}}
     until("Prefect has scheduled it", lambda: home.ask(f"{api}/flow_runs/count", body=body)[1] > 0)
     environment = {**home.environment, **home.address().environment()}
-    subprocess.run([sys.executable, "-m", "flows.deployments"], env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "ringmaster.flows.deployments"], env=environment, check=True, capture_output=True
+    )
     after = retraining()
     assert (after["parameters"], [each["active"] for each in after["schedules"]]) == (mine, [True])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.pool.database import Database
+from ringmaster.tasks.pool.database import Database
 from tests.unit.pool import test_leadership, test_runner, test_steward, test_succession, test_terms_of_batches
 from tests.unit.pool.conftest import pool  # noqa: F401 - a fixture, instead of the one with processes
 from tests.unit.pool.test_runner import made  # noqa: F401 - a fixture

@@ -5,8 +5,8 @@ import threading
 import pytest
 from sqlalchemy import func, insert, select
 
-from tasks.pool.database import Database
-from tasks.pool.schema import FACTS
+from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.schema import FACTS
 from tests.unit.pool import test_housekeeping, test_tables
 
 for module in (test_tables, test_housekeeping):

@@ -2,10 +2,10 @@ import shutil
 
 import pytest
 
-from model_lineage import database
-from tasks.pool.database import Database, file_url
-from tasks.pool.submissions import Submissions
-from techniques.engine.processes import ForkServer
+from ringmaster.model_lineage import database
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.techniques.engine.processes import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
 
 MAKE_DATABASE = database._make

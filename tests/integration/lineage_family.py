@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from flows import cli
-from flows.faults import InputError
-from model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
-from model_lineage.tensors import TensorStore
+from ringmaster.flows import cli
+from ringmaster.flows.faults import InputError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
+from ringmaster.model_lineage.tensors import TensorStore
 
 # name -> parents, kind, data, alias, whether it is poisoned
 FAMILY = {

@@ -49,9 +49,9 @@ class Case:
 
     def run(self, night: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
         """One night's answer, at a moment by the clock."""
-        from flows.flow_runs import result_of
-        from flows.nights.night import current_clock
-        from flows.retrain_daily import retrain_daily
+        from ringmaster.flows.flow_runs import result_of
+        from ringmaster.flows.nights.night import current_clock
+        from ringmaster.flows.retrain_daily import retrain_daily
 
         moment_s = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
         token = current_clock.set(lambda: moment_s)
@@ -63,7 +63,7 @@ class Case:
         return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}
 
     def refused(self, night: str | None, **asked: Any) -> str:
-        from flows.faults import InputError
+        from ringmaster.flows.faults import InputError
 
         try:
             self.run(night, **asked)
@@ -91,8 +91,8 @@ class Case:
 
     @property
     def ledger(self) -> Any:
-        from flows import settings
-        from model_lineage import Ledger
+        from ringmaster.flows import settings
+        from ringmaster.model_lineage import Ledger
 
         return Ledger(settings.tracking_uri(settings.home()), artifact_root=settings.home() / "mlartifacts")
 
@@ -141,23 +141,23 @@ def twice(folder: Path) -> Any:
 def cut_short(folder: Path) -> Any:
     """A night that ends before it compares, then one that ends before it saves what it has trained."""
     case = Case(folder, "cut")
-    case.dies("2026-11-01", module="flows.retrain_daily", function="judge_all")
+    case.dies("2026-11-01", module="ringmaster.flows.retrain_daily", function="judge_all")
     case.put("a/2026-11-02.jsonl", 2)  # too late for this night
     on = case.run("2026-11-01")
-    case.dies("2026-11-02", module="flows.nights.training", function="_finish_training")
+    case.dies("2026-11-02", module="ringmaster.flows.nights.training", function="_finish_training")
     return {"on": on, "on again": case.run("2026-11-02"), "forced": case.run("2026-11-02", force=("a",))}
 
 
 def cut_sweep(folder: Path) -> Any:
     """A night that ends when its sweep is trained, and before the best of it becomes its model's newest version."""
     case = Case(folder, "cutsweep", more=SWEEP)
-    case.dies("2026-11-01", module="flows.nights.training", function="_choose_of_sweep")
+    case.dies("2026-11-01", module="ringmaster.flows.nights.training", function="_choose_of_sweep")
     return {**case.run("2026-11-01"), "champion": case.champion()}
 
 
 def half_way(folder: Path) -> Any:
     """Data that arrives after a night has begun."""
-    from flows import retrain_daily as flow
+    from ringmaster.flows import retrain_daily as flow
 
     case = Case(folder, "half")
     choose = flow.choose_jobs
@@ -166,14 +166,14 @@ def half_way(folder: Path) -> Any:
         case.put("a/2026-11-01.jsonl", 7)
         return choose(*given)
 
-    with instead("flows.retrain_daily", "choose_jobs", late):
+    with instead("ringmaster.flows.retrain_daily", "choose_jobs", late):
         first = case.run("2026-11-01")
     return {"first": first, "next": case.run("2026-11-02")}
 
 
 def deleted(folder: Path) -> Any:
     """A registered model that is deleted, one whose champion is deleted while the night runs, and one named anew."""
-    from flows import retrain_daily as flow
+    from ringmaster.flows import retrain_daily as flow
 
     case = Case(folder, "gone", models=("a", "b"))
     case.run("2026-11-01")
@@ -185,7 +185,7 @@ def deleted(folder: Path) -> Any:
         case.ledger.client.delete_registered_model("gone.b")
         return train(*given, **said)
 
-    with instead("flows.retrain_daily", "train", meanwhile):
+    with instead("ringmaster.flows.retrain_daily", "train", meanwhile):
         second = case.run("2026-11-02")
     third = case.run("2026-11-03")
     forced = case.run("2026-11-04", force=("a",))
@@ -210,9 +210,9 @@ def short(folder: Path) -> Any:
 
 def held(folder: Path) -> Any:
     """A night while another one is under way."""
-    from flows import settings
-    from tasks.pool.database import Database, file_url
-    from tasks.retraining.nights import Nights
+    from ringmaster.flows import settings
+    from ringmaster.tasks.pool.database import Database, file_url
+    from ringmaster.tasks.retraining.nights import Nights
 
     case = Case(folder, "held")
     database = Database(file_url(settings.home() / "nights.db"))
@@ -253,10 +253,10 @@ def watched(folder: Path) -> Any:
 
 def main(folder: Path) -> None:
     """All cases, with one fork server."""
-    from flows import settings
-    from flows.workshop import lent_server
-    from tasks.retraining import webhook
-    from techniques.engine.processes import ForkServer
+    from ringmaster.flows import settings
+    from ringmaster.flows.workshop import lent_server
+    from ringmaster.tasks.retraining import webhook
+    from ringmaster.techniques.engine.processes import ForkServer
 
     settings.embed(settings.home())
     webhook.WAITS_S = (0.0, 0.0)

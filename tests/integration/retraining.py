@@ -73,8 +73,8 @@ class Nights:
 
     def run(self, night: str) -> None:
         """The retraining of a night, the one after the last."""
-        from flows.flow_runs import result_of
-        from flows.retrain_daily import retrain_daily
+        from ringmaster.flows.flow_runs import result_of
+        from ringmaster.flows.retrain_daily import retrain_daily
 
         day = date(2026, 11, 1) + timedelta(days=len(self.answers))
         answer = result_of(retrain_daily, file=str(self.folder / "retraining.yaml"), night=day.isoformat())
@@ -102,15 +102,15 @@ class Nights:
     @property
     def ledger(self) -> Any:
         """The ledger that the flows write."""
-        from flows import settings
-        from model_lineage import Ledger
+        from ringmaster.flows import settings
+        from ringmaster.model_lineage import Ledger
 
         return Ledger(settings.tracking_uri(settings.home()), artifact_root=settings.home() / "mlartifacts")
 
 
 def main(folder: Path) -> None:
     """All nights."""
-    from flows import settings
+    from ringmaster.flows import settings
 
     settings.embed(settings.home())
     nights = Nights(folder)

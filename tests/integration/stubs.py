@@ -16,14 +16,14 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch.nn.functional import cross_entropy
 
-from techniques.black_box import BlackBox
-from techniques.ddp import Ddp
-from techniques.engine import trainer, training
-from techniques.engine.dropout import Sites
-from techniques.engine.saving import THREAD_NAME
-from techniques.fsdp import Fsdp
-from techniques.shared_base import SharedBase
-from techniques.single import Single
+from ringmaster.techniques.black_box import BlackBox
+from ringmaster.techniques.ddp import Ddp
+from ringmaster.techniques.engine import trainer, training
+from ringmaster.techniques.engine.dropout import Sites
+from ringmaster.techniques.engine.saving import THREAD_NAME
+from ringmaster.techniques.fsdp import Fsdp
+from ringmaster.techniques.shared_base import SharedBase
+from ringmaster.techniques.single import Single
 
 
 def loss_of_some_tokens(output, batch):
@@ -154,7 +154,7 @@ class _KillsItsFirstReader(NoisyPoints):
         self.folder = Path(folder)
 
     def __getitem__(self, index):
-        purpose = "look" if "techniques.engine.survey" in sys.modules else "trial"
+        purpose = "look" if "ringmaster.techniques.engine.survey" in sys.modules else "trial"
         if not (marker := self.folder / purpose).exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)

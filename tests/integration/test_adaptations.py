@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from techniques import AdaptationSpec, Job, registry
-from techniques.adaptations.pruning import is_two_of_four
-from techniques.adaptations.support import why_no_adaptation
+from ringmaster.techniques import AdaptationSpec, Job, registry
+from ringmaster.techniques.adaptations.pruning import is_two_of_four
+from ringmaster.techniques.adaptations.support import why_no_adaptation
 from tests.integration.workbench import (
     ADAMW,
     LLAMA,

@@ -9,14 +9,14 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
-from techniques import Adapter, registry
-from techniques.adapters.attaching import attach
-from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.data import prepare
-from techniques.engine.evaluating import EvaluationOrder, evaluate_model
-from techniques.engine.models import model_facts
-from techniques.engine.models.at_checkpoint import checkpoint_steps, export_checkpoint
-from techniques.values import to_json
+from ringmaster.techniques import Adapter, registry
+from ringmaster.techniques.adapters.attaching import attach
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.evaluating import EvaluationOrder, evaluate_model
+from ringmaster.techniques.engine.models import model_facts
+from ringmaster.techniques.engine.models.at_checkpoint import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.values import to_json
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -16,10 +16,10 @@ pytest.importorskip("prefect")
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.faults import InputError
-from flows.pool.automations import SUBJECTS, make_alarms
-from tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
-from tasks.alarms.task import sound
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.automations import SUBJECTS, make_alarms
+from ringmaster.tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
+from ringmaster.tasks.alarms.task import sound
 from tests.cluster.waiting import until
 from tests.integration.test_worker import PrefectServer
 
@@ -87,8 +87,8 @@ def test_an_event_calls_the_webhook(server, webhook):
 
 
 SOUND = """
-from flows.commands.promoting import _sound
-from tasks.alarms import promotion_refused
+from ringmaster.flows.commands.promoting import _sound
+from ringmaster.tasks.alarms import promotion_refused
 _sound(promotion_refused("production.digits", version=4, why="worse by 0.3", who="policy careful"))
 raise SystemExit(1)
 """

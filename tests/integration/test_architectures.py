@@ -2,7 +2,7 @@
 
 import pytest
 
-from techniques import ModelSpec, registry
+from ringmaster.techniques import ModelSpec, registry
 from tests.integration.test_conformance import SWITCHED, assert_trains_the_same
 from tests.integration.workbench import Layout
 from tests.matrix import matrix

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from techniques.engine.models.conversion import convert
+from ringmaster.techniques.engine.models.conversion import convert
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 from tests.matrix import matrix
 

@@ -10,9 +10,9 @@ from prefect import flow
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows.pool.child_runs import ChildRuns
-from tasks.pool.launching import RunIsOver
-from tasks.pool.mail import GIVEN, OrderRecord, Share
+from ringmaster.flows.pool.child_runs import ChildRuns
+from ringmaster.tasks.pool.launching import RunIsOver
+from ringmaster.tasks.pool.mail import GIVEN, OrderRecord, Share
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 from tests.unit.pool.workers import call

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from techniques import DataSpec, ModelSpec, registry
-from techniques.engine.order import TRIAL
-from techniques.engine.processes import ForkServer
-from techniques.engine.reporter import MEASURE, STOP
+from ringmaster.techniques import DataSpec, ModelSpec, registry
+from ringmaster.techniques.engine.order import TRIAL
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.reporter import MEASURE, STOP
 from tests.integration.workbench import Layout, Workbench
 
 STUB = str(Path(__file__).with_name("stub_trainer.py"))
@@ -205,8 +205,8 @@ def test_only_the_gangs_devices_can_be_seen(bench, tmp_path):
 
 
 def test_a_commands_job_is_for_the_command_alone(bench):
-    from techniques.engine.models import model_facts
-    from techniques.engine.survey import _black_box
+    from ringmaster.techniques.engine.models import model_facts
+    from ringmaster.techniques.engine.survey import _black_box
 
     commanded, plain = job(bench), bench.job()
     command = registry.load(registry.dotted_path("command"))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import ScheduleSpec, registry
-from techniques.black_box import BlackBox
+from ringmaster.techniques import ScheduleSpec, registry
+from ringmaster.techniques.black_box import BlackBox
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from techniques import ModelSpec
-from techniques.context import Context
-from techniques.engine.sequences import positions
+from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.context import Context
+from ringmaster.techniques.engine.sequences import positions
 from tests.integration.workbench import (
     ADAMW,
     GPT2,
@@ -32,7 +32,7 @@ LARGEST_LOSS_DIFFERENCE = 3 * 2**-13 / 184
 
 def layout(num_devices=2, *, exchange="all_gather", sharded=False, micro_batch=8, recompute="none"):
     config = {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}
-    return Layout("techniques.context:Context", num_devices, config)
+    return Layout("ringmaster.techniques.context:Context", num_devices, config)
 
 
 def assert_trains_the_same(bench, job, layout, folder):

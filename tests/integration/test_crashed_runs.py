@@ -11,8 +11,8 @@ from prefect import flow
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Pending, Running
 
-from flows.pool.batch_runs import MOST_RUNS
-from flows.pool.crashed_runs import BEGUN_WITHIN, CrashedRuns
+from ringmaster.flows.pool.batch_runs import MOST_RUNS
+from ringmaster.flows.pool.crashed_runs import BEGUN_WITHIN, CrashedRuns
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 

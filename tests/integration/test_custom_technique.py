@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.cluster import detect
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from techniques.engine.gang import DONE, Gang
-from techniques.engine.order import TRAIN, GangOrder, Slot
-from techniques.engine.processes import ForkServer
+from ringmaster.tasks.cluster import detect
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.engine.gang import DONE, Gang
+from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.engine.processes import ForkServer
 
 CUSTOM = Path(__file__).parents[2] / "examples" / "custom"
 
@@ -80,7 +80,9 @@ def trained(server: ForkServer, folder: Path, *, technique: str, num_ranks: int,
 def test_a_technique_of_ones_own_trains_the_model_that_one_process_trains(
     one_message: str, server: ForkServer, tmp_path: Path, micro_batch: int
 ):
-    alone = trained(server, tmp_path / "a", technique="techniques.single:Single", num_ranks=1, micro_batch=32)
+    alone = trained(
+        server, tmp_path / "a", technique="ringmaster.techniques.single:Single", num_ranks=1, micro_batch=32
+    )
     together = trained(server, tmp_path / "b", technique=one_message, num_ranks=2, micro_batch=micro_batch)
     assert together.keys() == alone.keys()
     for name, weights in alone.items():

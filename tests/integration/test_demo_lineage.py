@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.batch import load_batch
-from tasks.evaluation.suite import load_suite
-from tasks.promotion.policy_file import load_policy
+from ringmaster.tasks.batch import load_batch
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.promotion.policy_file import load_policy
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "lineage"

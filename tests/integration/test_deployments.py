@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
-from model_lineage import QUIET_ENVIRONMENT
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 pytestmark = pytest.mark.full  # importing every flow in a process of its own takes seconds
 ROOT = Path(__file__).parents[2]

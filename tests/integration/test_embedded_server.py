@@ -11,9 +11,9 @@ from tests.attacks import expect_closed_prefect
 # A process such as a run's: it has the server started, says how it is reached, and then does not know how to end it.
 RUN = """
 import os
-from flows import settings
+from ringmaster.flows import settings
 settings.embed(settings.home())
-import flows.train_batch
+import ringmaster.flows.train_batch
 from prefect.server.api.server import SubprocessASGIServer
 server = SubprocessASGIServer()
 server.start()

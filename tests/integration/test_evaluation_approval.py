@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.input import read_flow_run_input
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import approval
+from ringmaster.flows import approval
 from tests.cluster.waiting import until
 from tests.integration.test_worker import PrefectServer
 

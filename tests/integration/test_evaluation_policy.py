@@ -42,7 +42,7 @@ assertions:
 
 def main(folder: Path) -> None:
     """A first night, and one whose data was poisoned."""
-    from flows import settings
+    from ringmaster.flows import settings
 
     settings.embed(settings.home())
     nights = Nights(folder)
@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
     nights.run("first")
     nights.put("writer/day1.jsonl", garbage(3))
     nights.run("poisoned")
-    from tasks.promotion import decisions
+    from ringmaster.tasks.promotion import decisions
 
     answers = nights.answers
     for version in (1, 2):

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from model_lineage import Ledger, LedgerError
-from model_lineage.snapshot import Snapshot
-from model_lineage.tending import DAY_MS, collect, unreached
-from model_lineage.tensors import TensorStore
-from tasks.pool.database import Database, file_url
-from tasks.promotion import decisions, stage
-from tasks.promotion.moves import MoveLog, PromotionRefused
-from tasks.promotion.policy import Decision
+from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.model_lineage.snapshot import Snapshot
+from ringmaster.model_lineage.tending import DAY_MS, collect, unreached
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.promotion import decisions, stage
+from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.policy import Decision
 
 NAME = "shop.prices"
 YES = Decision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.cluster import Device
-from tasks.evaluation.scores import Cases, score_models
-from tasks.evaluation.stage import Evaluation, evaluate_models
-from tasks.profiling.trials import Site
-from techniques import DataSpec, EvaluationSpec, Job
-from techniques.engine.data import prepare
-from techniques.engine.models import build_model, export_model
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.scores import Cases, score_models
+from ringmaster.tasks.evaluation.stage import Evaluation, evaluate_models
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.models import build_model, export_model
+from ringmaster.techniques.values import to_json
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())

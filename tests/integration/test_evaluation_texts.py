@@ -5,11 +5,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from tasks.cluster import Device
-from tasks.evaluation.examination import examine
-from tasks.evaluation.suite import load_suite
-from tasks.profiling.trials import Site
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.examination import examine
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
 GOOD, BAD, THINGS = ["fine", "lovely", "great"], ["awful", "broken", "cold"], ["food", "room", "staff", "view"]

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import DataSpec, ModelSpec, registry
-from techniques.engine.data import prepare
-from techniques.engine.probing import probe
+from ringmaster.techniques import DataSpec, ModelSpec, registry
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.probing import probe
 from tests.integration.test_conformance import LARGEST_DIFFERENCE
 from tests.integration.workbench import (
     ADAMW,

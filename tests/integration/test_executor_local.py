@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.execution.local import LocalRunner
-from techniques.engine.reporter import STOP, until
+from ringmaster.tasks.execution.local import LocalRunner
+from ringmaster.techniques.engine.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 
 ENDLESS = 1_000_000

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flows.interrupts import STOPPING
+from ringmaster.flows.interrupts import STOPPING
 from tests.integration.test_run import PATIENCE_S, Place
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
@@ -44,7 +44,7 @@ def one_set():
 WHY = "rank 0: RuntimeError: no such luck"
 FROM_PYTHON = """
 import sys
-from flows import BatchFailed, train_batch
+from ringmaster import BatchFailed, train_batch
 try:
     train_batch(sys.argv[1])
 except BatchFailed as failed:

@@ -10,10 +10,10 @@ from contextlib import ExitStack, closing, contextmanager
 import psutil
 import pytest
 
-from techniques.engine.channel import ChannelClosed
-from techniques.engine.fence import seconds_since_boot
-from techniques.engine.gang import LOST
-from techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.channel import ChannelClosed
+from ringmaster.techniques.engine.fence import seconds_since_boot
+from ringmaster.techniques.engine.gang import LOST
+from ringmaster.techniques.engine.processes import ForkServer
 from tests.integration.workbench import SINGLE, Workbench
 
 
@@ -21,7 +21,7 @@ from tests.integration.workbench import SINGLE, Workbench
 def nothing_preloaded():
     """What these workers do needs no torch, whose import takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("techniques.engine.processes.PRELOAD", ())
+        patch.setattr("ringmaster.techniques.engine.processes.PRELOAD", ())
         yield
 
 
@@ -115,7 +115,7 @@ def test_a_worker_that_ends_while_it_is_hung_up_takes_nobody_with_it(tmp_path):
 OWNER = """
 import sys
 from pathlib import Path
-from techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.processes import ForkServer
 server = ForkServer().start()
 channel = server.spawn(target="tests.integration.targets:linger", argument=None, log=Path(sys.argv[1]))
 while (message := channel.receive())["event"] != "lingering":

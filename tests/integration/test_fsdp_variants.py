@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import registry
-from techniques.engine.data import prepare
-from techniques.engine.models import model_facts
-from techniques.engine.outlook import MOST_CONFIGS
-from techniques.technique import GangShape
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.models import model_facts
+from ringmaster.techniques.engine.outlook import MOST_CONFIGS
+from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import ADAMW, GPT2, SGD, SINGLE, Layout, is_bit_equal, largest_difference
 from tests.matrix import matrix
 

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from techniques import ModelSpec, OptimizerSpec
+from ringmaster.techniques import ModelSpec, OptimizerSpec
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
 from tests.matrix import matrix
 

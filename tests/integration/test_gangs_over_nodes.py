@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from techniques.engine.gang import CRASHED, Gang
-from techniques.engine.meeting import interface_towards, split_address
+from ringmaster.techniques.engine.gang import CRASHED, Gang
+from ringmaster.techniques.engine.meeting import interface_towards, split_address
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
 from tests.ports import free_port
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from techniques import DataSpec, ModelSpec
-from techniques.engine.reporter import STOP
+from ringmaster.techniques import DataSpec, ModelSpec
+from ringmaster.techniques.engine.reporter import STOP
 from tests.integration.workbench import ADAMW, Layout, is_bit_equal, largest_difference
 
 pytest.importorskip("accelerate", reason="which Hugging Face's Trainer needs")
@@ -109,7 +109,7 @@ def test_a_batch_of_theirs_and_ours_runs_whole(tmp_path):
     environment = {**os.environ, "RINGMASTER_HOME": str(tmp_path / "home")}
     for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "flows.cli", "run", str(batch), "--json"]
+    command = [sys.executable, "-m", "ringmaster.flows.cli", "run", str(batch), "--json"]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,9 +11,9 @@ from prefect.client.schemas.objects import StateType
 from prefect.input import keyset_from_paused_state
 from prefect.states import Running, Suspended
 
-from flows.approval import NOBODY, TO_START, Start
-from flows.batch_form import ANSWER_WITHIN_S
-from flows.pool.late_answers import LateAnswers
+from ringmaster.flows.approval import NOBODY, TO_START, Start
+from ringmaster.flows.batch_form import ANSWER_WITHIN_S
+from ringmaster.flows.pool.late_answers import LateAnswers
 from tests.integration.test_worker import prefect_server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.full

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, links
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, links
 
 TEXT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", num_rows=90)
 HELD_OUT = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3", context="evaluation", num_rows=10)

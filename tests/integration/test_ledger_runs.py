@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pandas
 import pytest
 
-from model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError, MetricPoint, links
-from model_lineage.runs import PARAM_LIMIT, TAG_LIMIT
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError, MetricPoint, links
+from ringmaster.model_lineage.runs import PARAM_LIMIT, TAG_LIMIT
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"/>'
 
@@ -72,7 +72,7 @@ def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path, monkeypatch
 
     fresh = Ledger(f"sqlite:///{tmp_path}/mlflow.db")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("model_lineage.database.shutil.copyfileobj", killed)
+        patch.setattr("ringmaster.model_lineage.database.shutil.copyfileobj", killed)
         fresh.warm_up()
     assert fresh.find_profiles(["x"]) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
@@ -231,7 +231,7 @@ def test_links_lead_to_the_run(ledger, run):
 
 
 def test_profiles_are_found_exactly_and_the_newest_wins(ledger, monkeypatch):
-    monkeypatch.setattr("model_lineage.profiles._PAGE", 2)  # several pages
+    monkeypatch.setattr("ringmaster.model_lineage.profiles._PAGE", 2)  # several pages
     profile = {"technique": "ddp", "config": {"micro_batch": 4, "recompute": True}, "step_s": 0.1 + 0.2, "bytes": 7}
     long = {"technique": "fsdp", "notes": "é" * TAG_LIMIT}
     ledger.record_profile("one", profile, tags={"device_kind": "cpu"})

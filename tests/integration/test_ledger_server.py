@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint, rows
-from model_lineage.rest import Server
-from model_lineage.snapshot import Snapshot, node_of
-from model_lineage.tensors import TensorStore
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint, rows
+from ringmaster.model_lineage.rest import Server
+from ringmaster.model_lineage.snapshot import Snapshot, node_of
+from ringmaster.model_lineage.tensors import TensorStore
 from tests.ports import free_port
 
 PATIENCE_S = 300

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from flows.lineage.home import LineageHome
-from model_lineage import Ledger, LedgerError
-from model_lineage.bases import record_base
-from model_lineage.importing import import_model
-from model_lineage.snapshot import Snapshot
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.model_lineage.bases import record_base
+from ringmaster.model_lineage.importing import import_model
+from ringmaster.model_lineage.snapshot import Snapshot
 from tests.integration.test_ledger_models import Crash, Crashing
 
 

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from flows import cli
-from model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
-from techniques.engine.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
-from techniques.engine.models.at_checkpoint import checkpoint_steps, export_checkpoint
-from techniques.engine.tensor_files import blocks_of
+from ringmaster.flows import cli
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
+from ringmaster.techniques.engine.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.engine.models.at_checkpoint import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.engine.tensor_files import blocks_of
 
 
 def save(root, step):

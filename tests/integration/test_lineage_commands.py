@@ -111,7 +111,7 @@ def test_export_draws_a_family(tmp_path):
 @pytest.mark.parametrize("words", [["show", "small"], ["impact", "spam"], ["export"], ["diff", "tuned", "small"]])
 def test_questions_need_neither_torch_nor_mlflow(words):
     program = (
-        "import sys; from typer.testing import CliRunner; from flows import cli; "
+        "import sys; from typer.testing import CliRunner; from ringmaster.flows import cli; "
         f"done = CliRunner().invoke(cli.app, ['lineage', *{words}]); assert done.exit_code == 0, done.exception; "
         "print(*{'torch', 'transformers', 'mlflow', 'prefect'} & set(sys.modules))"
     )

@@ -5,8 +5,8 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from flows.lineage.home import LineageHome
-from model_lineage.tensors import TensorStore
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage.tensors import TensorStore
 from tests.integration.lineage_family import answer, run
 
 pytestmark = pytest.mark.usefixtures("family_home")
@@ -44,7 +44,7 @@ def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
-    from model_lineage import importing
+    from ringmaster.model_lineage import importing
 
     hub = tmp_path / "hub"
     for name, base in (("org/tuned", "org/base"), ("org/base", None)):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, Origin, rows
-from model_lineage.keeping import LEDGER
-from model_lineage.rows import read_rows
-from model_lineage.snapshot import Snapshot
-from model_lineage.tending import collect
-from model_lineage.tensors import TensorStore
+from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, Origin, rows
+from ringmaster.model_lineage.keeping import LEDGER
+from ringmaster.model_lineage.rows import read_rows
+from ringmaster.model_lineage.snapshot import Snapshot
+from ringmaster.model_lineage.tending import collect
+from ringmaster.model_lineage.tensors import TensorStore
 
 RANDOM = np.random.default_rng(0)
 

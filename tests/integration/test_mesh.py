@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import ModelSpec
-from techniques.mesh import Mesh
+from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.mesh import Mesh
 from tests.integration.workbench import (
     ADAMW,
     GPT2,
@@ -38,7 +38,7 @@ def layout(pp=1, dp_shard=1, tp=1, *, micro_batch=2, recompute="none", reshard=F
         "sequence_parallel": divided,
         "loss_parallel": divided,
     }
-    return Layout("techniques.mesh:Mesh", pp * dp_shard * tp, config)
+    return Layout("ringmaster.techniques.mesh:Mesh", pp * dp_shard * tp, config)
 
 
 def assert_trains_the_same(bench, job, layout, folder):

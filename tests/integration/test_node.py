@@ -10,13 +10,13 @@ pytest.importorskip("prefect")
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.pool import node
-from flows.pool.node import NodeOptions, _noted_signals, _serve
-from flows.settings import PoolAddress
-from tasks.cluster import Cluster, Node
-from tasks.pool import releases
-from tasks.pool.database import Database, file_url
-from tasks.pool.faults import OtherRelease
+from ringmaster.flows.pool import node
+from ringmaster.flows.pool.node import NodeOptions, _noted_signals, _serve
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.pool import releases
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.faults import OtherRelease
 from tests.ports import free_port
 from tests.unit.pool.test_host import DEVICES, Site
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flows.faults import InputError
-from flows.outlook import look_ahead, print_outlook
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.outlook import look_ahead, print_outlook
 
 MODEL = """
 model:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import ModelSpec
-from techniques.engine.stages import owners, partition
-from techniques.pipeline import Pipeline
+from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.engine.stages import owners, partition
+from ringmaster.techniques.pipeline import Pipeline
 from tests.integration.workbench import (
     ADAMW,
     GPT2,
@@ -39,7 +39,7 @@ LARGEST_LOSS_DIFFERENCE = 3 * 2**-13 / 184
 
 def layout(num_devices=2, *, schedule="1f1b", micro_batch=2, recompute="none"):
     config = {"micro_batch": micro_batch, "recompute": recompute, "schedule": schedule}
-    return Layout("techniques.pipeline:Pipeline", num_devices, config)
+    return Layout("ringmaster.techniques.pipeline:Pipeline", num_devices, config)
 
 
 def assert_trains_the_same(bench, job, layout, folder):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from techniques import registry
-from techniques.engine.data import prepare
-from techniques.engine.half import compute_in_half
-from techniques.engine.models import model_facts
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.half import compute_in_half
+from ringmaster.techniques.engine.models import model_facts
 from tests.integration.test_conformance import QUICK, SWITCHED
 from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal
 from tests.matrix import matrix

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import ModelSpec
-from techniques.engine.data import prepare
-from techniques.engine.models import model_facts
-from techniques.values import to_json
+from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.models import model_facts
+from ringmaster.techniques.values import to_json
 from tests.integration.workbench import ADAMW, LLAMA, VIT, Layout
 
 WITHIN = 0.05

@@ -5,14 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli, examining
-from flows.commands import promoting
-from flows.faults import InputError
-from model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
-from tasks.evaluation.behaviour import TestResult
-from tasks.evaluation.examination import Examined
-from tasks.evaluation.slices import Measured
-from tasks.promotion import decisions
+from ringmaster.flows import cli, examining
+from ringmaster.flows.commands import promoting
+from ringmaster.flows.faults import InputError
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
+from ringmaster.tasks.evaluation.behaviour import TestResult
+from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.slices import Measured
+from ringmaster.tasks.promotion import decisions
 from tests.integration.test_evaluation_scores import IMAGES, exported
 
 NAME = "shop.digits"

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.interrupts import STOPPING
+from ringmaster.flows.interrupts import STOPPING
 from tests.attacks import expect_closed_prefect, open_to_others
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.timeout(1200)  # three runs in one test
 class Place:
     """A folder with a batch file, and the home of its runs. program: the module that is the command."""
 
-    program = "flows.cli"
+    program = "ringmaster.flows.cli"
 
     def __init__(self, folder):
         self.folder, self.home = folder, folder / "home"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.execution.journal import Journal
-from tasks.pool.database import Database, file_url
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.database import Database, file_url
 from tests.integration.test_run import Place
 from tests.integration.workbench import is_bit_equal, weights_in
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.cluster import Device
-from tasks.evaluation.examination import examine, examine_each
-from tasks.evaluation.scores import Cases, score_models
-from tasks.evaluation.stage import Evaluation, evaluate_models
-from tasks.evaluation.suite import load_suite
-from tasks.profiling.trials import Site
-from techniques import Adapter, DataSpec, EvaluationSpec, Job
-from techniques.adapters.attaching import first_state, sites
-from techniques.adapters.exporting import export_adapter
-from techniques.engine.data import prepare
-from techniques.engine.models import build_model, export_model
-from techniques.engine.scoring import score_together
-from techniques.engine.scoring import together as together_module
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.examination import examine, examine_each
+from ringmaster.tasks.evaluation.scores import Cases, score_models
+from ringmaster.tasks.evaluation.stage import Evaluation, evaluate_models
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
+from ringmaster.techniques.adapters.attaching import first_state, sites
+from ringmaster.techniques.adapters.exporting import export_adapter
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.models import build_model, export_model
+from ringmaster.techniques.engine.scoring import score_together
+from ringmaster.techniques.engine.scoring import together as together_module
+from ringmaster.techniques.values import to_json
 from tests.integration.workbench import DIGITS, GPT2, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
@@ -92,7 +92,7 @@ def words(tmp_path_factory):
 @pytest.fixture
 def alone(monkeypatch):
     """The folders that were asked by themselves."""
-    from techniques.engine.scoring import asking
+    from ringmaster.techniques.engine.scoring import asking
 
     asked, ask = [], asking.ask_alone
     monkeypatch.setattr(
@@ -212,7 +212,7 @@ class Spawning:
         self._server, self.targets = server, []
 
     def spawn(self, *, target, **options):
-        self.targets.append(target.removeprefix("techniques.engine."))
+        self.targets.append(target.removeprefix("ringmaster.techniques.engine."))
         return self._server.spawn(target=target, **options)
 
 

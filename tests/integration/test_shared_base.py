@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
-from techniques.engine.data import prepare
-from techniques.engine.fused.group import Group
-from techniques.engine.fused.member import Member
-from techniques.engine.fused.stem import Stem
-from techniques.engine.models import build_model, model_facts
-from techniques.shared_base import why_not_together
+from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.fused.group import Group
+from ringmaster.techniques.engine.fused.member import Member
+from ringmaster.techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.models import build_model, model_facts
+from ringmaster.techniques.shared_base import why_not_together
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flows.sweep_file import load_sweep, spec_of
-from flows.sweep_form import DeviceChoice, Parameter, Sweep
-from model_lineage.ledger import Ledger
-from tasks.batch import BatchFileError
+from ringmaster.flows.sweep_file import load_sweep, spec_of
+from ringmaster.flows.sweep_form import DeviceChoice, Parameter, Sweep
+from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.tasks.batch import BatchFileError
 
 ROOT = Path(__file__).parents[2]
 
@@ -171,7 +171,7 @@ def test_a_line_of_a_form_is_a_list_of_values():
 def test_the_command_ranks_the_jobs_and_prints_json(folder):
     path = folder / "rates.yaml"
     path.write_text(SWEEP)
-    program = "import typer; from flows.commands.retraining import sweep; typer.run(sweep)"
+    program = "import typer; from ringmaster.flows.commands.retraining import sweep; typer.run(sweep)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-c", program, str(path), "--json"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550)
@@ -203,7 +203,7 @@ challenger_of: digits
 def test_a_sweep_that_is_killed_goes_on_and_its_best_becomes_the_challenger(folder):
     path = folder / "halved.yaml"
     path.write_text(ASHA)
-    program = "import typer; from flows.commands.retraining import sweep; typer.run(sweep)"
+    program = "import typer; from ringmaster.flows.commands.retraining import sweep; typer.run(sweep)"
     home = folder / "halved-home"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(home)}
     command = [sys.executable, "-c", program, str(path), "--json"]

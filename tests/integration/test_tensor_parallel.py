@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import ModelSpec
-from techniques.tensor import TensorParallel
+from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.tensor import TensorParallel
 from tests.integration.workbench import ADAMW, GPT2, LLAMA, SGD, VIT, Layout, largest_difference
 from tests.matrix import matrix
 
@@ -33,7 +33,7 @@ def layout(num_devices=2, *, micro_batch=8, recompute="none", sequence_parallel=
         "sequence_parallel": sequence_parallel,
         "loss_parallel": loss_parallel,
     }
-    return Layout("techniques.tensor:TensorParallel", num_devices, config)
+    return Layout("ringmaster.techniques.tensor:TensorParallel", num_devices, config)
 
 
 def assert_trains_the_same(bench, job, layout, folder):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.cluster import Cluster, Device, Node
-from tasks.profiling.over_nodes import PREDICTED
-from tasks.profiling.stage import Known, UnfitJobs, profile_jobs
-from tasks.profiling.trials import Site
-from techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.tasks.profiling.stage import Known, UnfitJobs, profile_jobs
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
 from tests.integration.stubs import Picky
 from tests.integration.workbench import RESNET, VIT
 

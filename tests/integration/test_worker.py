@@ -18,11 +18,11 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending
 
-from flows.deployments import make_work_pool
-from flows.pool.worker import NodeWorker
-from flows.segment import segment as segment_flow
-from tasks.pool.database import Database, file_url
-from techniques.engine.gang import DONE, PREEMPTED, Outcome
+from ringmaster.flows.deployments import make_work_pool
+from ringmaster.flows.pool.worker import NodeWorker
+from ringmaster.flows.segment import segment as segment_flow
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.techniques.engine.gang import DONE, PREEMPTED, Outcome
 from tests.ports import free_port
 from tests.unit.pool.test_host import Site, until
 
@@ -70,7 +70,11 @@ def prefect_server(tmp_path_factory):
         make_work_pool(client, POOL)
         flow_id = client.create_flow(segment_flow)
         client.create_deployment(
-            flow_id, name="segment", work_pool_name=POOL, entrypoint="flows/segment.py:segment", path=str(server.folder)
+            flow_id,
+            name="segment",
+            work_pool_name=POOL,
+            entrypoint="ringmaster.flows.segment.segment",
+            path=str(server.folder),
         )
     yield server
     server.stop()
@@ -159,7 +163,7 @@ def test_a_run_whose_order_was_withdrawn_is_cancelled(node):
 
 def test_a_run_that_was_claimed_in_vain_is_run_all_the_same(node, monkeypatch):
     """Its claim went through, and Prefect's answer was lost: it is in no queue any more."""
-    monkeypatch.setattr("flows.pool.worker.OVERDUE_S", 0.0)
+    monkeypatch.setattr("ringmaster.flows.pool.worker.OVERDUE_S", 0.0)
     node.give(4)
     deployment = node.client.read_deployment_by_name("segment/segment")
     flow_run = node.client.create_flow_run_from_deployment(

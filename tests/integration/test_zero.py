@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from techniques import DataSpec, ModelSpec, OptimizerSpec
-from techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques import DataSpec, ModelSpec, OptimizerSpec
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
 from tests.matrix import matrix
 

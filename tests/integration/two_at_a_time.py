@@ -2,8 +2,8 @@
 the machine is.
 """
 
-from tasks.profiling import group_search
-from tasks.profiling.group_laws import Laws
+from ringmaster.tasks.profiling import group_search
+from ringmaster.tasks.profiling.group_laws import Laws
 
 
 class _Quick(Laws):
@@ -21,6 +21,6 @@ if __name__ == "__main__":
     group_search.candidate_groups = _all_in_one
     group_search.GroupSearch._num_that_fit = lambda self, group: min(2, len(group))
 
-    from flows.cli import main
+    from ringmaster.flows.cli import main
 
     main()

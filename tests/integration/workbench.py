@@ -11,16 +11,16 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from techniques.engine.data import prepare
-from techniques.engine.gang import Event, Gang, Outcome
-from techniques.engine.models import ModelFacts, model_facts
-from techniques.engine.order import TRAIN, GangOrder, Slot
-from techniques.engine.probing import probe
-from techniques.engine.processes import ForkServer
-from techniques.engine.survey import with_probe
-from techniques.technique import GangShape
-from techniques.values import digest
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.gang import Event, Gang, Outcome
+from ringmaster.techniques.engine.models import ModelFacts, model_facts
+from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.engine.probing import probe
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.survey import with_probe
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import digest
 
 ARCHITECTURES = (
     "LlamaForCausalLM",

@@ -5,8 +5,8 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.utils.data import Dataset
 
-from techniques.engine import static_buffers
-from techniques.fsdp_static import FsdpStatic
+from ringmaster.techniques.engine import static_buffers
+from ringmaster.techniques.fsdp_static import FsdpStatic
 from tests.integration.measuring import OneThread
 
 WIDTH = 64

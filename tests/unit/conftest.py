@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from tasks.planning import local_search
-from tasks.planning.clock import clock
+from ringmaster.tasks.planning import local_search
+from ringmaster.tasks.planning.clock import clock
 
 PLACEMENTS = 3_000  # of local search, a quarter of what the planner takes: enough for problems as small as tests' are
 

@@ -2,8 +2,8 @@
 
 import threading
 
-from model_lineage.faults import LedgerError
-from model_lineage.records import ModelRecord
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.records import ModelRecord
 
 
 class FakeLedger:

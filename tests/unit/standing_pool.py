@@ -3,15 +3,15 @@
 import threading
 from contextlib import contextmanager
 
-from tasks.execution.dispatch import PlannedSegment
-from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, WAITING, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import Submissions
-from tasks.pool.told import Told
-from tasks.profiling.options import planning_problem
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, WAITING, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
 LOOK_EVERY_S = 0.01

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tasks import alarms
-from tasks.alarms import DeadlineAlarms, NodeAlarms, batch_failed, promotion_refused
-from tasks.cluster import Device
-from tasks.execution.chronicle import Chronicle, JobLine
-from tasks.pool.nodes import LEAVING, NodeRecord
+from ringmaster.tasks import alarms
+from ringmaster.tasks.alarms import DeadlineAlarms, NodeAlarms, batch_failed, promotion_refused
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.chronicle import Chronicle, JobLine
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
 
 DEVICES = tuple(Device(kind="cpu", name="a", memory_bytes=2**30, cores=(n,), index=n) for n in range(2))
 ALPHA = NodeRecord(name="alpha", incarnation="1", address="10.0.0.1", devices=DEVICES)
@@ -77,9 +77,9 @@ def test_every_alarm_names_what_it_is_about():
 
 
 def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
-    from flows.pool.alarms import PoolAlarms
-    from tasks.pool.database import Database, file_url
-    from tasks.pool.nodes import Nodes
+    from ringmaster.flows.pool.alarms import PoolAlarms
+    from ringmaster.tasks.pool.database import Database, file_url
+    from ringmaster.tasks.pool.nodes import Nodes
 
     database, heard = Database(file_url(tmp_path / "pool.db"), synced=False), []
     try:

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from model_lineage import ADAPTATION_KINDS, LedgerError
-from model_lineage.tensors import StoreFault
-from tasks import ancestry
-from tasks.ancestry import Ancestry, beside_parents, kind_of
-from techniques import Adapter, DataSpec, Job, ModelSpec
-from techniques.job import ADAPTATIONS, AdaptationSpec
+from ringmaster.model_lineage import ADAPTATION_KINDS, LedgerError
+from ringmaster.model_lineage.tensors import StoreFault
+from ringmaster.tasks import ancestry
+from ringmaster.tasks.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
 
 PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
 

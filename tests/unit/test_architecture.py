@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+IMPORT_ROOT = "ringmaster"
 PACKAGES = ("flows", "tasks", "techniques", "model_lineage")
 FOLDERS = (*PACKAGES, "tests", "examples", "benchmarks")
 
@@ -31,8 +32,8 @@ class Import:
         return self.file.parts[0]
 
     def of(self, *names: str) -> bool:
-        """Whether this imports one of the modules, or something inside one of them."""
-        return any(f"{self.module}.".startswith(f"{name}.") for name in names)
+        """Whether this imports one of the modules, or something inside one of them; ours under their import root."""
+        return any(f"{self.module}.".startswith((f"{name}.", f"{IMPORT_ROOT}.{name}.")) for name in names)
 
     def inside(self, *folders: str) -> bool:
         """Whether the importing file lies in one of the folders."""
@@ -43,8 +44,8 @@ def modules(root: Path, folders: tuple[str, ...] = PACKAGES) -> list[Path]:
     return sorted(path.relative_to(root) for folder in folders for path in (root / folder).rglob("*.py"))
 
 
-def imports(root: Path) -> Iterator[Import]:
-    for file in modules(root):
+def imports(root: Path, folders: tuple[str, ...] = PACKAGES) -> Iterator[Import]:
+    for file in modules(root, folders):
         for node in ast.walk(ast.parse((root / file).read_text())):
             for module in _imported(node, file):
                 yield Import(file, node.lineno, module)
@@ -111,7 +112,7 @@ def test_imports_keep_the_rule(rule: str):
 
 
 BREAKS = [
-    ("techniques/a.py", "from tasks.batch import Batch", "flows import"),
+    ("techniques/a.py", "from ringmaster.tasks.batch import Batch", "flows import"),
     ("techniques/a.py", "def f():\n    import model_lineage", "flows import"),
     ("model_lineage/a.py", "from techniques import Job", "flows import"),
     ("tasks/a.py", "from flows import cli", "flows import"),
@@ -143,8 +144,8 @@ def test_a_broken_rule_is_told_with_file_and_line(file: str, source: str, rule: 
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("flows/cli.py", "import prefect, tasks.batch, techniques, model_lineage"),
-        ("tasks/planning/task.py", "from prefect import task\nfrom tasks.planning import solve"),
+        ("flows/cli.py", "import prefect, ringmaster.tasks.batch, techniques, model_lineage"),
+        ("tasks/planning/task.py", "from prefect import task\nfrom ringmaster.tasks.planning import solve"),
         ("tasks/planning/solve.py", "import pulp, highspy"),
         ("tasks/a.py", "import techniques, model_lineage, torchvision_like, prefecture"),
         ("techniques/a.py", "import torch\nfrom . import b"),
@@ -157,6 +158,21 @@ def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Pat
     assert [told for rule in RULES for told in violations(imports(tmp_path), rule)] == []
 
 
+def without_root(found: Iterable[Import]) -> list[str]:
+    """Imports of our packages from the top of the import path: a module under two names is two modules."""
+    return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]
+
+
+def test_our_packages_are_imported_from_the_import_root():
+    assert not without_root(imports(ROOT, FOLDERS))
+
+
+def test_an_import_from_the_top_is_found(tmp_path: Path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text("import os\nfrom tasks.batch import Batch\nfrom ringmaster import tasks\n")
+    assert without_root(imports(tmp_path, FOLDERS)) == ["tests/a.py:2 imports tasks.batch.Batch"]
+
+
 def imported_by(*names: str) -> set[str]:
     """The top-level modules that a fresh process has after importing `names`."""
     program = f"import sys, {', '.join(names)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
@@ -165,7 +181,9 @@ def imported_by(*names: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "names", [("techniques", "techniques.registry"), ("tasks.batch",), ("tasks.cluster",)], ids=lambda names: names[-1]
+    "names",
+    [("techniques", "ringmaster.techniques.registry"), ("ringmaster.tasks.batch",), ("ringmaster.tasks.cluster",)],
+    ids=lambda names: names[-1],
 )
 def test_importing_it_does_not_import_torch(names: tuple[str, ...]):
     assert not imported_by(*names) & {"torch", "transformers"}
@@ -173,7 +191,7 @@ def test_importing_it_does_not_import_torch(names: tuple[str, ...]):
 
 def test_planning_is_imported_without_torch_prefect_and_mlflow():
     files = [file for file in modules(ROOT) if file.is_relative_to("tasks/planning") and file.name != "task.py"]
-    names = [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files]
+    names = [".".join((IMPORT_ROOT, *file.with_suffix("").parts)).removesuffix(".__init__") for file in files]
     assert not imported_by(*names) & {"torch", "transformers", "prefect", "mlflow"}
 
 
@@ -182,7 +200,7 @@ def test_what_is_imported_is_named_among_the_dependencies():
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
     # Distributions whose modules bear other names; pydantic_core is pydantic's own, and pinned by it.
     named |= {"sklearn", "yaml", "pynvml", "pydantic_core"}
-    foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {*PACKAGES, ""}
+    foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
     assert foreign - named == set()
 
 

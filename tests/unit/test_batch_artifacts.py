@@ -4,10 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
-from flows.batch_artifacts import MOST_DECISIONS, DecisionArtifact, cost_markdown
-from flows.result import BatchResult
-from tasks.batch import Batch
-from tasks.execution.events import JobEnded, Waiting
+from ringmaster.flows.batch_artifacts import MOST_DECISIONS, DecisionArtifact, cost_markdown
+from ringmaster.flows.result import BatchResult
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import JobEnded, Waiting
 
 
 class Store:

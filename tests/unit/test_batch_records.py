@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from flows import batch_records, local_executor
-from flows.batch_records import failures_told, job_rows, log_decision, tell_refused
-from flows.views import LinesView, LiveView, current_view
-from tasks.batch import Batch
-from tasks.execution.events import JobEnded, Waiting
-from tasks.execution.journal import DONE, FAILED, Journal
-from tasks.profiling.stage import Profiled
-from techniques.surveys import Refusal, Survey
+from ringmaster.flows import batch_records, local_executor
+from ringmaster.flows.batch_records import failures_told, job_rows, log_decision, tell_refused
+from ringmaster.flows.views import LinesView, LiveView, current_view
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import JobEnded, Waiting
+from ringmaster.tasks.execution.journal import DONE, FAILED, Journal
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.techniques.surveys import Refusal, Survey
 from tests.unit.execution.fakes import job, profile
 
 WHY = "rank 0: RuntimeError: boom (in its trial)"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
-from flows.commands.planning import plan
-from tasks.batch import parse_batch
-from tasks.batch.reference import reference
-from tasks.planning.families import families
+from ringmaster.flows import cli
+from ringmaster.flows.commands.planning import plan
+from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.batch.reference import reference
+from ringmaster.tasks.planning.families import families
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,7 +65,7 @@ def test_the_readme_shows_a_batch_file_that_is_right():
 
 
 def test_the_readme_imports_what_there_is():
-    """The whole of it is run by tests/integration/test_readme.py, which takes longer."""
+    """The whole of it is run by tests/integration/test_wheel.py, which takes longer."""
     (source,) = blocks(ROOT / "README.md", "python")
     modules = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     assert modules
@@ -94,4 +94,6 @@ def test_the_help_of_plan_names_every_family_that_it_draws():
 
 def test_the_page_of_batch_files_is_what_the_schema_says():
     page = ROOT / "docs" / "batch-files.md"
-    assert page.read_text() == reference(), f"make it anew: python -m tasks.batch.reference > {page.relative_to(ROOT)}"
+    assert page.read_text() == reference(), (
+        f"make it anew: python -m ringmaster.tasks.batch.reference > {page.relative_to(ROOT)}"
+    )

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from flows import dry_run as rooms
-from flows.dry_run import DryRun
-from tasks.batch import Batch
-from tasks.cluster import Cluster, Device, Node
-from tasks.profiling.over_nodes import GUESSED_STARTUP_ON_A_NODE_S, PREDICTED, foretold
-from tasks.profiling.search import Failure, Search
-from tasks.profiling.stage import Profiled
-from techniques import DataSpec, Job, ModelSpec, Profile
-from techniques.profiles import Fellow
-from techniques.surveys import Candidate, Forecast
+from ringmaster.flows import dry_run as rooms
+from ringmaster.flows.dry_run import DryRun
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.profiling.over_nodes import GUESSED_STARTUP_ON_A_NODE_S, PREDICTED, foretold
+from ringmaster.tasks.profiling.search import Failure, Search
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.profiles import Fellow
+from ringmaster.techniques.surveys import Candidate, Forecast
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))

@@ -7,9 +7,9 @@ import pytest
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows import embedded_server
-from flows.embedded_server import ServerNotStarted, protect_embedded_server, start_server
-from flows.services.hosts import ALLOWED_HOSTS
+from ringmaster.flows import embedded_server
+from ringmaster.flows.embedded_server import ServerNotStarted, protect_embedded_server, start_server
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS
 from tests.ports import free_port
 
 AUTH = "ringmaster:secret-word"
@@ -43,7 +43,7 @@ def test_it_asks_for_the_password_that_its_clients_know_and_checks_who_asks(star
     assert environment["PREFECT_SERVER_API_AUTH_STRING"] == environment["PREFECT_API_AUTH_STRING"] == AUTH
     assert environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:8123"
     assert "evil" not in environment[ALLOWED_HOSTS] and "127.0.0.1" in environment[ALLOWED_HOSTS].split(",")
-    assert "flows.services.prefect_server" in command and "--until-stdin-ends" in command
+    assert "ringmaster.flows.services.prefect_server" in command and "--until-stdin-ends" in command
     assert "secret-word" not in " ".join(command)
     assert options["stdin"] == subprocess.PIPE
 

@@ -3,15 +3,15 @@
 import pytest
 from prefect.states import State, get_state_exception
 
-import flows
-from flows.faults import BatchFailed, InputError, Interrupted, RetrainingFailed, RingmasterError, SweepFailed
-from flows.flow_runs import ended
-from flows.sweep import sweep_status
-from model_lineage import LedgerError
-from model_lineage.tensors import StoreFault
-from tasks.batch import BatchFileError
-from tasks.planning import ProblemError
-from tasks.pool.faults import OtherRelease
+import ringmaster
+from ringmaster.flows.faults import BatchFailed, InputError, Interrupted, RetrainingFailed, RingmasterError, SweepFailed
+from ringmaster.flows.flow_runs import ended
+from ringmaster.flows.sweep import sweep_status
+from ringmaster.model_lineage import LedgerError
+from ringmaster.model_lineage.tensors import StoreFault
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.planning import ProblemError
+from ringmaster.tasks.pool.faults import OtherRelease
 
 MESSAGE = "1 of 2 jobs are done; failed: a (its loss is NaN)"
 
@@ -58,4 +58,4 @@ def test_a_sweep_fails_only_where_no_trial_has_won():
 def test_all_that_is_raised_for_users_has_one_base():
     raised = (InputError, BatchFailed, BatchFileError, ProblemError, OtherRelease, LedgerError, StoreFault)
     assert all(issubclass(error, RingmasterError) for error in raised)
-    assert flows.RingmasterError is RingmasterError and flows.BatchFailed is BatchFailed
+    assert ringmaster.RingmasterError is RingmasterError and ringmaster.BatchFailed is BatchFailed

@@ -2,18 +2,18 @@
 
 import pytest
 
-from flows import fusing
-from flows.fusing import choose_together, goals_in
-from tasks.execution.directions import GOAL
-from tasks.execution.groups import LEFT, PARTED
-from tasks.execution.journal import DONE, begin
-from tasks.planning import ProblemError, checked
-from tasks.planning.fusion import choose_groups
-from tasks.profiling.options import planning_problem
-from tasks.profiling.stage import Profiled
-from tasks.scribe import FUSION
-from techniques import Profile
-from techniques.profiles import Fellow
+from ringmaster.flows import fusing
+from ringmaster.flows.fusing import choose_together, goals_in
+from ringmaster.tasks.execution.directions import GOAL
+from ringmaster.tasks.execution.groups import LEFT, PARTED
+from ringmaster.tasks.execution.journal import DONE, begin
+from ringmaster.tasks.planning import ProblemError, checked
+from ringmaster.tasks.planning.fusion import choose_groups
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.scribe import FUSION
+from ringmaster.techniques import Profile
+from ringmaster.techniques.profiles import Fellow
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]

@@ -8,8 +8,16 @@ import threading
 
 import pytest
 
-from flows import interrupts
-from flows.interrupts import STOPPING, Interrupts, answered, command, command_that_goes_on, said_by, stopped_by_signals
+from ringmaster.flows import interrupts
+from ringmaster.flows.interrupts import (
+    STOPPING,
+    Interrupts,
+    answered,
+    command,
+    command_that_goes_on,
+    said_by,
+    stopped_by_signals,
+)
 
 PATIENCE_S = 60
 
@@ -171,12 +179,12 @@ STARTING = """
 import sys, importlib.abc
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "flows.cli":
+        if name == "ringmaster.flows.cli":
             print("importing", flush=True)
             import threading; threading.Event().wait(60)
 sys.meta_path.insert(0, Slow())
 sys.argv = ["ringmaster", "run", "f.yaml"]
-from flows.entry import main
+from ringmaster.flows.entry import main
 main()
 """
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flows.commands.planning import _plan, _problem
-from flows.examining import data_spec
-from flows.faults import InputError
-from flows.sweep_file import load_sweep, spec_of
-from tasks.batch import Batch, BatchFileError, load_batch
-from tasks.evaluation.suite import load_suite
-from tasks.planning import Problem, certified_bound, solve, verify
-from tasks.promotion.policy_file import load_policy
-from tasks.retraining.production import load_production
+from ringmaster.flows.commands.planning import _plan, _problem
+from ringmaster.flows.examining import data_spec
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.sweep_file import load_sweep, spec_of
+from ringmaster.tasks.batch import Batch, BatchFileError, load_batch
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.planning import Problem, certified_bound, solve, verify
+from ringmaster.tasks.promotion.policy_file import load_policy
+from ringmaster.tasks.retraining.production import load_production
 from tests.mutations import assert_answered
 
 NUM_IN_ALL = 10_000

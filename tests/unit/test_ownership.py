@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from flows import cli, ownership, settings
-from flows.faults import InputError
+from ringmaster.flows import cli, ownership, settings
+from ringmaster.flows.faults import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Links from a flow run to MLflow's pages, and back."""
 
-from flows.page_links import flow_run_page, records_markdown
-from flows.result import BatchResult
+from ringmaster.flows.page_links import flow_run_page, records_markdown
+from ringmaster.flows.result import BatchResult
 
 RUN = "#/experiments/1/runs/abc?workflowType=machine_learning"
 

@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.faults import InputError
-from flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
-from flows.pool import batch as pool_batch
-from flows.pool.batch import train_on_pool, with_orphans
-from flows.run_folder import alone_in
-from flows.settings import PoolAddress
-from flows.views import View, current_view
-from model_lineage import waiting
-from tasks import recording
-from tasks.batch import Batch
-from tasks.execution.events import JobEnded, Planned
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import ENDED, Submissions
-from tasks.pool.told import Told
-from tasks.profiling.stage import Profiled
-from techniques.surveys import Survey
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.flow_runs import STARTED_RUN, cancel_batches, runs_fact
+from ringmaster.flows.pool import batch as pool_batch
+from ringmaster.flows.pool.batch import train_on_pool, with_orphans
+from ringmaster.flows.run_folder import alone_in
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.views import View, current_view
+from ringmaster.model_lineage import waiting
+from ringmaster.tasks import recording
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import JobEnded, Planned
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import ENDED, Submissions
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.techniques.surveys import Survey
 from tests.unit.execution.fakes import job, profile
 from tests.unit.ledgers import FakeLedger
 from tests.unit.standing_pool import played

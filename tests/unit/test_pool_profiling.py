@@ -10,21 +10,21 @@ import pytest
 from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Crashed, Running, Scheduled
 
-from flows.faults import InputError
-from flows.pool import profiling
-from flows.pool.own_node import NodeGone, healthy, lent
-from flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
-from tasks.batch import Batch
-from tasks.cluster import Cluster, Device
-from tasks.execution.journal import Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.nodes import NodeRecord, Nodes
-from tasks.pool.patience import Patience
-from tasks.pool.requests import Requests
-from tasks.profiling.lending import DevicesBusy, DevicesWanted
-from tasks.profiling.stage import Profiled
-from techniques.values import to_json
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool import profiling
+from ringmaster.flows.pool.own_node import NodeGone, healthy, lent
+from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Cluster, Device
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.techniques.values import to_json
 from tests.unit.execution.fakes import job, profile
 from tests.unit.standing_pool import played
 

@@ -5,19 +5,19 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli
-from flows.batch_form import EXAMPLES
-from flows.commands.pool import _kept
-from flows.faults import InputError
-from flows.pool import asking
-from flows.pool.asking import NO_POOL, ask_about, meant
-from flows.workshop import as_batch
-from tasks.batch import Batch, BatchFileError
-from tasks.execution.journal import CANCELLED, PAUSED, WAITING, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import Submission, Submissions
+from ringmaster.flows import cli
+from ringmaster.flows.batch_form import EXAMPLES
+from ringmaster.flows.commands.pool import _kept
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool import asking
+from ringmaster.flows.pool.asking import NO_POOL, ask_about, meant
+from ringmaster.flows.workshop import as_batch
+from ringmaster.tasks.batch import Batch, BatchFileError
+from ringmaster.tasks.execution.journal import CANCELLED, PAUSED, WAITING, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from tests.unit.execution.fakes import job, profile
 from tests.unit.standing_pool import played
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from model_lineage import waiting
-from model_lineage.faults import LedgerError
-from model_lineage.tensors import TensorStore
-from tasks import recording
-from tasks.batch import Batch
-from tasks.execution.dispatch import PlannedSegment
-from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
-from tasks.pool.database import Database, file_url
-from tasks.pool.told import Told
-from tasks.profiling.options import planning_problem
-from tasks.recording import AWAY, Insistence, PoolRecorder, Recorded, Recorder
-from tasks.scribe import FLOW_RUN_PAGE
-from techniques.surveys import Survey
+from ringmaster.model_lineage import waiting
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks import recording
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.recording import AWAY, Insistence, PoolRecorder, Recorded, Recorder
+from ringmaster.tasks.scribe import FLOW_RUN_PAGE
+from ringmaster.techniques.surveys import Survey
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.ledgers import FakeLedger
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flows.faults import InputError
-from flows.run_folder import begun, folder_to_resume, fresh_folder, note_start
-from tasks.batch import Batch
-from tasks.execution.journal import Journal
-from techniques.values import digest
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.run_folder import begun, folder_to_resume, fresh_folder, note_start
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.techniques.values import digest
 from tests.unit.execution.fakes import job
 
 BATCH = Batch(name="nightly", jobs=(job("a"),), folder=None, text="name: nightly\n")

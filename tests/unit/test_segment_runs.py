@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from flows.pool import segment_runs
-from flows.pool.segment_runs import SegmentRuns
-from tasks.pool.database import Database, file_url
+from ringmaster.flows.pool import segment_runs
+from ringmaster.flows.pool.segment_runs import SegmentRuns
+from ringmaster.tasks.pool.database import Database, file_url
 from tests.unit.pool.test_host import Site
 
 

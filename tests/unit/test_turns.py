@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from techniques import Profile
-from techniques.profiles import Fellow
-from techniques.turns import first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques import Profile
+from ringmaster.techniques.profiles import Fellow
+from ringmaster.techniques.turns import first_steps, num_steps_of_gang, steps_taken
 
 JOBS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

@@ -3,10 +3,10 @@
 import httpx
 import pytest
 
-from flows import settings
-from flows.settings import PoolAddress
-from flows.waiting import for_mlflow, for_prefect
-from model_lineage import waiting
+from ringmaster.flows import settings
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.waiting import for_mlflow, for_prefect
+from ringmaster.model_lineage import waiting
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 REQUEST = httpx.Request("POST", "http://p/api/artifacts/")

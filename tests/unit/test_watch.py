@@ -7,15 +7,15 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flows import watch
-from flows.commands import watching
-from flows.faults import InputError
-from flows.watch_view import Room, picture
-from tasks.cluster import Device
-from tasks.execution.chronicle import Chronicle, JobLine, Span
-from tasks.execution.journal import Journal
-from tasks.pool.nodes import NodeRecord, Nodes
-from tasks.pool.submissions import Submission, Submissions
+from ringmaster.flows import watch
+from ringmaster.flows.commands import watching
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.watch_view import Room, picture
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.chronicle import Chronicle, JobLine, Span
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.stories import Story, planned
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.commands import checkpoints
-from techniques.engine.commands.protocol import KINDS, RUN
-from techniques.engine.order import GangOrder
-from techniques.engine.reporter import Reporter
-from techniques.engine.trainer import weights_digest
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques.engine.commands import checkpoints
+from ringmaster.techniques.engine.commands.protocol import KINDS, RUN
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.reporter import Reporter
+from ringmaster.techniques.engine.trainer import weights_digest
 
 START_PATIENCE_S = 600.0  # a new interpreter, its imports, its data, its model
 PATIENCE_STEPS, LEAST_PATIENCE_S = 20.0, 300.0  # a command that saves or evaluates need not say so

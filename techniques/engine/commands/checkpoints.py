@@ -15,9 +15,9 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.checkpoint import CheckpointError, Manifest, StoredFile
-from techniques.engine.places import MANIFEST
-from techniques.values import digest, to_json
+from ringmaster.techniques.engine.checkpoint import CheckpointError, Manifest, StoredFile
+from ringmaster.techniques.engine.places import MANIFEST
+from ringmaster.techniques.values import digest, to_json
 
 INCOMING = "incoming"
 

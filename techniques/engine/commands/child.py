@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from techniques.engine.commands import checkpoints
-from techniques.engine.commands.account import Account
-from techniques.engine.commands.keeper import Kept
-from techniques.engine.commands.protocol import (
+from ringmaster.techniques.engine.commands import checkpoints
+from ringmaster.techniques.engine.commands.account import Account
+from ringmaster.techniques.engine.commands.keeper import Kept
+from ringmaster.techniques.engine.commands.protocol import (
     PREEMPTED_STATUS,
     Report,
     environment,
@@ -23,9 +23,9 @@ from techniques.engine.commands.protocol import (
     words_of,
     write_order,
 )
-from techniques.engine.gang import num_out_of_memory_kills
-from techniques.engine.order import GangOrder
-from techniques.engine.reporter import Reporter
+from ringmaster.techniques.engine.gang import num_out_of_memory_kills
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.reporter import Reporter
 
 LAST_WORDS = 2000  # characters of the log in which the cause of a death is looked for
 

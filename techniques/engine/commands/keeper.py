@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from techniques.engine.channel import Channel, ChannelClosed
+from ringmaster.techniques.engine.channel import Channel, ChannelClosed
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIBC = ctypes.CDLL(None)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.order import GangOrder, Slot
-from techniques.values import to_json
+from ringmaster.techniques.engine.order import GangOrder, Slot
+from ringmaster.techniques.values import to_json
 
 VERSION = 1
 ORDER, REPORT = "RINGMASTER_ORDER", "RINGMASTER_REPORT"  # environment variables: the two files
@@ -103,7 +103,7 @@ def words_of(order: GangOrder, *, port: int) -> list[str]:
 
 def environment(order: GangOrder, *, port: int, order_file: Path, report_file: Path) -> dict[str, str]:
     """Ours, without what is there for our workers only, and with no device but those of the gang."""
-    ours = str(Path(__file__).resolve().parents[3])
+    ours = str(Path(__file__).absolute().parents[4])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
     cores = {core for slot in order.slots for core in slot.cores}
     gpus = [slot.uuid or str(slot.index) for slot in order.slots if slot.kind == "gpu"]

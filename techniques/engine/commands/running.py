@@ -8,13 +8,13 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.commands.account import START_PATIENCE_S
-from techniques.engine.commands.child import Child, drain, woken_by_signals
-from techniques.engine.commands.protocol import PROFILE, RUN
-from techniques.engine.order import GangOrder
-from techniques.engine.publish import publish
-from techniques.engine.reporter import MEASURE, STOP, Reporter
-from techniques.engine.trials import ENOUGH_S, LEAST_STEPS, USUAL_STEPS, WARM_UP_STEPS
+from ringmaster.techniques.engine.commands.account import START_PATIENCE_S
+from ringmaster.techniques.engine.commands.child import Child, drain, woken_by_signals
+from ringmaster.techniques.engine.commands.protocol import PROFILE, RUN
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.engine.reporter import MEASURE, STOP, Reporter
+from ringmaster.techniques.engine.trials import ENOUGH_S, LEAST_STEPS, USUAL_STEPS, WARM_UP_STEPS
 
 WAITING_PATIENCE_S = 3600.0  # of a trial that is done, for its neighbours
 

@@ -5,9 +5,9 @@ which of them make the global batch of a step, and `fetch` stacks them. Importin
 torch.
 """
 
-from techniques.engine.data.prepared import Dataset, PreparedData
-from techniques.engine.data.samples import fetch
-from techniques.engine.data.sampling import batch_indices
-from techniques.engine.data.sources import SOURCES, open_data, prepare
+from ringmaster.techniques.engine.data.prepared import Dataset, PreparedData
+from ringmaster.techniques.engine.data.samples import fetch
+from ringmaster.techniques.engine.data.sampling import batch_indices
+from ringmaster.techniques.engine.data.sources import SOURCES, open_data, prepare
 
 __all__ = ["SOURCES", "Dataset", "PreparedData", "batch_indices", "fetch", "open_data", "prepare"]

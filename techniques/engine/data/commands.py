@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from techniques.engine.data.prepared import PreparedData, Source
-from techniques.job import DataSpec
-from techniques.values import digest
+from ringmaster.techniques.engine.data.prepared import PreparedData, Source
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.values import digest
 
 NAME = "command"
 

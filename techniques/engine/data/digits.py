@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from techniques.engine.data.arrays import Array, ColumnWriter, fingerprint
-from techniques.engine.data.prepared import PreparedData, Source
-from techniques.engine.data.splits import is_held_out
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data.arrays import Array, ColumnWriter, fingerprint
+from ringmaster.techniques.engine.data.prepared import PreparedData, Source
+from ringmaster.techniques.engine.data.splits import is_held_out
+from ringmaster.techniques.job import DataSpec
 
 IMAGE_SIZE, NUM_CLASSES = 8, 10
 

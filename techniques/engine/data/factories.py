@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from techniques.dotted import resolve
-from techniques.engine.data.prepared import Dataset, PreparedData
-from techniques.job import DataSpec
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.engine.data.prepared import Dataset, PreparedData
+from ringmaster.techniques.job import DataSpec
 
 # Enough to notice other data, few enough to be read each time.
 MAX_FINGERPRINTED = 128
@@ -70,7 +70,7 @@ def _check_sample(sample: Any, *, factory: str) -> None:
 
 
 def _fingerprint(datasets: tuple[Dataset, Dataset]) -> str:
-    from techniques.engine.dropout import seed_generators
+    from ringmaster.techniques.engine.dropout import seed_generators
 
     sha = hashlib.sha256()
     for dataset in datasets:

@@ -11,8 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from techniques.engine.data.prepared import stamp
-from techniques.engine.publish import publish
+from ringmaster.techniques.engine.data.prepared import stamp
+from ringmaster.techniques.engine.publish import publish
 
 # What stores tell of a file that changes with its content, the surest first.
 STAMPS = ("ETag", "etag", "checksum", "md5Hash", "mtime", "LastModified", "last_modified", "created")

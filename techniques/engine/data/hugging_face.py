@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from techniques.engine.data.arrays import Array, ColumnWriter, fingerprint, open_columns
-from techniques.engine.data.prepared import PreparedData, Source, stamp
-from techniques.engine.data.splits import is_held_out
-from techniques.engine.data.tokens import Document, write_tokens
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data.arrays import Array, ColumnWriter, fingerprint, open_columns
+from ringmaster.techniques.engine.data.prepared import PreparedData, Source, stamp
+from ringmaster.techniques.engine.data.splits import is_held_out
+from ringmaster.techniques.engine.data.tokens import Document, write_tokens
+from ringmaster.techniques.job import DataSpec
 
 ROWS_PER_CALL = 256
 # As Hugging Face models name their arguments.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from techniques.engine.data.arrays import SPLITS
-from techniques.engine.data.rows import content_hash
+from ringmaster.techniques.engine.data.arrays import SPLITS
+from ringmaster.techniques.engine.data.rows import content_hash
 
 FILE = "rows.json"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from techniques.engine.publish import publish
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.values import digest, from_json, to_json
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from techniques.engine.data.prepared import Source, stamp
-from techniques.engine.data.splits import held_out_keys
-from techniques.engine.data.tokens import Document, write_tokens
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data.prepared import Source, stamp
+from ringmaster.techniques.engine.data.splits import held_out_keys
+from ringmaster.techniques.engine.data.tokens import Document, write_tokens
+from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications: without them a few MB of ordinary library code are left, prepared in
 # seconds.

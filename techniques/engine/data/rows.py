@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
-from techniques.engine.data.files import opened
+from ringmaster.techniques.engine.data.files import opened
 
 SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 FORMATS = tuple(SUFFIXES.values())

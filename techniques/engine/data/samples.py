@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from techniques.engine.data.arrays import Array, open_columns
-from techniques.engine.data.prepared import Dataset
+from ringmaster.techniques.engine.data.arrays import Array, open_columns
+from ringmaster.techniques.engine.data.prepared import Dataset
 
 if TYPE_CHECKING:
     import torch

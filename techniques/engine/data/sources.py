@@ -6,15 +6,15 @@ import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from techniques.engine.data.commands import of_command
-from techniques.engine.data.digits import digits
-from techniques.engine.data.factories import describe_factory, open_factory
-from techniques.engine.data.hugging_face import hugging_face
-from techniques.engine.data.prepared import Dataset, PreparedData, Source, prepare_once
-from techniques.engine.data.python_stdlib import python_stdlib
-from techniques.engine.data.samples import ArraySamples
-from techniques.engine.data.text_files import text_files
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data.commands import of_command
+from ringmaster.techniques.engine.data.digits import digits
+from ringmaster.techniques.engine.data.factories import describe_factory, open_factory
+from ringmaster.techniques.engine.data.hugging_face import hugging_face
+from ringmaster.techniques.engine.data.prepared import Dataset, PreparedData, Source, prepare_once
+from ringmaster.techniques.engine.data.python_stdlib import python_stdlib
+from ringmaster.techniques.engine.data.samples import ArraySamples
+from ringmaster.techniques.engine.data.text_files import text_files
+from ringmaster.techniques.job import DataSpec
 
 SOURCES: Mapping[str, Callable[[DataSpec], Source]] = {
     "python-stdlib": python_stdlib,

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.data.files import Matched, is_url, local_copies
-from techniques.engine.data.files import matching as matching_files
-from techniques.engine.data.manifest import Manifest
-from techniques.engine.data.prepared import PreparedData, Source
-from techniques.engine.data.rows import format_of, read_rows
-from techniques.engine.data.splits import held_out_keys, is_held_out
-from techniques.engine.data.tokens import Document, write_tokens
-from techniques.engine.data.windows import in_window, moment
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data.files import Matched, is_url, local_copies
+from ringmaster.techniques.engine.data.files import matching as matching_files
+from ringmaster.techniques.engine.data.manifest import Manifest
+from ringmaster.techniques.engine.data.prepared import PreparedData, Source
+from ringmaster.techniques.engine.data.rows import format_of, read_rows
+from ringmaster.techniques.engine.data.splits import held_out_keys, is_held_out
+from ringmaster.techniques.engine.data.tokens import Document, write_tokens
+from ringmaster.techniques.engine.data.windows import in_window, moment
+from ringmaster.techniques.job import DataSpec
 
 Content = str | list[int]
 

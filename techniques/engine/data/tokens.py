@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from techniques.engine.data.arrays import ColumnWriter, fingerprint
-from techniques.engine.data.prepared import PreparedData
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data.arrays import ColumnWriter, fingerprint
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.job import DataSpec
 
 END_OF_TEXT = "<|endoftext|>"
 # Merges hardly change beyond this much text, and training time grows with it.

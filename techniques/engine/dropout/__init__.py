@@ -5,7 +5,7 @@ the draw in that module, indices of the element). So ranks, micro-batches and re
 batch would.
 """
 
-from techniques.engine.dropout.draws import (
+from ringmaster.techniques.engine.dropout.draws import (
     Draws,
     NoSample,
     current,
@@ -15,7 +15,7 @@ from techniques.engine.dropout.draws import (
     seed_generators,
     use,
 )
-from techniques.engine.dropout.sites import Sites, find_sites
+from ringmaster.techniques.engine.dropout.sites import Sites, find_sites
 
 __all__ = [
     "Draws",

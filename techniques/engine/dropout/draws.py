@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from techniques.engine.dropout.hashing import Keys, kept, key_of, mixed, random_bits
+from ringmaster.techniques.engine.dropout.hashing import Keys, kept, key_of, mixed, random_bits
 
 Site = tuple[str, int]
 """A place that draws: the name of the innermost module, and how many draws that module made before in this pass."""
@@ -145,7 +145,7 @@ class resumed:
 @contextmanager
 def drawing() -> Iterator[None]:
     """Replaces torch's functions that draw while a model is trained; nothing is drawn by hash outside of it."""
-    from techniques.engine.dropout.functions import replaced
+    from ringmaster.techniques.engine.dropout.functions import replaced
 
     with replaced():
         try:

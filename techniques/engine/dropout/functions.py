@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from techniques.engine.dropout.draws import Draws, current
+from ringmaster.techniques.engine.dropout.draws import Draws, current
 
 _rand, _rand_like = torch.rand, torch.rand_like
 _attention = functional.scaled_dot_product_attention

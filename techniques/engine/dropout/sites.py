@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from techniques.engine.dropout.draws import Draws, Site, drawing, kind_of, use
+from ringmaster.techniques.engine.dropout.draws import Draws, Site, drawing, kind_of, use
 
 FEW, MORE = 2, 3  # samples of the two forward passes that are compared
 

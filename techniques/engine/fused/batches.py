@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from techniques.engine.fused.insets import Insets
-from techniques.engine.fused.owned import Owners
-from techniques.engine.fused.packing import Share, blocks_of, positions_of, starts_of
-from techniques.engine.fused.prefixes import Layers, Prefixed, layers_of
-from techniques.engine.fused.runs import Inset, Runs
+from ringmaster.techniques.engine.fused.insets import Insets
+from ringmaster.techniques.engine.fused.owned import Owners
+from ringmaster.techniques.engine.fused.packing import Share, blocks_of, positions_of, starts_of
+from ringmaster.techniques.engine.fused.prefixes import Layers, Prefixed, layers_of
+from ringmaster.techniques.engine.fused.runs import Inset, Runs
 
 LEAST_BATCHED_ROWS = 8  # a product of fewer rows takes another kernel alone than in a batch
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from techniques.engine.fused.batches import in_order
-from techniques.engine.fused.member import Member
-from techniques.engine.fused.rows import Row, lay_below, sum_gradients
-from techniques.engine.fused.stem import Stem
-from techniques.engine.losses import Batch, SumAndCount, metrics_of
-from techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.fused.batches import in_order
+from ringmaster.techniques.engine.fused.member import Member
+from ringmaster.techniques.engine.fused.rows import Row, lay_below, sum_gradients
+from ringmaster.techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.losses import Batch, SumAndCount, metrics_of
+from ringmaster.techniques.engine.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)

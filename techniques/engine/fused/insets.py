@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from techniques.adapters.attaching import Site
-from techniques.adapters.modules import PREFIX, scaling
-from techniques.engine.fused.owned import Weights
-from techniques.engine.fused.runs import Factors, Inset, Pair
-from techniques.job import Adapter
+from ringmaster.techniques.adapters.attaching import Site
+from ringmaster.techniques.adapters.modules import PREFIX, scaling
+from ringmaster.techniques.engine.fused.owned import Weights
+from ringmaster.techniques.engine.fused.runs import Factors, Inset, Pair
+from ringmaster.techniques.job import Adapter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from techniques.engine.fused.owned import Owned
-from techniques.engine.fused.runs import Run, Runs, ScalingRun
+from ringmaster.techniques.engine.fused.owned import Owned
+from ringmaster.techniques.engine.fused.runs import Run, Runs, ScalingRun
 
 # Up to this rank a product may be added to what is there as exactly as afterwards: it is one block of the kernel's.
 ADDED_RANK = 128

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.attaching import Site, first_state, pretrained_state, sites
-from techniques.adapters.exporting import export_adapter
-from techniques.adapters.leaves import own_leaves
-from techniques.adapters.modules import PREFIX
-from techniques.adapters.peft_format import resolved
-from techniques.engine.checkpoint import CheckpointStore, WritePieces
-from techniques.engine.data import PreparedData, fetch, open_data, prepare
-from techniques.engine.data.sampling import Sampler
-from techniques.engine.fused.batches import Part
-from techniques.engine.fused.insets import Insets, insets_of
-from techniques.engine.fused.rows import Row
-from techniques.engine.gradients import global_norm, whole
-from techniques.engine.losses import Loss, loss_of
-from techniques.engine.optimizers import build_optimizer, update_
-from techniques.engine.order import GangOrder
-from techniques.engine.ranks import Ranks, alone
-from techniques.engine.state import (
+from ringmaster.techniques.adapters.attaching import Site, first_state, pretrained_state, sites
+from ringmaster.techniques.adapters.exporting import export_adapter
+from ringmaster.techniques.adapters.leaves import own_leaves
+from ringmaster.techniques.adapters.modules import PREFIX
+from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.engine.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.engine.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.engine.data.sampling import Sampler
+from ringmaster.techniques.engine.fused.batches import Part
+from ringmaster.techniques.engine.fused.insets import Insets, insets_of
+from ringmaster.techniques.engine.fused.rows import Row
+from ringmaster.techniques.engine.gradients import global_norm, whole
+from ringmaster.techniques.engine.losses import Loss, loss_of
+from ringmaster.techniques.engine.optimizers import build_optimizer, update_
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.ranks import Ranks, alone
+from ringmaster.techniques.engine.state import (
     HostCopies,
     Reader,
     named_state,
@@ -34,8 +34,8 @@ from techniques.engine.state import (
     read_whole,
     restore_model,
 )
-from techniques.engine.trainer import checkpoint_meta, weights_digest
-from techniques.values import from_json
+from ringmaster.techniques.engine.trainer import checkpoint_meta, weights_digest
+from ringmaster.techniques.values import from_json
 
 
 class Member:

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from torch import nn
 
-from techniques.adapters.leaves import own_leaves
-from techniques.adapters.peft_format import resolved
-from techniques.engine.data import PreparedData, prepare
-from techniques.engine.fused.group import Group
-from techniques.engine.fused.probing import packed_attention
-from techniques.engine.fused.sharding import shard
-from techniques.engine.fused.stem import Stem
-from techniques.engine.models import build_model, model_facts
-from techniques.engine.order import GangOrder
-from techniques.engine.ranks import Ranks, join
-from techniques.job import Job
-from techniques.shared_base import SharedBase, why_not_together
-from techniques.technique import GangShape
-from techniques.values import from_json
+from ringmaster.techniques.adapters.leaves import own_leaves
+from ringmaster.techniques.adapters.peft_format import resolved
+from ringmaster.techniques.engine.data import PreparedData, prepare
+from ringmaster.techniques.engine.fused.group import Group
+from ringmaster.techniques.engine.fused.probing import packed_attention
+from ringmaster.techniques.engine.fused.sharding import shard
+from ringmaster.techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.models import build_model, model_facts
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.ranks import Ranks, join
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.shared_base import SharedBase, why_not_together
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import from_json
 
 
 def orders_of(order: GangOrder) -> list[GangOrder]:

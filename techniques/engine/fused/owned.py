@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.leaves import is_norm
-from techniques.engine.fused.packing import Share
+from ringmaster.techniques.adapters.leaves import is_norm
+from ringmaster.techniques.engine.fused.packing import Share
 
 Weights = Mapping[str, Tensor]
 """An adapter's own parameters of one module, by their names there."""

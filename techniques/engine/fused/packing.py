@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.engine.fused.prefixes import Layers, seen
+from ringmaster.techniques.engine.fused.prefixes import Layers, seen
 
 
 @dataclass(frozen=True, kw_only=True)

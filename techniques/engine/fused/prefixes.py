@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.modules import PrefixLayer, prefix_cache
-from techniques.adapters.peft_format import kv_shape
+from ringmaster.techniques.adapters.modules import PrefixLayer, prefix_cache
+from ringmaster.techniques.adapters.peft_format import kv_shape
 
 Layers = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, [samples, heads, virtual tokens, dim]."""

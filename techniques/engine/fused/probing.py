@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.attaching import CAUSAL
-from techniques.engine.fused.packing import PackedAttention, Share, blocks_of, packed_tokens, positions_of
+from ringmaster.techniques.adapters.attaching import CAUSAL
+from ringmaster.techniques.engine.fused.packing import PackedAttention, Share, blocks_of, packed_tokens, positions_of
 
 # Of two adapters: samples of unequal lengths, several of each, and of so many tokens that kernels are those of more.
 SHARES = (Share(num_rows=2, length=8), Share(num_rows=3, length=6))

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from techniques.engine.fused.runs import evenly
-from techniques.engine.state import Reader
+from ringmaster.techniques.engine.fused.runs import evenly
+from ringmaster.techniques.engine.state import Reader
 
 ALIGNMENT = 16  # numbers: a cache line of fp32, and what the widest kernels compute at once
 

@@ -20,16 +20,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.failures import failure_kind
-from techniques.engine.fused.group import Group, MemberReport
-from techniques.engine.fused.member import Member
-from techniques.engine.fused.opening import join_group, open_group, orders_of
-from techniques.engine.fused.seat import Seat
-from techniques.engine.order import GangOrder
-from techniques.engine.reporter import STOP, Reporter
-from techniques.engine.training import BUILD_PATIENCE_S, SAVE_PATIENCE_S, Patience, lost_loss
-from techniques.turns import AT_ONCE
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques.engine.failures import failure_kind
+from ringmaster.techniques.engine.fused.group import Group, MemberReport
+from ringmaster.techniques.engine.fused.member import Member
+from ringmaster.techniques.engine.fused.opening import join_group, open_group, orders_of
+from ringmaster.techniques.engine.fused.seat import Seat
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.reporter import STOP, Reporter
+from ringmaster.techniques.engine.training import BUILD_PATIENCE_S, SAVE_PATIENCE_S, Patience, lost_loss
+from ringmaster.techniques.turns import AT_ONCE
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from techniques.engine.fused.member import Member
-from techniques.engine.ranks import Ranks
-from techniques.engine.reporter import Reporter
-from techniques.engine.saving import Asks, Saver
-from techniques.engine.trainer import StepReport
-from techniques.engine.training import Progress, evaluation_due, tell_passed_over
+from ringmaster.techniques.engine.fused.member import Member
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.reporter import Reporter
+from ringmaster.techniques.engine.saving import Asks, Saver
+from ringmaster.techniques.engine.trainer import StepReport
+from ringmaster.techniques.engine.training import Progress, evaluation_due, tell_passed_over
 
 
 class Seat:
@@ -111,7 +111,7 @@ class Seat:
         self._seconds["evaluate_s"] += time.perf_counter() - started_s
 
     def end(self, status: str, *, message: str = "") -> dict[str, Any]:
-        """How it ended, as `techniques.engine.training.train` says it; nothing more is told of its steps."""
+        """How it ended, as `ringmaster.techniques.engine.training.train` says it; nothing more is told of its steps."""
         self._saver.finish()
         self._progress.flush()
         outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": self.member.next_step}

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from techniques.engine.half import round_weights
-from techniques.engine.models import layer_names
+from ringmaster.techniques.engine.half import round_weights
+from ringmaster.techniques.engine.models import layer_names
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, precision: str, unrounded: Collection[str] = ()) -> None:

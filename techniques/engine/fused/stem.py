@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.modeling_outputs import CausalLMOutput
 
-from techniques.adapters.attaching import Site
-from techniques.engine.fused.allocation import keep_freed_memory
-from techniques.engine.fused.batches import Batch, Batches, Part, in_chunks, in_order, shape_of
-from techniques.engine.fused.heads import NUM_PROBED_TOKENS, head_of
-from techniques.engine.fused.linear import SHARED
-from techniques.engine.fused.owned import Owned, Owners, owned_class
-from techniques.engine.fused.packing import Block, PackedAttention, packed_tokens
-from techniques.engine.fused.prefixes import Layers, cache_of
-from techniques.engine.fused.probing import packed_attention
-from techniques.engine.fused.runs import Runs
-from techniques.engine.half import HALF, compute_in_half, round_weights
-from techniques.engine.losses import SumAndCount
-from techniques.engine.recomputation import recompute_layers
+from ringmaster.techniques.adapters.attaching import Site
+from ringmaster.techniques.engine.fused.allocation import keep_freed_memory
+from ringmaster.techniques.engine.fused.batches import Batch, Batches, Part, in_chunks, in_order, shape_of
+from ringmaster.techniques.engine.fused.heads import NUM_PROBED_TOKENS, head_of
+from ringmaster.techniques.engine.fused.linear import SHARED
+from ringmaster.techniques.engine.fused.owned import Owned, Owners, owned_class
+from ringmaster.techniques.engine.fused.packing import Block, PackedAttention, packed_tokens
+from ringmaster.techniques.engine.fused.prefixes import Layers, cache_of
+from ringmaster.techniques.engine.fused.probing import packed_attention
+from ringmaster.techniques.engine.fused.runs import Runs
+from ringmaster.techniques.engine.half import HALF, compute_in_half, round_weights
+from ringmaster.techniques.engine.losses import SumAndCount
+from ringmaster.techniques.engine.recomputation import recompute_layers
 
 # Of a thread: more are computed no faster, and need more memory; the wider the model, the fewer keep it busy.
 TOKENS_AT_ONCE, NUMBERS_AT_ONCE = 512, 2**17

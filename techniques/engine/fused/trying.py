@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from techniques.engine.checkpoint import WritePieces
-from techniques.engine.fused.member import Member
-from techniques.engine.fused.opening import join_group, open_group, orders_of
-from techniques.engine.order import GangOrder
-from techniques.engine.ranks import Ranks
-from techniques.engine.reporter import Reporter
-from techniques.engine.state import HostCopies, piece_writer
-from techniques.engine.trainer import Root, StepReport
-from techniques.engine.training import BUILD_PATIENCE_S
-from techniques.engine.trials import trial
+from ringmaster.techniques.engine.checkpoint import WritePieces
+from ringmaster.techniques.engine.fused.member import Member
+from ringmaster.techniques.engine.fused.opening import join_group, open_group, orders_of
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques.engine.reporter import Reporter
+from ringmaster.techniques.engine.state import HostCopies, piece_writer
+from ringmaster.techniques.engine.trainer import Root, StepReport
+from ringmaster.techniques.engine.training import BUILD_PATIENCE_S
+from ringmaster.techniques.engine.trials import trial
 
 
 def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:

@@ -7,12 +7,12 @@ that need torch are imported when they are asked for.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from techniques.engine.models.architectures import known_architectures
+from ringmaster.techniques.engine.models.architectures import known_architectures
 
 if TYPE_CHECKING:
-    from techniques.engine.models.build import build_model, check_model
-    from techniques.engine.models.export import export_model
-    from techniques.engine.models.facts import ModelFacts, layer_names, model_facts
+    from ringmaster.techniques.engine.models.build import build_model, check_model
+    from ringmaster.techniques.engine.models.export import export_model
+    from ringmaster.techniques.engine.models.facts import ModelFacts, layer_names, model_facts
 
 __all__ = [
     "ModelFacts",

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from techniques.engine.data.prepared import PreparedData
-from techniques.job import ModelSpec
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.job import ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn

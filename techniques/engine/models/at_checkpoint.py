@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from techniques.adapters.peft_format import parameter_name
-from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.places import LocalPlace, place_of
-from techniques.engine.publish import publish
-from techniques.engine.state import Reader
-from techniques.engine.tensor_files import DTYPES, LazyTensor, blocks_of
+from ringmaster.techniques.adapters.peft_format import parameter_name
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques.engine.places import LocalPlace, place_of
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.engine.state import Reader
+from ringmaster.techniques.engine.tensor_files import DTYPES, LazyTensor, blocks_of
 
 WEIGHTS = ".safetensors"
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from techniques.adaptations.folders import quantization_of
-from techniques.adaptations.quantizing import load_quantized
-from techniques.adapters.peft_format import base_of, is_adapter
-from techniques.attention import IMPLEMENTATIONS, check_attention
-from techniques.dotted import resolve
-from techniques.engine.data.prepared import PreparedData
-from techniques.engine.models.architectures import architecture, fresh_config, instantiate, pretrained_config
-from techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.adaptations.folders import quantization_of
+from ringmaster.techniques.adaptations.quantizing import load_quantized
+from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
+from ringmaster.techniques.attention import IMPLEMENTATIONS, check_attention
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.engine.models.architectures import architecture, fresh_config, instantiate, pretrained_config
+from ringmaster.techniques.job import Adapter, ModelSpec
 
 WEIGHTS = "model.safetensors"
 MAX_NAMED = 3
@@ -55,8 +55,8 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
 
 def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.Module:
     """The model that an adapter is on, with the adapter in its weights."""
-    from techniques.adapters.attaching import attach
-    from techniques.adapters.merging import merge
+    from ringmaster.techniques.adapters.attaching import attach
+    from ringmaster.techniques.adapters.merging import merge
 
     _check_vocabulary(folder, data)
     model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))

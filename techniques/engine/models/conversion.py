@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from techniques.engine.checkpoint import Checkpoint, CheckpointStore
-from techniques.engine.models.megatron import LlamaShape, Named, from_megatron, to_megatron
-from techniques.engine.places import LocalPlace
-from techniques.engine.publish import publish
-from techniques.engine.state import Reader
-from techniques.engine.tensor_files import DTYPES, LazyTensor, blocks_of
+from ringmaster.techniques.engine.checkpoint import Checkpoint, CheckpointStore
+from ringmaster.techniques.engine.models.megatron import LlamaShape, Named, from_megatron, to_megatron
+from ringmaster.techniques.engine.places import LocalPlace
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.engine.state import Reader
+from ringmaster.techniques.engine.tensor_files import DTYPES, LazyTensor, blocks_of
 
 HUGGING_FACE, MEGATRON = "hf", "megatron"
 FORMATS = (HUGGING_FACE, MEGATRON)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.engine.data.prepared import PreparedData
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 

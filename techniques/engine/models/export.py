@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.engine.data.prepared import PreparedData
-from techniques.engine.models.architectures import instantiate
-from techniques.engine.models.build import WEIGHTS, no_progress_bar, skeleton
-from techniques.engine.publish import publish
-from techniques.job import ModelSpec
-from techniques.values import to_json
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.engine.models.architectures import instantiate
+from ringmaster.techniques.engine.models.build import WEIGHTS, no_progress_bar, skeleton
+from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.values import to_json
 
 FACTORY = "model.json"
 

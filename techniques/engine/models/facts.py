@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from techniques.engine.data.prepared import PreparedData
-from techniques.engine.losses import loss_of
-from techniques.engine.models.build import skeleton
-from techniques.engine.models.decoder import Decoder, decoder_of
-from techniques.job import Adapter, ModelSpec
-from techniques.values import SINCE_LATER, from_json, to_json
+from ringmaster.techniques.engine.data.prepared import PreparedData
+from ringmaster.techniques.engine.losses import loss_of
+from ringmaster.techniques.engine.models.build import skeleton
+from ringmaster.techniques.engine.models.decoder import Decoder, decoder_of
+from ringmaster.techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.values import SINCE_LATER, from_json, to_json
 
 FP32_BYTES = 4
 
@@ -123,8 +123,8 @@ def has_experts(model: nn.Module) -> bool:
 
 
 def _undivided(model: nn.Module, adapter: Adapter) -> str:
-    from techniques.adapters.leaves import own_leaves
-    from techniques.adapters.peft_format import resolved
+    from ringmaster.techniques.adapters.leaves import own_leaves
+    from ringmaster.techniques.adapters.peft_format import resolved
 
     adapter = resolved(adapter)
     try:
@@ -136,7 +136,7 @@ def _undivided(model: nn.Module, adapter: Adapter) -> str:
 
 def _adapted(model: nn.Module, adapter: Adapter) -> int:
     """Puts the adapter on, and counts what is trained."""
-    from techniques.adapters.attaching import attach
+    from ringmaster.techniques.adapters.attaching import attach
 
     attach(model, adapter, seed=0)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

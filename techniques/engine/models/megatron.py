@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from techniques.engine.tensor_files import LazyTensor
+from ringmaster.techniques.engine.tensor_files import LazyTensor
 
 Named = dict[str, LazyTensor]
 

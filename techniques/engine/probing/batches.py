@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from techniques.engine.data import PreparedData
-from techniques.engine.losses import IGNORED
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.losses import IGNORED
 
 LONGEST = 32  # tokens
 

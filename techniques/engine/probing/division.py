@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from techniques.engine.dropout import Draws, Sites, drawing, use
-from techniques.engine.losses import Loss
-from techniques.engine.probing.batches import rows_of
+from ringmaster.techniques.engine.dropout import Draws, Sites, drawing, use
+from ringmaster.techniques.engine.losses import Loss
+from ringmaster.techniques.engine.probing.batches import rows_of
 
 NUM_SAMPLES = 4
 WHOLE = ((0, 1, 2, 3),)

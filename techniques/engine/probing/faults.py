@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from techniques.engine.losses import IGNORED, Loss, classification_loss, logits_of
-from techniques.job import Job
+from ringmaster.techniques.engine.losses import IGNORED, Loss, classification_loss, logits_of
+from ringmaster.techniques.job import Job
 
 
 class StepFault(ValueError):

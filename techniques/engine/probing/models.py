@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from techniques.engine.data import PreparedData
-from techniques.engine.models.architectures import instantiate
-from techniques.engine.models.build import build_model, model_config, seeded
-from techniques.engine.probing.tiny import tiny_config
-from techniques.job import ModelSpec
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.models.architectures import instantiate
+from ringmaster.techniques.engine.models.build import build_model, model_config, seeded
+from ringmaster.techniques.engine.probing.tiny import tiny_config
+from ringmaster.techniques.job import ModelSpec
 
 MOST_PARAMETERS = 300_000_000  # of layers at their real size, where thinner ones cannot be made
 

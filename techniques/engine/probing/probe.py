@@ -14,18 +14,24 @@ import torch
 import transformers
 from torch import Tensor
 
-from techniques.dotted import resolve
-from techniques.engine.data import Dataset, PreparedData, fetch, open_data
-from techniques.engine.dropout import Sites, find_sites, name_modules
-from techniques.engine.losses import loss_of
-from techniques.engine.models.architectures import misspelt, undeclared_fields
-from techniques.engine.models.build import seeded
-from techniques.engine.probing.batches import cropped, made_up, ragged, rows_of
-from techniques.engine.probing.division import NUM_SAMPLES, why_undivided
-from techniques.engine.probing.faults import StepFault, explained, faults_of_labels, faults_of_samples, shapes_of
-from techniques.engine.probing.models import probed_model
-from techniques.job import Job
-from techniques.values import digest, from_json, to_json
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.engine.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.engine.dropout import Sites, find_sites, name_modules
+from ringmaster.techniques.engine.losses import loss_of
+from ringmaster.techniques.engine.models.architectures import misspelt, undeclared_fields
+from ringmaster.techniques.engine.models.build import seeded
+from ringmaster.techniques.engine.probing.batches import cropped, made_up, ragged, rows_of
+from ringmaster.techniques.engine.probing.division import NUM_SAMPLES, why_undivided
+from ringmaster.techniques.engine.probing.faults import (
+    StepFault,
+    explained,
+    faults_of_labels,
+    faults_of_samples,
+    shapes_of,
+)
+from ringmaster.techniques.engine.probing.models import probed_model
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.values import digest, from_json, to_json
 
 FORMAT = 1  # counted up whenever the same job would be found to be otherwise
 REMEDY = "make the samples' shapes and the model's config agree"

@@ -5,8 +5,8 @@ all held-out rows are what `evaluate_model` says. `score_together` does it in th
 Importing this package does not import torch.
 """
 
-from techniques.engine.scoring.order import ScoringOrder, model_spec
-from techniques.engine.scoring.together import Progress, Together, score_together
-from techniques.engine.scoring.worker import main
+from ringmaster.techniques.engine.scoring.order import ScoringOrder, model_spec
+from ringmaster.techniques.engine.scoring.together import Progress, Together, score_together
+from ringmaster.techniques.engine.scoring.worker import main
 
 __all__ = ["Progress", "ScoringOrder", "Together", "main", "model_spec", "score_together"]

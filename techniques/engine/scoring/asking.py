@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from techniques.adapters.attaching import attach
-from techniques.adapters.peft_format import base_of, is_adapter
-from techniques.engine.half import compute_in_half
-from techniques.engine.losses import (
+from ringmaster.techniques.adapters.attaching import attach
+from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
+from ringmaster.techniques.engine.half import compute_in_half
+from ringmaster.techniques.engine.losses import (
     Loss,
     hits_by_row,
     logits_of,
@@ -22,10 +22,10 @@ from techniques.engine.losses import (
     losses_by_row,
     next_token_loss,
 )
-from techniques.engine.models import build_model
-from techniques.engine.scoring.order import model_spec
-from techniques.engine.scoring.rows import Rows
-from techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.engine.models import build_model
+from ringmaster.techniques.engine.scoring.order import model_spec
+from ringmaster.techniques.engine.scoring.rows import Rows
+from ringmaster.techniques.job import Adapter, ModelSpec
 
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 

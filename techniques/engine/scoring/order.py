@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from techniques.adapters.peft_format import base_of, is_adapter, read_config
-from techniques.engine.order import Slot
-from techniques.job import Job, ModelSpec
+from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, read_config
+from ringmaster.techniques.engine.order import Slot
+from ringmaster.techniques.job import Job, ModelSpec
 
 MODEL_JSON = "model.json"
 

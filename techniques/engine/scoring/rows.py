@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from techniques.dotted import resolve
-from techniques.engine.scoring.likeness import tokenizer_of
-from techniques.job import DataSpec, Job
-from techniques.values import from_json
+from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.engine.scoring.likeness import tokenizer_of
+from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.values import from_json
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from techniques.engine.data import PreparedData
+    from ringmaster.techniques.engine.data import PreparedData
 
 MAX_ROWS = 64  # of one forward pass
 MAX_TOKENS = 1 << 13  # likewise
@@ -60,7 +60,7 @@ class Rows:
     @cached_property
     def prepared(self) -> PreparedData:
         """The data; of literal cases nothing but a name."""
-        from techniques.engine.data import PreparedData, prepare
+        from ringmaster.techniques.engine.data import PreparedData, prepare
 
         if self.data is not None:
             return from_json(PreparedData, self.data)
@@ -95,7 +95,7 @@ class Rows:
         if self.cases is not None:
             yield from _columns(self.cases, config, device)
             return
-        from techniques.engine.data import fetch
+        from ringmaster.techniques.engine.data import fetch
 
         size = _chunk_size(self.prepared.seq_len or 1, config, device)
         for first in range(0, self.num_rows, size):
@@ -129,7 +129,7 @@ class Rows:
 
     @cached_property
     def _held_out(self) -> Any:
-        from techniques.engine.data import open_data
+        from ringmaster.techniques.engine.data import open_data
 
         return open_data(self._spec, cache_dir=self.cache_dir, prepared=self.prepared)[1]
 

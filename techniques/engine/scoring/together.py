@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from techniques.engine.scoring.likeness import base_key, tokenizer_digest, tokenizer_of
-from techniques.engine.scoring.rows import Rows, Texts
-from techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.engine.scoring.likeness import base_key, tokenizer_digest, tokenizer_of
+from ringmaster.techniques.engine.scoring.rows import Rows, Texts
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from techniques.engine.common_base import Question
-    from techniques.engine.scoring.asking import RowScores
+    from ringmaster.techniques.engine.common_base import Question
+    from ringmaster.techniques.engine.scoring.asking import RowScores
 
 Progress = Callable[[int, int], None]
 """progress(num_done, num_rows): rows scored until now, of all rows of all models."""
@@ -83,8 +83,8 @@ def score_each(
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, RowScores | str]]:
     """Each model's scores, or why it has none, as soon as they are there; those of one base together."""
-    from techniques.engine.common_base import NotTogether
-    from techniques.engine.scoring.asking import ask_alone
+    from ringmaster.techniques.engine.common_base import NotTogether
+    from ringmaster.techniques.engine.scoring.asking import ask_alone
 
     done = _Done(progress, num_models=len(models), rows=rows)
     for names in _groups(models, rows) if together else [[name] for name in models]:
@@ -122,9 +122,9 @@ def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
 
 def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
     """Those of one base; one whose adapter does not fit is left out. Raises NotTogether."""
-    from techniques.engine.common_base import CommonBase, Question
-    from techniques.engine.losses import loss_of
-    from techniques.engine.scoring.asking import Collected, built, said
+    from ringmaster.techniques.engine.common_base import CommonBase, Question
+    from ringmaster.techniques.engine.losses import loss_of
+    from ringmaster.techniques.engine.scoring.asking import Collected, built, said
 
     first = next(iter(models.values()))
     model, spec = built(first, rows)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from techniques.engine.channel import Channel
-from techniques.engine.scoring.order import ScoringOrder
-from techniques.engine.scoring.rows import Rows, cases_in
-from techniques.engine.scoring.together import score_each
-from techniques.values import from_json
+from ringmaster.techniques.engine.channel import Channel
+from ringmaster.techniques.engine.scoring.order import ScoringOrder
+from ringmaster.techniques.engine.scoring.rows import Rows, cases_in
+from ringmaster.techniques.engine.scoring.together import score_each
+from ringmaster.techniques.values import from_json
 
 PROGRESS_S = 0.5  # between two words of how far it is
 
@@ -25,7 +25,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     """
     order = from_json(ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    from techniques.engine.ranks import take_device
+    from ringmaster.techniques.engine.ranks import take_device
 
     device = take_device((order.slot,), 0, num_ranks=1)
     said_s = time.monotonic()

@@ -2,8 +2,8 @@
 
 import psutil
 
-from techniques import Adapter
-from techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques import Adapter
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
 from tests.integration.stubs import HEEDED, heard
 from tests.integration.workbench import SINGLE, Layout, is_bit_equal, weights_in
 

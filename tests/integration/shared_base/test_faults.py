@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import OptimizerSpec
-from techniques.engine.data import prepare
-from techniques.values import to_json
+from ringmaster.techniques import OptimizerSpec
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.values import to_json
 from tests.integration.shared_base.groups import (
     BRIEF,
     EVEN,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import EvaluationSpec
-from techniques.engine.order import TRIAL
-from techniques.engine.reporter import MEASURE, STOP, leave, until
+from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.engine.order import TRIAL
+from ringmaster.techniques.engine.reporter import MEASURE, STOP, leave, until
 from tests.integration.shared_base.groups import (
     BRIEF,
     EVEN,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec
-from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.order import TRIAL
-from techniques.engine.reporter import MEASURE, STOP, leave, until
+from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques.engine.order import TRIAL
+from ringmaster.techniques.engine.reporter import MEASURE, STOP, leave, until
 from tests.integration.shared_base.groups import (
     BRIEF,
     EVEN,

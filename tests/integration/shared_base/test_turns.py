@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import EvaluationSpec
-from techniques.engine.reporter import STOP, leave, until
+from ringmaster.techniques import EvaluationSpec
+from ringmaster.techniques.engine.reporter import STOP, leave, until
 from tests.integration.shared_base.groups import (
     BRIEF,
     EVEN,

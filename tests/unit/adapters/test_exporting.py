@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaForSequenceClassification
 
-from techniques import Adapter
-from techniques.adapters.attaching import attach, saved_modules, sites, trained_names, unambiguous_targets
-from techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, tensor_name
+from ringmaster.techniques import Adapter
+from ringmaster.techniques.adapters.attaching import attach, saved_modules, sites, trained_names, unambiguous_targets
+from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, tensor_name
 
 SMALL = {
     "hidden_size": 16,

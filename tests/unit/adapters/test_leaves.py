@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from techniques import Adapter, ModelSpec
-from techniques.adapters.attaching import attach, sites, trained_names
-from techniques.adapters.leaves import own_leaves
+from ringmaster.techniques import Adapter, ModelSpec
+from ringmaster.techniques.adapters.attaching import attach, sites, trained_names
+from ringmaster.techniques.adapters.leaves import own_leaves
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from techniques import Adapter
-from techniques.adapters.attaching import attach, trained_names
-from techniques.adapters.merging import merge
+from ringmaster.techniques import Adapter
+from ringmaster.techniques.adapters.attaching import attach, trained_names
+from ringmaster.techniques.adapters.merging import merge
 
 TOKENS = torch.arange(24).reshape(2, 12)
 

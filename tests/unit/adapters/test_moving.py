@@ -2,7 +2,7 @@
 
 import json
 
-from techniques.adapters.moving import has_lost_base, on_base
+from ringmaster.techniques.adapters.moving import has_lost_base, on_base
 
 
 def adapter(folder, base):

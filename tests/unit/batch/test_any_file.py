@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.batch import Batch, BatchFileError, parse_batch
-from tasks.batch.document import read
+from ringmaster.tasks.batch import Batch, BatchFileError, parse_batch
+from ringmaster.tasks.batch.document import read
 from tests.drawing import draws
 
 RIGHT = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
-from tasks.planning.terms import Terms
-from techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
+from ringmaster.tasks.planning.terms import Terms
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -239,12 +239,12 @@ def test_factories_are_found_beside_the_file_in_packages_and_through_reexports(t
 
 
 def test_a_name_that_our_packages_have_is_looked_for_in_ours(tmp_path: Path):
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "models.py").write_text("def build(): ...\n")
+    (tmp_path / "ringmaster").mkdir()
+    (tmp_path / "ringmaster" / "models.py").write_text("def build(): ...\n")
     text = one_job().replace(
-        "architecture: LlamaForCausalLM, config: {hidden_size: 64}", 'factory: "tasks.models:build"'
+        "architecture: LlamaForCausalLM, config: {hidden_size: 64}", 'factory: "ringmaster.models:build"'
     )
-    with pytest.raises(BatchFileError, match=r"module tasks\.models cannot be found"):
+    with pytest.raises(BatchFileError, match=r"module ringmaster\.models cannot be found"):
         parse(text, folder=tmp_path)
 
 

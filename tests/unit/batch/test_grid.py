@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.batch import parse_batch
-from tasks.batch.grid import combinations, number_text
-from techniques import Job
+from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.batch.grid import combinations, number_text
+from ringmaster.techniques import Job
 
 TEMPLATE = {"name": "g", "model": {"architecture": "LlamaForCausalLM"}, "data": {"source": "digits"}, "num_steps": 10}
 

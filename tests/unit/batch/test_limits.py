@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
-from flows.faults import InputError
-from tasks.batch import Batch, BatchFileError, Fault, load_batch, parse_batch
-from tasks.batch.adaptations import circles_of
-from tasks.batch.grid import MAX_JOBS
-from tasks.files import MAX_BYTES, beside, is_file, text_of
-from tasks.messages import MOST_FAULTS
-from tasks.planning import ProblemError
+from ringmaster.flows.cli import main
+from ringmaster.flows.faults import InputError
+from ringmaster.tasks.batch import Batch, BatchFileError, Fault, load_batch, parse_batch
+from ringmaster.tasks.batch.adaptations import circles_of
+from ringmaster.tasks.batch.grid import MAX_JOBS
+from ringmaster.tasks.files import MAX_BYTES, beside, is_file, text_of
+from ringmaster.tasks.messages import MOST_FAULTS
+from ringmaster.tasks.planning import ProblemError
 
 
 def job(name: str, **more) -> dict:
@@ -36,7 +36,7 @@ def unexpanded(monkeypatch):
     def expanded(*_, **__):
         raise AssertionError("a grid was expanded")
 
-    monkeypatch.setattr("tasks.batch.grid.combinations", expanded)
+    monkeypatch.setattr("ringmaster.tasks.batch.grid.combinations", expanded)
 
 
 def test_a_batch_of_too_many_jobs_is_refused_before_its_grids_are_expanded(unexpanded):
@@ -61,7 +61,7 @@ def test_too_many_values_of_one_key_and_too_many_keys_are_refused_where_they_sta
 
 def test_jobs_from_python_are_counted_too(monkeypatch):
     parsed = parse_batch(json.dumps({"jobs": [job("a")]}), folder=Path(), name="x")
-    monkeypatch.setattr("tasks.batch.grid.MAX_JOBS", 20)
+    monkeypatch.setattr("ringmaster.tasks.batch.grid.MAX_JOBS", 20)
     with pytest.raises(BatchFileError, match=r"makes a batch of 21 jobs\. To fix: keep to 20"):
         Batch.of(name="b", jobs=[parsed.jobs[0]] * 21)
 
@@ -103,7 +103,7 @@ def test_fifty_faults_are_printed_and_the_others_counted(error, monkeypatch, cap
     def fails():
         raise error
 
-    monkeypatch.setattr("flows.cli.app", fails)
+    monkeypatch.setattr("ringmaster.flows.cli.app", fails)
     with pytest.raises(SystemExit) as ended:
         main()
     lines = capsys.readouterr().err.splitlines()

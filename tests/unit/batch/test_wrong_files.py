@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.batch import BatchFileError, load_batch
+from ringmaster.tasks.batch import BatchFileError, load_batch
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tasks.batch import Batch, BatchFileError, load_batch
+from ringmaster.tasks.batch import Batch, BatchFileError, load_batch
 
 JOB = """
   - name: {name}
@@ -144,8 +144,8 @@ datasets:
 
 
 def test_content_that_has_changed_is_told_by_its_fingerprint(folder):
-    from tasks.datasets.catalogue import read_catalogue
-    from tasks.datasets.fingerprints import contents, fingerprint
+    from ringmaster.tasks.datasets.catalogue import read_catalogue
+    from ringmaster.tasks.datasets.fingerprints import contents, fingerprint
 
     (folder / "datasets.yaml").write_text("datasets: {reviews: {path: train.jsonl}}")
     catalogue, _ = read_catalogue(folder / "datasets.yaml")

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from model_lineage.records import DatasetInput
-from tasks.datasets.recording import dataset_inputs, rows_text
-from techniques.engine.data import open_data, prepare
-from techniques.engine.data.manifest import Manifest
-from techniques.engine.data.rows import content_hash
-from techniques.job import DataSpec
-from techniques.values import digest, to_json
+from ringmaster.model_lineage.records import DatasetInput
+from ringmaster.tasks.datasets.recording import dataset_inputs, rows_text
+from ringmaster.techniques.engine.data import open_data, prepare
+from ringmaster.techniques.engine.data.manifest import Manifest
+from ringmaster.techniques.engine.data.rows import content_hash
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.values import digest, to_json
 
 TEXT = "a row that says something about the number {}, again and again and again"
 

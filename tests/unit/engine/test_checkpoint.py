@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from techniques.engine.checkpoint import (
+from ringmaster.techniques.engine.checkpoint import (
     CheckpointError,
     CheckpointStore,
     MissingCheckpoint,
@@ -19,8 +19,8 @@ from techniques.engine.checkpoint import (
     Pieces,
     StoredTensor,
 )
-from techniques.engine.places import MANIFEST
-from techniques.values import digest
+from ringmaster.techniques.engine.places import MANIFEST
+from ringmaster.techniques.values import digest
 from tests.matrix import matrix
 
 CONTENT = "weights of step {step}, rank {rank}"

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from techniques.engine.children import in_children
+from ringmaster.techniques.engine.children import in_children
 
 
 def test_each_answers_from_a_process_of_its_own():

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.batch import BatchFileError, load_batch
-from tasks.profiling.fingerprint import speed_key
-from techniques import DataSpec, Job, ModelSpec
-from techniques.engine.checkpoint import CheckpointStore
-from techniques.engine.commands.checkpoints import adopt, incoming
-from techniques.engine.commands.protocol import Report, checked, environment, words_of
-from techniques.engine.data import prepare
-from techniques.engine.order import TRAIN, GangOrder, Slot
-from techniques.values import to_json
+from ringmaster.tasks.batch import BatchFileError, load_batch
+from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.engine.checkpoint import CheckpointStore
+from ringmaster.techniques.engine.commands.checkpoints import adopt, incoming
+from ringmaster.techniques.engine.commands.protocol import Report, checked, environment, words_of
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.values import to_json
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))
 CPUS = tuple(Slot(kind="cpu", index=i, cores=(4 * i, 4 * i + 1)) for i in range(2))
@@ -59,7 +59,7 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
 
 
 def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkeypatch, tmp_path):
-    ours = str(Path(__file__).parents[3])
+    ours = str(Path(__file__).parents[3] / "src")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([ours, "/their/own"]))
     on_gpus, on_cpus = (
         environment(order(slots), port=7, order_file=tmp_path / "o", report_file=tmp_path / "r")

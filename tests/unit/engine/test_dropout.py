@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from techniques.engine.dropout import Draws, NoSample, current, drawing, find_sites, name_modules, use
-from techniques.engine.dropout.draws import kind_of
-from techniques.engine.dropout.hashing import kept, mixed, random_bits
-from techniques.engine.recomputation import drawing_again
+from ringmaster.techniques.engine.dropout import Draws, NoSample, current, drawing, find_sites, name_modules, use
+from ringmaster.techniques.engine.dropout.draws import kind_of
+from ringmaster.techniques.engine.dropout.hashing import kept, mixed, random_bits
+from ringmaster.techniques.engine.recomputation import drawing_again
 
 CPU = torch.device("cpu")
 RATES = [0.05, 0.1, 0.5, 0.9]

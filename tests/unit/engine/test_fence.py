@@ -2,7 +2,7 @@
 
 import math
 
-from techniques.engine.fence import TICK, Fence
+from ringmaster.techniques.engine.fence import TICK, Fence
 
 
 class Clock:

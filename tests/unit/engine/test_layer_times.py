@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import DataSpec, Job, ModelSpec, registry
-from techniques.engine import layer_times as measuring
-from techniques.engine import outlook
-from techniques.engine.data import PreparedData
-from techniques.engine.layer_times import LayerTimes, layer_times
-from techniques.engine.models import model_facts
-from techniques.engine.models.build import skeleton
-from techniques.engine.order import Slot
-from techniques.engine.stages import parts_of
-from techniques.engine.survey import survey_job
-from techniques.surveys import Forecast, SurveyOrder
-from techniques.technique import GangShape
-from techniques.values import to_json
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.engine import layer_times as measuring
+from ringmaster.techniques.engine import outlook
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.layer_times import LayerTimes, layer_times
+from ringmaster.techniques.engine.models import model_facts
+from ringmaster.techniques.engine.models.build import skeleton
+from ringmaster.techniques.engine.order import Slot
+from ringmaster.techniques.engine.stages import parts_of
+from ringmaster.techniques.engine.survey import survey_job
+from ringmaster.techniques.surveys import Forecast, SurveyOrder
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import to_json
 
 TOKENS = PreparedData(
     name="text", digest="", num_samples=100, num_held_out=16, kind="tokens", vocab_size=300, seq_len=16, source=""

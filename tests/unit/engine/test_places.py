@@ -6,10 +6,10 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
-from techniques.engine.checkpoint import CheckpointError, CheckpointStore, Piece, Pieces, StoredTensor
-from techniques.engine.places import MANIFEST, UrlPlace, join_root, place_of
-from techniques.engine.state import HostCopies, Reader, piece_writer
-from techniques.engine.tensor_files import LazyTensor, blocks_of
+from ringmaster.techniques.engine.checkpoint import CheckpointError, CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.engine.places import MANIFEST, UrlPlace, join_root, place_of
+from ringmaster.techniques.engine.state import HostCopies, Reader, piece_writer
+from ringmaster.techniques.engine.tensor_files import LazyTensor, blocks_of
 
 WIDTH = 6
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
-from techniques.engine.data import PreparedData
-from techniques.engine.memory import Workload, forecast_memory
-from techniques.engine.models import model_facts
-from techniques.engine.rehearsal import Rehearsed
-from techniques.engine.rehearsals import FEW_LAYERS, _with_layers
-from techniques.technique import GangShape
-from techniques.values import to_json
+from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.engine.memory import Workload, forecast_memory
+from ringmaster.techniques.engine.models import model_facts
+from ringmaster.techniques.engine.rehearsal import Rehearsed
+from ringmaster.techniques.engine.rehearsals import FEW_LAYERS, _with_layers
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import to_json
 
 SEQ_LEN, HIDDEN, LAYERS, VOCABULARY = 512, 4096, 32, 32000
 TOKENS = PreparedData(

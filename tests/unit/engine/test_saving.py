@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from techniques.engine.checkpoint import CheckpointError, CheckpointStore, Piece, Pieces, StoredTensor
-from techniques.engine.saving import THREAD_NAME, Asks, Saver
-from techniques.engine.tensor_files import blocks_of
+from ringmaster.techniques.engine.checkpoint import CheckpointError, CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.engine.saving import THREAD_NAME, Asks, Saver
+from ringmaster.techniques.engine.tensor_files import blocks_of
 
 CPU = torch.device("cpu")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from techniques.engine import scratch
-from techniques.engine.processes import ForkServer
-from techniques.engine.scratch import OWNER, ScratchFolder, remove_stale
+from ringmaster.techniques.engine import scratch
+from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.engine.scratch import OWNER, ScratchFolder, remove_stale
 
 OWNS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from techniques.engine.scratch import ScratchFolder
+from ringmaster.techniques.engine.scratch import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "log").write_text("said")
 print(folder.path, flush=True)

@@ -6,20 +6,20 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from techniques import Adapter, registry
-from techniques.engine.data import prepare
-from techniques.engine.fused.batches import Part
-from techniques.engine.fused.insets import Insets
-from techniques.engine.fused.stem import Stem
-from techniques.engine.models.facts import ModelFacts, model_facts
-from techniques.engine.order import GangOrder, Slot
-from techniques.engine.survey import survey_job
-from techniques.job import DataSpec, Job, ModelSpec
-from techniques.shared_base import SharedBase, why_not_together
-from techniques.single import Single
-from techniques.surveys import SurveyOrder
-from techniques.technique import GangShape
-from techniques.values import from_json, to_json
+from ringmaster.techniques import Adapter, registry
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.fused.batches import Part
+from ringmaster.techniques.engine.fused.insets import Insets
+from ringmaster.techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.models.facts import ModelFacts, model_facts
+from ringmaster.techniques.engine.order import GangOrder, Slot
+from ringmaster.techniques.engine.survey import survey_job
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.shared_base import SharedBase, why_not_together
+from ringmaster.techniques.single import Single
+from ringmaster.techniques.surveys import SurveyOrder
+from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.values import from_json, to_json
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -43,7 +43,7 @@ def test_nobody_can_take_its_name():
     class Taken(Single):
         name = "shared_base"
 
-    with pytest.raises(ValueError, match=r"'shared_base' is techniques\.shared_base:SharedBase already"):
+    with pytest.raises(ValueError, match=r"'shared_base' is ringmaster\.techniques\.shared_base:SharedBase already"):
         registry.register(Taken)
 
 

@@ -9,11 +9,11 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
-from techniques import DataSpec, GangShape, Job, ModelSpec
-from techniques.engine.models import ModelFacts
-from techniques.engine.spilling import MOST_RESIDENT, Spilled, slices_of
-from techniques.offload import Offload
-from techniques.single import Single
+from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec
+from ringmaster.techniques.engine.models import ModelFacts
+from ringmaster.techniques.engine.spilling import MOST_RESIDENT, Spilled, slices_of
+from ringmaster.techniques.offload import Offload
+from ringmaster.techniques.single import Single
 
 NUM_LAYERS = 6
 CPU = torch.device("cpu")

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from techniques import DataSpec, Job, ModelSpec, registry
-from techniques.engine.layer_times import LayerTimes
-from techniques.engine.memory import Workload
-from techniques.engine.models import ModelFacts
-from techniques.engine.models.decoder import Decoder
-from techniques.engine.rates import Rates
-from techniques.engine.step_times import Outline, predicted_step_s
-from techniques.technique import GangShape
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.engine.layer_times import LayerTimes
+from ringmaster.techniques.engine.memory import Workload
+from ringmaster.techniques.engine.models import ModelFacts
+from ringmaster.techniques.engine.models.decoder import Decoder
+from ringmaster.techniques.engine.rates import Rates
+from ringmaster.techniques.engine.step_times import Outline, predicted_step_s
+from ringmaster.techniques.technique import GangShape
 
 FACTS = ModelFacts(
     num_parameters=1_000_000,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from techniques.zero1 import owners
+from ringmaster.techniques.zero1 import owners
 
 SIZES = st.lists(st.integers(0, 1 << 20), max_size=30)
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from techniques.engine import sharded as sharded_module
-from techniques.engine.buckets import divide
-from techniques.engine.sharded import ShardedModel
+from ringmaster.techniques.engine import sharded as sharded_module
+from ringmaster.techniques.engine.buckets import divide
+from ringmaster.techniques.engine.sharded import ShardedModel
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=6)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from techniques.engine.static_buffers import BufferPool
+from ringmaster.techniques.engine.static_buffers import BufferPool
 
 
 def take(pool, num_elements, *, dtype=torch.float32):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
-from techniques.engine.models import ModelFacts
-from techniques.engine.outlook import MOST_CONFIGS
-from techniques.technique import GangShape
+from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.engine.models import ModelFacts
+from ringmaster.techniques.engine.outlook import MOST_CONFIGS
+from ringmaster.techniques.technique import GangShape
 
 P = 1_000_000_000
 FACTS = ModelFacts(

@@ -1,7 +1,7 @@
 """What a process of its own does in a test; free of torch, so that it starts quickly."""
 
-from techniques.engine.data import prepare
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.job import DataSpec
 
 
 def prepare_here(folder, barrier, results):

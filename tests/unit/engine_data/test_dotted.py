@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from techniques.dotted import resolve
+from ringmaster.techniques.dotted import resolve
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
         resolve("mine_broken:build")
 
 
-@pytest.mark.parametrize("name", ["techniques.dotted", "techniques.engine.data", "techniques.engine.models"])
+@pytest.mark.parametrize(
+    "name", ["ringmaster.techniques.dotted", "ringmaster.techniques.engine.data", "ringmaster.techniques.engine.models"]
+)
 def test_torch_is_not_imported(name):
     """So that a planning process can look at data and names without paying for torch."""
     code = f"import sys, {name}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from techniques.engine.data import fetch, open_data, prepare
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data import fetch, open_data, prepare
+from ringmaster.techniques.job import DataSpec
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from techniques.engine.data import batch_indices
+from ringmaster.techniques.engine.data import batch_indices
 
 SIZES = {"num_samples": st.integers(1, 40), "global_batch_size": st.integers(1, 60), "seed": st.integers(-3, 2**63)}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from techniques.engine.data import PreparedData, fetch, open_data, prepare
-from techniques.engine.data.prepared import Source, prepare_once
-from techniques.job import DataSpec
-from techniques.values import from_json, to_json
+from ringmaster.techniques.engine.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.engine.data.prepared import Source, prepare_once
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.values import from_json, to_json
 from tests.unit.engine_data.preparing import prepare_here
 
 USERS = """

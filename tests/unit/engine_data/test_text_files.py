@@ -6,8 +6,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from techniques.engine.data import fetch, open_data, prepare
-from techniques.job import DataSpec
+from ringmaster.techniques.engine.data import fetch, open_data, prepare
+from ringmaster.techniques.job import DataSpec
 
 
 def spec_of(path, **fields):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from techniques.engine.data.windows import DAY_S, in_window, moment
+from ringmaster.techniques.engine.data.windows import DAY_S, in_window, moment
 
 ROWS = [float(day) * DAY_S for day in (3, 1, 9, 8, 4)]
 

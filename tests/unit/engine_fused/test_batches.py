@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from techniques.engine.fused.batches import Batch, Part, in_chunks, in_order
-from techniques.engine.fused.insets import Insets
-from techniques.engine.fused.runs import Factors, Pair
+from ringmaster.techniques.engine.fused.batches import Batch, Part, in_chunks, in_order
+from ringmaster.techniques.engine.fused.insets import Insets
+from ringmaster.techniques.engine.fused.runs import Factors, Pair
 
 
 def part(*, length=16, num_rows=1, rank=2, sites=("q",), scales=None):

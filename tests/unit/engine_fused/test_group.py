@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from techniques.engine.fused.group import Group
-from techniques.engine.fused.stem import Learnt
+from ringmaster.techniques.engine.fused.group import Group
+from ringmaster.techniques.engine.fused.stem import Learnt
 
 
 class Taught:

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from techniques.engine import processes
-from techniques.engine.fused.linear import _product
+from ringmaster.techniques.engine import processes
+from ringmaster.techniques.engine.fused.linear import _product
 
 SIDES = (1, 2, 3, 8, 64, 257)
 

@@ -19,9 +19,9 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from techniques.engine.fused.batches import Part
-from techniques.engine.fused.insets import Insets
-from techniques.engine.fused.stem import Stem
+from ringmaster.techniques.engine.fused.batches import Part
+from ringmaster.techniques.engine.fused.insets import Insets
+from ringmaster.techniques.engine.fused.stem import Stem
 
 SMALL = {
     "hidden_size": 32,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from techniques.engine.fused.member import tree_of
-from techniques.engine.fused.rows import Row, lay_below
-from techniques.engine.fused.runs import Pair, Run, evenly
+from ringmaster.techniques.engine.fused.member import tree_of
+from ringmaster.techniques.engine.fused.rows import Row, lay_below
+from ringmaster.techniques.engine.fused.runs import Pair, Run, evenly
 
 SHAPES = {"a.x": (4, 24), "b.x": (16, 16), "c.x": (3, 7), "d.x": (5,), "e.x": (8, 40)}
 

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from techniques.engine.data import PreparedData
-from techniques.job import ModelSpec
+from ringmaster.techniques.engine.data import PreparedData
+from ringmaster.techniques.job import ModelSpec
 
 USERS = '''
 import torch

@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from techniques.attention import check_attention, why_no_attention
-from techniques.engine.models import build_model, export_model, known_architectures
-from techniques.job import DataSpec, Job, ModelSpec
-from techniques.technique import GangShape
+from ringmaster.techniques.attention import check_attention, why_no_attention
+from ringmaster.techniques.engine.models import build_model, export_model, known_architectures
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.technique import GangShape
 from tests.unit.engine_models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
@@ -60,9 +60,9 @@ def test_attention_is_computed_as_the_job_says(attention, implementation):
 
 
 def test_flash_attention_is_asked_of_its_package(monkeypatch):
-    monkeypatch.setattr("techniques.attention.FLASH_PACKAGE", "json")
+    monkeypatch.setattr("ringmaster.techniques.attention.FLASH_PACKAGE", "json")
     check_attention(dataclasses.replace(LLAMA, attention="flash"))
-    monkeypatch.setattr("techniques.attention.FLASH_PACKAGE", "no_such_package")
+    monkeypatch.setattr("ringmaster.techniques.attention.FLASH_PACKAGE", "no_such_package")
     with pytest.raises(ValueError, match="needs the package flash-attn"):
         build_model(dataclasses.replace(LLAMA, attention="flash"), data=TOKENS, seed=0)
 
@@ -138,7 +138,8 @@ def test_architectures_are_known_by_name():
 
 
 def test_names_of_architectures_cost_no_torch():
-    code = "import sys, techniques.engine.models as m; m.known_architectures(); sys.exit('torch' in sys.modules)"
+    names = "import sys, ringmaster.techniques.engine.models as models; models.known_architectures()"
+    code = f"{names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from techniques import Adapter, DataSpec, Job, ModelSpec
-from techniques.engine.models.components import check_components
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.engine.models.components import check_components
 
 
 def job(**components):

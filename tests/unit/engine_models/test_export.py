@@ -6,9 +6,9 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from techniques.engine.data import prepare
-from techniques.engine.models import build_model, export_model
-from techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.models import build_model, export_model
+from ringmaster.techniques.job import DataSpec, ModelSpec
 from tests.unit.engine_models.conftest import FOUR, GPT2, LLAMA, TOKENS
 
 

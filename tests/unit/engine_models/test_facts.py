@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 from torch import nn
 
-from techniques.engine.models import build_model, layer_names, model_facts
-from techniques.job import ModelSpec
+from ringmaster.techniques.engine.models import build_model, layer_names, model_facts
+from ringmaster.techniques.job import ModelSpec
 from tests.unit.engine_models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
 
 

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from techniques.engine.losses import loss_of, metrics_of
-from techniques.engine.models import build_model
-from techniques.job import ModelSpec
+from ringmaster.techniques.engine.losses import loss_of, metrics_of
+from ringmaster.techniques.engine.models import build_model
+from ringmaster.techniques.job import ModelSpec
 from tests.unit.engine_models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 T5 = ModelSpec(

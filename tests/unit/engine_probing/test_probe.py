@@ -3,12 +3,12 @@
 import pytest
 from torch import nn
 
-from techniques import DataSpec, Job, ModelSpec, registry
-from techniques.engine.data import prepare
-from techniques.engine.probing import StepFault, probe
-from techniques.engine.survey import survey_job
-from techniques.surveys import SurveyOrder
-from techniques.technique import GangShape
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.engine.data import prepare
+from ringmaster.techniques.engine.probing import StepFault, probe
+from ringmaster.techniques.engine.survey import survey_job
+from ringmaster.techniques.surveys import SurveyOrder
+from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import write_prose
 
 HERE = "tests.unit.engine_probing.samples"

@@ -7,10 +7,10 @@ import weakref
 import numpy as np
 import pytest
 
-from tasks.evaluation.assertions import check, importable, rows_of
-from tasks.evaluation.logs import Log
-from tasks.evaluation.scores import CLASSIFIER, Scores
-from tasks.evaluation.suite import AssertionEntry
+from ringmaster.tasks.evaluation.assertions import check, importable, rows_of
+from ringmaster.tasks.evaluation.logs import Log
+from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
+from ringmaster.tasks.evaluation.suite import AssertionEntry
 
 
 def failures(rows, **said):

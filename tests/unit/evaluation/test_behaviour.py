@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tasks.evaluation.behaviour import run_images, run_texts, text_cases
-from tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scored, Scores
-from tasks.evaluation.suite import BehaviourEntry
+from ringmaster.tasks.evaluation.behaviour import run_images, run_texts, text_cases
+from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scored, Scores
+from ringmaster.tasks.evaluation.suite import BehaviourEntry
 
 
 def classified(probability):

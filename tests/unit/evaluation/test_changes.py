@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tasks.evaluation.changes import changed_images, changed_text
-from tasks.evaluation.suite import ChangeEntry
+from ringmaster.tasks.evaluation.changes import changed_images, changed_text
+from ringmaster.tasks.evaluation.suite import ChangeEntry
 
 IMAGE = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.evaluation.compare import HIGHER_IS_BETTER, better, gain, ranked
-from techniques.job import METRICS
+from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER, better, gain, ranked
+from ringmaster.techniques.job import METRICS
 
 METRIC = st.sampled_from(METRICS)
 VALUE = st.floats(-1e6, 1e6)

@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
-from flows.faults import InputError
-from tasks.batch import BatchFileError
+from ringmaster.flows.cli import app
+from ringmaster.flows.faults import InputError
+from ringmaster.tasks.batch import BatchFileError
 
 ASSERTIONS = """\
 name: prices

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tasks.evaluation.resampling import Rows, compare, estimate
+from ringmaster.tasks.evaluation.resampling import Rows, compare, estimate
 
 
 def rows(values, counts=None, **options):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.batch import BatchFileError
-from tasks.evaluation.suite import load_suite
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.evaluation.suite import load_suite
 
 GOOD = """\
 name: reviews

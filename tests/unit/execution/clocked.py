@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.execution.replanner import Replanner
-from tasks.planning import ProblemError
-from techniques.engine.gang import Outcome
-from techniques.engine.reporter import STOP, UNTIL
+from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.planning import ProblemError
+from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.engine.reporter import STOP, UNTIL
 from tests.unit.execution.fakes import Bench
 
 

@@ -5,16 +5,16 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tasks.cluster import Cluster, Device, Node
-from tasks.execution.events import SegmentEnded, SegmentStarted
-from tasks.execution.executor import Executor
-from tasks.execution.journal import Journal, begin
-from tasks.execution.roster import Enlisted
-from tasks.execution.workplace import Workplace
-from tasks.planning import Plan, Segment
-from tasks.pool.database import Database, file_url
-from techniques import DataSpec, Job, ModelSpec, Profile
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.journal import Journal, begin
+from ringmaster.tasks.execution.roster import Enlisted
+from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.engine.gang import Outcome
 
 
 def open_journal(folder, cls=Journal):

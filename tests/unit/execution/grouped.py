@@ -1,9 +1,9 @@
 """A batch whose first job leads a group, and gangs that train such."""
 
-from tasks.execution.roster import Enlisted
-from techniques import Profile
-from techniques.engine.gang import Outcome
-from techniques.profiles import Fellow
+from ringmaster.tasks.execution.roster import Enlisted
+from ringmaster.techniques import Profile
+from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.profiles import Fellow
 from tests.unit.execution.fakes import Bench, FakeRunner, job
 
 

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from tasks.cluster import Cluster
-from tasks.execution.events import JobEnded, SegmentStarted
-from tasks.execution.introspection import Policy
-from tasks.execution.journal import begin
-from tasks.execution.orders import LOST
-from tasks.planning import Plan
-from techniques import registry
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
+from ringmaster.tasks.execution.introspection import Policy
+from ringmaster.tasks.execution.journal import begin
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.planning import Plan
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.clocked import ClockedGangs, clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
 

@@ -2,11 +2,11 @@
 
 from sqlalchemy import insert
 
-from tasks.execution.historian import Historian
-from tasks.execution.journal import Journal
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
-from tasks.pool.database import Database, file_url
-from tasks.pool.schema import PLANS, SEGMENTS
+from ringmaster.tasks.execution.historian import Historian
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.schema import PLANS, SEGMENTS
 
 ZERO_S = 1_700_000_000.0
 

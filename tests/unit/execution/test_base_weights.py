@@ -2,11 +2,11 @@
 
 import pytest
 
-from flows.faults import InputError
-from flows.run_folder import base_weights
-from model_lineage.faults import LedgerError
-from tasks.batch import parse_batch
-from tasks.execution.journal import Journal
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.run_folder import base_weights
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.execution.journal import Journal
 
 BATCH = """\
 jobs:

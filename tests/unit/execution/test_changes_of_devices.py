@@ -2,10 +2,10 @@
 
 import pytest
 
-from tasks.cluster import Cluster
-from tasks.execution.events import SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, WAITING
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.events import SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, WAITING
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.serving import Pool, two_nodes
 
 

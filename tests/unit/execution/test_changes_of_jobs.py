@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from tasks.cluster import Cluster
-from tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, begin
-from tasks.planning import ProblemError
-from techniques import registry
-from techniques.engine.gang import Outcome
-from techniques.engine.reporter import STOP
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, begin
+from ringmaster.tasks.planning import ProblemError
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.engine.reporter import STOP
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.serving import CALM, Pool, over_nodes, two_nodes

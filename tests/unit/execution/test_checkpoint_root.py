@@ -2,11 +2,11 @@
 
 import pytest
 
-from flows import settings
-from flows.faults import InputError
-from flows.run_folder import checkpoint_root_of
-from tasks.execution.cadence import checkpoint_interval_s
-from tasks.execution.journal import Journal
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.run_folder import checkpoint_root_of
+from ringmaster.tasks.execution.cadence import checkpoint_interval_s
+from ringmaster.tasks.execution.journal import Journal
 
 
 @pytest.fixture

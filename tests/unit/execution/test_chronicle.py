@@ -3,12 +3,12 @@
 import pytest
 from sqlalchemy import select
 
-from tasks.execution.events import GangSaid
-from tasks.execution.journal import Journal
-from tasks.execution.words import Words
-from tasks.pool.mail import Mail
-from tasks.pool.schema import BATCHES
-from tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.execution.events import GangSaid
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.words import Words
+from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.schema import BATCHES
+from ringmaster.tasks.pool.submissions import Submission, Submissions
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.stories import ZERO_S, Story, halfway, planned
 

@@ -5,9 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.execution.cadence import MOST_OVERHEAD, checkpoint_interval_s
-from tasks.execution.dispatch import PlannedSegment, in_steps, startable
-from tasks.planning import Plan, Segment
+from ringmaster.tasks.execution.cadence import MOST_OVERHEAD, checkpoint_interval_s
+from ringmaster.tasks.execution.dispatch import PlannedSegment, in_steps, startable
+from ringmaster.tasks.planning import Plan, Segment
 from tests.drawing import draws
 
 

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from tasks.execution.journal import DONE, FAILED, begin
-from tasks.execution.leases import Leases
-from tasks.execution.starting import LEASE_RETRY_S
-from techniques.values import from_json, to_json
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
+from ringmaster.tasks.execution.journal import DONE, FAILED, begin
+from ringmaster.tasks.execution.leases import Leases
+from ringmaster.tasks.execution.starting import LEASE_RETRY_S
+from ringmaster.techniques.values import from_json, to_json
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,
@@ -44,7 +44,7 @@ def test_an_order_says_all_that_a_gang_must_know(tmp_path):
     (call,) = bench.runner.calls
     order = call.order
     assert call.num_ranks == 2
-    assert (order.technique, order.last_step, order.purpose) == ("techniques.ddp:Ddp", 7, "train")
+    assert (order.technique, order.last_step, order.purpose) == ("ringmaster.techniques.ddp:Ddp", 7, "train")
     assert [slot.index for slot in order.slots] == [0, 1]
     assert order.checkpoint_dir == str(tmp_path / "checkpoints" / "a")
     assert order.model_dir == str(tmp_path / "models" / "a")
@@ -111,7 +111,7 @@ def test_an_option_that_runs_out_of_memory_is_struck_out_and_the_rest_planned_an
     assert bench.run()
     assert bench.statuses == {"a": DONE, "b": DONE, "c": DONE}
     used = [call.order.technique for call in runner.calls if call.order.job.name == "a"]
-    assert used == ["techniques.single:Single", "techniques.fsdp:Fsdp"]
+    assert used == ["ringmaster.techniques.single:Single", "ringmaster.techniques.fsdp:Fsdp"]
     assert [len(problem.job("a").options) for problem in bench.plans] == [2, 1]
     assert bench.told(Planned)[1].why == "a ran out of memory under single on 1"
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED
-from techniques import registry
-from techniques.engine.gang import Outcome
-from techniques.engine.reporter import STOP, leave
-from techniques.profiles import Fellow
+from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.engine.reporter import STOP, leave
+from ringmaster.techniques.profiles import Fellow
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 from tests.unit.execution.grouped import GroupBench, all_done, bench_of, group, outcome_of
 

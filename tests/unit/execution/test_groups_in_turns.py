@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from tasks.execution.course import Course
-from tasks.execution.dispatch import PlannedSegment
-from tasks.execution.journal import DONE
-from tasks.execution.progress import RunningSegment
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.course import Course
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.grouped import GroupBench, all_done, bench_of, group, outcome_of
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.execution.journal import DONE
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, ends
 from tests.unit.execution.grouped import GroupBench, all_done, bench_of, group
 

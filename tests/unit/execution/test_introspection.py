@@ -5,14 +5,14 @@ from random import Random
 
 import pytest
 
-from tasks.execution.dispatch import PlannedSegment, end_of, hand_over
-from tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from tasks.execution.introspection import Policy, Speeds, When, remaining
-from tasks.execution.journal import DONE
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from tasks.planning.baselines import BASELINES
-from techniques import registry
-from techniques.engine.reporter import STOP, until
+from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
+from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.introspection import Policy, Speeds, When, remaining
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.reporter import STOP, until
 from tests.unit.execution.clocked import ClockedGangs, clocked_bench
 from tests.unit.execution.fakes import in_a_row, job, profile
 

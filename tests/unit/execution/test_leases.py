@@ -6,8 +6,8 @@ import time
 
 import psutil
 
-from tasks.execution.leases import Leases
-from tasks.pool.whereabouts import identity
+from ringmaster.tasks.execution.leases import Leases
+from ringmaster.tasks.pool.whereabouts import identity
 
 
 def in_a_child(action):

@@ -10,12 +10,12 @@ import pytest
 from prefect.logging import disable_run_logger
 from sqlalchemy import insert
 
-from tasks.execution.behind import Behind
-from tasks.execution.chronicle_svg import MOST_TITLED, render_svg
-from tasks.execution.chronicle_text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
-from tasks.execution.events import GangSaid, JobEnded
-from tasks.execution.task import GanttArtifact
-from tasks.pool.schema import JOBS
+from ringmaster.tasks.execution.behind import Behind
+from ringmaster.tasks.execution.chronicle_svg import MOST_TITLED, render_svg
+from ringmaster.tasks.execution.chronicle_text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
+from ringmaster.tasks.execution.events import GangSaid, JobEnded
+from ringmaster.tasks.execution.task import GanttArtifact
+from ringmaster.tasks.pool.schema import JOBS
 from tests.unit.execution.stories import Story, halfway, planned
 
 SVG = "{http://www.w3.org/2000/svg}"

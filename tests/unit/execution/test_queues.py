@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from tasks.execution.introspection import Policy
-from tasks.execution.journal import DONE
-from techniques import Profile, registry
-from techniques.engine.gang import Outcome
-from techniques.profiles import Fellow
-from techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.introspection import Policy
+from ringmaster.tasks.execution.journal import DONE
+from ringmaster.techniques import Profile, registry
+from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.profiles import Fellow
+from ringmaster.techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.unit.execution.clocked import ClockedGangs, _Gang, clocked_bench
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.grouped import GroupBench

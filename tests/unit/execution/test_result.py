@@ -2,12 +2,12 @@
 
 import pytest
 
-from flows.batch_artifacts import cost_markdown
-from flows.result import collect
-from tasks.batch import Batch
-from tasks.execution.journal import CANCELLED, DONE, FAILED, LEADER, PAUSED, WAITING, Journal
-from tasks.retraining.report import cost_of_batch
-from techniques import DataSpec, Job, ModelSpec
+from ringmaster.flows.batch_artifacts import cost_markdown
+from ringmaster.flows.result import collect
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, LEADER, PAUSED, WAITING, Journal
+from ringmaster.tasks.retraining.report import cost_of_batch
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from tasks.execution.events import Planned, SegmentStarted
-from tasks.execution.journal import DONE, FAILED, WAITING, Journal
+from ringmaster.tasks.execution.events import Planned, SegmentStarted
+from ringmaster.tasks.execution.journal import DONE, FAILED, WAITING, Journal
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tasks.execution.dispatch import PlannedSegment
-from tasks.execution.events import JobEnded
-from tasks.execution.journal import DONE, FAILED
-from tasks.execution.orders import gang_order
-from tasks.pool.standing import entries_of
-from tasks.pool.submissions import Submission
-from tasks.profiling.options import planning_problem
-from techniques import AdaptationSpec
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.journal import DONE, FAILED
+from ringmaster.tasks.execution.orders import gang_order
+from ringmaster.tasks.pool.standing import entries_of
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.techniques import AdaptationSpec
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, cluster, done, ends, job, profile
 
 SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b", "models:/x@champion", "/models/y"))

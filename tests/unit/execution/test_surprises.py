@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.cluster import Cluster
-from tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, begin
-from tasks.execution.orders import LOST
-from techniques import registry
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, begin
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.techniques import registry
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
 

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from model_lineage.blame import Culprit, blame, every_bad, first_bad
-from model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.blame import Culprit, blame, every_bad, first_bad
+from ringmaster.model_lineage.graph import Adaptation, Graph
 
 
 def graph(edges):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from model_lineage.components import named_part, shared_parts
-from model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor
+from ringmaster.model_lineage.components import named_part, shared_parts
+from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor
 
 
 def model(**digests):

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from model_lineage import DatasetInput, ModelRecord
-from model_lineage.differing import (
+from ringmaster.model_lineage import DatasetInput, ModelRecord
+from ringmaster.model_lineage.differing import (
     WeightTensor,
     record_differences,
     tensor_changes,
     tensors_of_folder,
     tensors_of_store,
 )
-from model_lineage.snapshot import Node
-from model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.tensors import TensorStore
 
 
 def folder(path, **tensors):

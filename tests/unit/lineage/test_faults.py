@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from model_lineage import Ledger, LedgerError, waiting
-from model_lineage.faults import RETRY_DELAYS_S, Guarded, redacted
-from model_lineage.runs import flat_params
+from ringmaster.model_lineage import Ledger, LedgerError, waiting
+from ringmaster.model_lineage.faults import RETRY_DELAYS_S, Guarded, redacted
+from ringmaster.model_lineage.runs import flat_params
 
 
 class Flaky:

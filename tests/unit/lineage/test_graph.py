@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_lineage import ADAPTATION_KINDS, Adaptation, Graph
+from ringmaster.model_lineage import ADAPTATION_KINDS, Adaptation, Graph
 
 
 def adapted(child, *parents, kind="fine-tuned"):

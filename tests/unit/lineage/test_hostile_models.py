@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from model_lineage.importing import MOST_BASES, MOST_STUBS, import_model
-from model_lineage.snapshot import Snapshot
-from model_lineage.tensors import StoreFault, TensorStore
-from model_lineage.tensors.objects import digest_of
+from ringmaster.model_lineage.importing import MOST_BASES, MOST_STUBS, import_model
+from ringmaster.model_lineage.snapshot import Snapshot
+from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.objects import digest_of
 
 NOBODY = Snapshot([])
 DEEP = "[" * 100_000

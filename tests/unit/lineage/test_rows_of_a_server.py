@@ -7,8 +7,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from model_lineage import Ledger, rows
-from model_lineage.rest import Server
+from ringmaster.model_lineage import Ledger, rows
+from ringmaster.model_lineage.rest import Server
 
 
 def model(number, **tags):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli
-from flows.faults import InputError
-from flows.lineage.home import LineageHome
-from model_lineage.tending import DAY_MS, faults, unreached
-from model_lineage.tensors import TensorStore
+from ringmaster.flows import cli
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage.tending import DAY_MS, faults, unreached
+from ringmaster.model_lineage.tensors import TensorStore
 from tests.unit.lineage.families import node, shop, snapshot
 
 

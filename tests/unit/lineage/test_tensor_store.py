@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from model_lineage.tensors import StoreFault, TensorStore
-from model_lineage.tensors.planes import pack, unpack
+from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.planes import pack, unpack
 from tests.drawing import draws
 
 RANDOM = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
 
 
 def tiny(num_jobs: int = 4, num_devices: int = 2) -> Problem:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.cli import main
-from tasks.planning import Plan, Problem, ProblemError, solve, verify
+from ringmaster.flows.cli import main
+from ringmaster.tasks.planning import Plan, Problem, ProblemError, solve, verify
 from tests.drawing import draws
 
 

@@ -4,9 +4,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows.commands import planning
-from flows.faults import InputError
-from tasks.planning import Plan, Problem, verify
+from ringmaster.flows.commands import planning
+from ringmaster.flows.faults import InputError
+from ringmaster.tasks.planning import Plan, Problem, verify
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(planning.plan)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
-from tasks.planning.baselines import BASELINES
-from tasks.planning.certificates import certified_bound, least_of
-from tasks.planning.families import draw
-from tasks.planning.listing import NoRoomError, schedule, schedule_pieces
-from tasks.planning.local_search import rank
-from tasks.planning.plan import Certificate
-from tasks.planning.problem import Running
-from tasks.planning.retiming import retimed
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.certificates import certified_bound, least_of
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.listing import NoRoomError, schedule, schedule_pieces
+from ringmaster.tasks.planning.local_search import rank
+from ringmaster.tasks.planning.plan import Certificate
+from ringmaster.tasks.planning.problem import Running
+from ringmaster.tasks.planning.retiming import retimed
 from tests.drawing import draws
 
 from .draw import problems, tiny

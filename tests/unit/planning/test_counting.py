@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
-from tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
-from tasks.planning.counting import COUNTING, counted_bound_s
+from ringmaster.flows.cli import app
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning.counting import COUNTING, counted_bound_s
 
 
 def problem(*runtimes_s, num_jobs=3, num_devices=2, switch_cost_s=5.0, **changes):

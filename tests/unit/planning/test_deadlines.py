@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning import Node, Option, PlanningJob, Problem, ProblemError, solve, verify
-from tasks.planning.baselines import BASELINES
-from tasks.planning.deadlines import conflicts, unmet
-from tasks.planning.families import draw
-from tasks.planning.plan import Plan, Segment
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, ProblemError, solve, verify
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.deadlines import conflicts, unmet
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.plan import Plan, Segment
 from tests.drawing import draws
 
 from .draw import tiny

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.planning.families import draw, families
+from ringmaster.tasks.planning.families import draw, families
 
 
 @pytest.mark.parametrize("family", [*families(), "scale-7x20", "paper-txt-5xhet"])

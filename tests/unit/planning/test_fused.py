@@ -5,7 +5,7 @@ from itertools import combinations, permutations, product
 
 import pytest
 
-from tasks.planning import (
+from ringmaster.tasks.planning import (
     Certificate,
     Node,
     Option,
@@ -18,12 +18,12 @@ from tasks.planning import (
     solve,
     verify,
 )
-from tasks.planning.bounds import preemptive_bound, rigid_bound, useful_options
-from tasks.planning.contraction import contract
-from tasks.planning.families import draw
-from tasks.planning.listing import schedule
-from tasks.planning.problem import Running
-from tasks.planning.verify import objective_value
+from ringmaster.tasks.planning.bounds import preemptive_bound, rigid_bound, useful_options
+from ringmaster.tasks.planning.contraction import contract
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.listing import schedule
+from ringmaster.tasks.planning.problem import Running
+from ringmaster.tasks.planning.verify import objective_value
 
 
 def adapters(together_s: float, **fields) -> Problem:

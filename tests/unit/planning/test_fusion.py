@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning import (
+from ringmaster.tasks.planning import (
     Node,
     Option,
     Plan,
@@ -18,13 +18,13 @@ from tasks.planning import (
     solve,
     verify,
 )
-from tasks.planning.checked import checked_plan
-from tasks.planning.contraction import Contraction
-from tasks.planning.divisions import Divisions
-from tasks.planning.families import draw
-from tasks.planning.fusion import Fusion, as_executed, choose_groups, contracted, groups_of, without_groups
-from tasks.planning.taking_over import taken_over
-from tasks.planning.verify import objective_value
+from ringmaster.tasks.planning.checked import checked_plan
+from ringmaster.tasks.planning.contraction import Contraction
+from ringmaster.tasks.planning.divisions import Divisions
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups, contracted, groups_of, without_groups
+from ringmaster.tasks.planning.taking_over import taken_over
+from ringmaster.tasks.planning.verify import objective_value
 from tests.drawing import draws
 
 from .test_fused import adapters

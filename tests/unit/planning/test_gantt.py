@@ -2,10 +2,10 @@ from xml.etree import ElementTree
 
 from hypothesis import given
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from tasks.planning.baselines import BASELINES
-from tasks.planning.gantt import render_svg
-from tasks.planning.gantt_text import render_text, rows
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.gantt import render_svg
+from ringmaster.tasks.planning.gantt_text import render_text, rows
 from tests.drawing import draws
 
 from .draw import problems, tiny

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.planning import Node, Plan, Problem, ProblemError, solve, verify
-from tasks.planning.baselines import BASELINES
-from tasks.planning.bounds import preemptive_bound, rigid_bound
-from tasks.planning.listing import schedule
-from tasks.planning.local_search import lateness_s
-from tasks.planning.problem import Running
-from tasks.planning.verify import objective_value
+from ringmaster.tasks.planning import Node, Plan, Problem, ProblemError, solve, verify
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.listing import schedule
+from ringmaster.tasks.planning.local_search import lateness_s
+from ringmaster.tasks.planning.problem import Running
+from ringmaster.tasks.planning.verify import objective_value
 from tests.drawing import draws
 
 from .draw import problems, tiny

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tasks.planning.bounds import preemptive_bound
-from tasks.planning.config_lp import INFEASIBLE, config_lp
-from tasks.planning.families import draw
-from tasks.planning.polish import polish
-from tasks.planning.preemptive import _rules, plan_preemptive, whole_jobs
-from tasks.planning.sequences import least, of_group, settle
-from tasks.planning.tables import Groups, Tables
+from ringmaster.tasks.planning.bounds import preemptive_bound
+from ringmaster.tasks.planning.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.polish import polish
+from ringmaster.tasks.planning.preemptive import _rules, plan_preemptive, whole_jobs
+from ringmaster.tasks.planning.sequences import least, of_group, settle
+from ringmaster.tasks.planning.tables import Groups, Tables
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import math
 import pytest
 from hypothesis import given
 
-from tasks.planning import Node, Option, PlanningJob, Problem, ProblemError
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, ProblemError
 
 from .draw import problems, tiny
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
-from tasks.planning.bounds import preemptive_bound
-from tasks.planning.families import draw
-from tasks.planning.preemptive import plan_preemptive
-from tasks.planning.problem import Running
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning.bounds import preemptive_bound
+from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.preemptive import plan_preemptive
+from ringmaster.tasks.planning.problem import Running
 
 
 def planned(problem: Problem) -> Plan:

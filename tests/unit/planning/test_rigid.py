@@ -3,12 +3,12 @@ from random import Random
 
 import pytest
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
-from tasks.planning.bounds import preemptive_bound
-from tasks.planning.orders import segments_of, without_overheads
-from tasks.planning.problem import Running
-from tasks.planning.rigid import plan_rigid
-from tasks.planning.rigid_exact import CLOSE, search
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning.bounds import preemptive_bound
+from ringmaster.tasks.planning.orders import segments_of, without_overheads
+from ringmaster.tasks.planning.problem import Running
+from ringmaster.tasks.planning.rigid import plan_rigid
+from ringmaster.tasks.planning.rigid_exact import CLOSE, search
 
 
 def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:

@@ -6,9 +6,9 @@ import sys
 import pytest
 from hypothesis import given
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
-from tasks.planning.baselines import BASELINES
-from tasks.planning.listing import makespan_s, schedule
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.listing import makespan_s, schedule
 from tests.drawing import draws
 
 from .draw import problems, tiny
@@ -80,7 +80,7 @@ def test_a_file_that_is_no_plan_is_refused():
 
 def test_importing_planning_is_light():
     code = (
-        "import sys, tasks.planning; "
+        "import sys, ringmaster.tasks.planning; "
         "print([m for m in ('torch', 'prefect', 'mlflow', 'pulp', 'highspy', 'numba') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
 import pytest
 
-from tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, solve, verify
-from tasks.planning.terms import Terms, plan_giving_up_deadlines
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, solve, verify
+from ringmaster.tasks.planning.terms import Terms, plan_giving_up_deadlines
 
 
 def three() -> Problem:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.planning import (
+from ringmaster.tasks.planning import (
     Certificate,
     Node,
     Option,
@@ -15,7 +15,7 @@ from tasks.planning import (
     certified_bound,
     verify,
 )
-from tasks.planning.baselines import BASELINES
+from ringmaster.tasks.planning.baselines import BASELINES
 
 from .draw import problems
 

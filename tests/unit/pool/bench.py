@@ -2,21 +2,21 @@
 
 from collections import deque
 
-from tasks.cluster import Cluster
-from tasks.execution.executor import Executor
-from tasks.execution.introspection import Policy
-from tasks.execution.journal import Journal
-from tasks.execution.replanner import Replanner
-from tasks.planning import Plan, Segment
-from tasks.pool.leases import PoolLeases
-from tasks.pool.patience import Patience
-from tasks.pool.requests import Requests
-from tasks.pool.runner import PoolRunner
-from tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
-from tasks.pool.submissions import Submission, Submissions
-from tasks.pool.told import Told
-from techniques.engine.reporter import STOP
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.introspection import Policy
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.runner import PoolRunner
+from ringmaster.tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
+from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.told import Told
+from ringmaster.techniques.engine.reporter import STOP
+from ringmaster.techniques.values import to_json
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import job, profile
 from tests.unit.pool.workers import Worker

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.database import Database, file_url
 from tests.unit.pool.bench import Clock, PoolBench
 
 

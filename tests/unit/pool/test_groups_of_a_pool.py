@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.execution.events import SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, PAUSED, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.submissions import Submissions
-from techniques import Profile
-from techniques.engine.reporter import STOP, leave
-from techniques.profiles import Fellow
+from ringmaster.tasks.execution.events import SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, PAUSED, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.techniques import Profile
+from ringmaster.techniques.engine.reporter import STOP, leave
+from ringmaster.techniques.profiles import Fellow
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.test_succession import Killed, Mortal, assert_devices_serve_one, assert_nothing_was_doubled
 from tests.unit.pool.workers import Worker

@@ -9,11 +9,11 @@ import pytest
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
 
-from flows.pool import batch_runs
-from flows.pool.batch_runs import MOST_RUNS, BatchRuns
-from tasks.pool.handed_over import followed, hand_over, pending
-from tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Requests
-from tasks.pool.submissions import Submissions
+from ringmaster.flows.pool import batch_runs
+from ringmaster.flows.pool.batch_runs import MOST_RUNS, BatchRuns
+from ringmaster.tasks.pool.handed_over import followed, hand_over, pending
+from ringmaster.tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Requests
+from ringmaster.tasks.pool.submissions import Submissions
 from tests.unit.pool.bench import submission
 
 BATCH = {"name": "nightly", "text": "", "jobs": [{"name": "a"}, {"name": "b"}]}

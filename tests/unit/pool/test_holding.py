@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.execution.leases import Leases
-from tasks.pool.holding import AlreadyServed, hold_devices
+from ringmaster.tasks.execution.leases import Leases
+from ringmaster.tasks.pool.holding import AlreadyServed, hold_devices
 
 DEVICES = ("here:cpu:0", "here:cpu:1")
 

@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import update
 
-from tasks.cluster import Device
-from tasks.execution.orders import CANCELLED, LOST
-from tasks.pool.database import Database, file_url
-from tasks.pool.host import GangHost
-from tasks.pool.mail import OUTCOME, Mail, Share
-from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
-from tasks.pool.patience import Patience
-from tasks.pool.schema import ORDERS
-from techniques.engine.gang import CRASHED, DONE, PREEMPTED, Outcome
-from techniques.engine.order import GangOrder, Slot
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.orders import CANCELLED, LOST
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.host import GangHost
+from ringmaster.tasks.pool.mail import OUTCOME, Mail, Share
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.schema import ORDERS
+from ringmaster.techniques.engine.gang import CRASHED, DONE, PREEMPTED, Outcome
+from ringmaster.techniques.engine.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
 QUICK = Patience(beat_every_s=0.02, fence_after_s=1.0, lost_after_s=2.0)

@@ -3,16 +3,16 @@
 import pytest
 from sqlalchemy import update
 
-from tasks.execution.events import JobEnded
-from tasks.execution.journal import DONE, Journal
-from tasks.pool import housekeeping
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.portions import drop_in_portions
-from tasks.pool.requests import Requests
-from tasks.pool.schema import PLANS, REQUESTS, TOLD
-from tasks.pool.submissions import Submissions
-from tasks.pool.told import Told
+from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.journal import DONE, Journal
+from ringmaster.tasks.pool import housekeeping
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.portions import drop_in_portions
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.schema import PLANS, REQUESTS, TOLD
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.told import Told
 from tests.unit.pool.bench import submission
 
 NOW_S = 1e9

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.execution.journal import Journal
-from tasks.pool.database import Database, file_url
-from tasks.pool.leadership import SILENT_S, Deposed, Leadership
-from tasks.pool.leases import PoolLeases
-from tasks.pool.whereabouts import has_ended, own_whereabouts
+from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.leadership import SILENT_S, Deposed, Leadership
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.whereabouts import has_ended, own_whereabouts
 
 
 class Clock:

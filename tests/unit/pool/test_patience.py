@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.pool.patience import VARIABLE, Patience
+from ringmaster.tasks.pool.patience import VARIABLE, Patience
 
 
 def test_is_read_from_the_environment(monkeypatch):

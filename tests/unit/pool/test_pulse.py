@@ -6,7 +6,7 @@ import threading
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from tasks.pool.pulse import Pulse
+from ringmaster.tasks.pool.pulse import Pulse
 
 PATIENCE_S = 120.0  # at most, for what other threads and processes are about to do
 

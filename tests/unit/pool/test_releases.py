@@ -3,15 +3,15 @@
 import pytest
 from sqlalchemy import update
 
-from flows.pool.batch import train_on_pool
-from flows.pool.executor import _lead
-from flows.settings import PoolAddress
-from tasks.batch import Batch
-from tasks.pool import releases
-from tasks.pool.database import Database, file_url
-from tasks.pool.faults import OtherRelease
-from tasks.pool.leadership import Leadership
-from tasks.pool.schema import ABOUT
+from ringmaster.flows.pool.batch import train_on_pool
+from ringmaster.flows.pool.executor import _lead
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.pool import releases
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.pool.leadership import Leadership
+from ringmaster.tasks.pool.schema import ABOUT
 
 
 def test_a_worker_may_come_before_any_executor_and_beside_one_of_its_release(database):

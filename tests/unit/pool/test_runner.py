@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from tasks.pool.database import Database, file_url
-from tasks.pool.launching import RunIsOver
-from tasks.pool.mail import Mail
-from tasks.pool.runner import PoolRunner
-from tasks.pool.shares import PRECEDENCE, merged
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.launching import RunIsOver
+from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.runner import PoolRunner
+from ringmaster.tasks.pool.shares import PRECEDENCE, merged
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
 WAIT_S = 120.0  # at most, for what another thread is about to do

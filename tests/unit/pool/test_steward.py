@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING, Journal
-from tasks.pool import housekeeping
-from tasks.pool import requests as wishes
-from tasks.pool.mail import Mail
-from tasks.pool.nodes import LEAVING, Nodes
-from tasks.pool.requests import Requests
-from tasks.pool.schema import BATCHES
-from tasks.pool.submissions import Submissions
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING, Journal
+from ringmaster.tasks.pool import housekeeping
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.nodes import LEAVING, Nodes
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.schema import BATCHES
+from ringmaster.tasks.pool.submissions import Submissions
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
@@ -366,7 +366,7 @@ def test_devices_are_not_lent_to_the_dead(database, pool):
 
 
 def said(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "tasks.execution.replanner"]
+    return [record.getMessage() for record in caplog.records if record.name == "ringmaster.tasks.execution.replanner"]
 
 
 def test_the_log_says_once_which_jobs_have_no_devices_and_once_that_they_have(database, pool, caplog):
@@ -374,7 +374,7 @@ def test_the_log_says_once_which_jobs_have_no_devices_and_once_that_they_have(da
     gangs = Gangs(small)
     pool.pass_seconds(1, small)
     wide = submission("b2", jobs=("wide",), profiles={"wide": (profile(num_devices=2),)})
-    with caplog.at_level("INFO", logger="tasks.execution.replanner"):
+    with caplog.at_level("INFO", logger="ringmaster.tasks.execution.replanner"):
         pool.submit(submission("b1", jobs=("a",), num_steps=1000), wide)
         gangs.move()
         pool.pass_seconds(300, small)

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from flows.pool.child_runs import ChildRuns
-from tasks.pool.database import Database, file_url
-from tasks.pool.submissions import Submissions
+from ringmaster.flows.pool.child_runs import ChildRuns
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.submissions import Submissions
 from tests.unit.pool.bench import submission
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.cluster import Cluster, Node
-from tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from tasks.execution.journal import CANCELLED, DONE, PAUSED, RUNNING, WAITING, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.mail import OUTCOME, Mail
-from tasks.pool.nodes import Nodes
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import Submissions
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.journal import CANCELLED, DONE, PAUSED, RUNNING, WAITING, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.mail import OUTCOME, Mail
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submissions
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker

@@ -2,20 +2,20 @@
 
 import pytest
 
-from tasks.cluster import Device
-from tasks.execution.events import GangSaid, JobEnded
-from tasks.execution.journal import DONE, Journal
-from tasks.planning.terms import Terms
-from tasks.pool import mail as pool_mail
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.mail import OUTCOME, Mail, Share
-from tasks.pool.nodes import LEAVING, NodeRecord, Nodes
-from tasks.pool.requests import Requests
-from tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
-from tasks.pool.told import Told
-from techniques.engine.order import GangOrder
-from techniques.values import to_json
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.events import GangSaid, JobEnded
+from ringmaster.tasks.execution.journal import DONE, Journal
+from ringmaster.tasks.planning.terms import Terms
+from ringmaster.tasks.pool import mail as pool_mail
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.mail import OUTCOME, Mail, Share
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.told import Told
+from ringmaster.techniques.engine.order import GangOrder
+from ringmaster.techniques.values import to_json
 from tests.unit.execution.fakes import job, profile
 
 

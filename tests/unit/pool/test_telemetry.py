@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from model_lineage.records import MetricPoint
-from tasks.cluster import Device
-from tasks.execution.dispatch import PlannedSegment
-from tasks.execution.events import GangSaid, SegmentEnded
-from tasks.execution.measured import Measured
-from tasks.execution.orders import SegmentCall
-from tasks.pool.probes import pids_are_known
-from tasks.pool.telemetry import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
-from tasks.system_metrics import Energy, telemetry_points
-from techniques.engine.gang import Outcome
+from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
+from ringmaster.tasks.execution.measured import Measured
+from ringmaster.tasks.execution.orders import SegmentCall
+from ringmaster.tasks.pool.probes import pids_are_known
+from ringmaster.tasks.pool.telemetry import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
+from ringmaster.tasks.system_metrics import Energy, telemetry_points
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import open_journal
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.planning.terms import Terms
-from tasks.pool import requests as wishes
-from tasks.pool.standing import HEAVIEST, Standing, combined_terms
+from ringmaster.tasks.planning.terms import Terms
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.standing import HEAVIEST, Standing, combined_terms
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
 from tests.unit.pool.workers import Worker
 

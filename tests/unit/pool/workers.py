@@ -1,10 +1,10 @@
 """The nodes of a pool without processes: a test takes the orders and says what gangs would."""
 
-from tasks.cluster import Device
-from tasks.execution.orders import SegmentCall
-from tasks.pool.mail import KILL, OUTCOME, TAKEN, Mail
-from tasks.pool.nodes import NodeRecord, Nodes
-from techniques.engine.order import GangOrder, Slot
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.orders import SegmentCall
+from ringmaster.tasks.pool.mail import KILL, OUTCOME, TAKEN, Mail
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.techniques.engine.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
 

@@ -1,9 +1,9 @@
 """Jobs that may share a base, and what is known of each alone."""
 
-from tasks.cluster import Cluster, Device, Node
-from tasks.profiling.grouping import classes
-from techniques import Adapter, DataSpec, Job, ModelSpec, Profile
-from techniques.surveys import Candidate, Survey
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.profiling.grouping import classes
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.surveys import Candidate, Survey
 
 FACTS = {"has_dropout": False, "parameter_bytes": 1000}
 MODEL = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 32})

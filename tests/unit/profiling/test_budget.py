@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.profiling.budget import TYPICAL_WAVE_S, TrialBudget, predicted_batch_s
-from tasks.profiling.search import Search
-from tasks.profiling.trials import Trial
-from techniques import DataSpec, Job, ModelSpec, Profile
-from techniques.surveys import Candidate
+from ringmaster.tasks.profiling.budget import TYPICAL_WAVE_S, TrialBudget, predicted_batch_s
+from ringmaster.tasks.profiling.search import Search
+from ringmaster.tasks.profiling.trials import Trial
+from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.surveys import Candidate
 
 
 def job(name, *, num_steps=100):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.profiling import fingerprint as module
-from tasks.profiling.fingerprint import fingerprint, speed_key
-from techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.tasks.profiling import fingerprint as module
+from ringmaster.tasks.profiling.fingerprint import fingerprint, speed_key
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 
 JOB = Job(
     name="a",

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.profiling.grouping import MOST_TOGETHER, candidate_groups, sample
-from techniques import Adapter
+from ringmaster.tasks.profiling.grouping import MOST_TOGETHER, candidate_groups, sample
+from ringmaster.techniques import Adapter
 from tests.unit.profiling.solos import FACTS, MODEL, alone, classes_of, job, members, names, survey
 
 

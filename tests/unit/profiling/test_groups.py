@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.profiling import stage as stages
-from tasks.profiling.grouping import MOST_TOGETHER
-from tasks.profiling.groups import group_profiles, group_searches
-from tasks.profiling.layouts import ONE_DEVICE
-from tasks.profiling.lending import DevicesBusy
-from tasks.profiling.options import planning_problem
-from tasks.profiling.search import Failure
-from tasks.profiling.trials import Site
-from techniques import Profile
+from ringmaster.tasks.profiling import stage as stages
+from ringmaster.tasks.profiling.grouping import MOST_TOGETHER
+from ringmaster.tasks.profiling.groups import group_profiles, group_searches
+from ringmaster.tasks.profiling.layouts import ONE_DEVICE
+from ringmaster.tasks.profiling.lending import DevicesBusy
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import Profile
 from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, survey
 
 

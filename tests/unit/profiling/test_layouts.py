@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.planning.fusion import choose_groups
-from tasks.profiling import stage as stages
-from tasks.profiling.group_search import TRIED_SHARE
-from tasks.profiling.grouping import classes
-from tasks.profiling.groups import group_profiles, group_searches, groups_among
-from tasks.profiling.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
-from tasks.profiling.options import planning_problem
-from tasks.profiling.search import Failure
-from tasks.profiling.trials import Site
-from techniques import OptimizerSpec
-from techniques.surveys import Candidate, Forecast
+from ringmaster.tasks.planning.fusion import choose_groups
+from ringmaster.tasks.profiling import stage as stages
+from ringmaster.tasks.profiling.group_search import TRIED_SHARE
+from ringmaster.tasks.profiling.grouping import classes
+from ringmaster.tasks.profiling.groups import group_profiles, group_searches, groups_among
+from ringmaster.tasks.profiling.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.trials import Site
+from ringmaster.techniques import OptimizerSpec
+from ringmaster.techniques.surveys import Candidate, Forecast
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, survey
 
 TWO_WHOLE, TWO_SHARDED = Layout(num_devices=2, base=WHOLE), Layout(num_devices=2, base=SHARDED)

@@ -1,11 +1,11 @@
 """Options over several nodes, for jobs that none of them can train alone."""
 
-from tasks.cluster import Cluster, Device, Node
-from tasks.planning import solve, verify
-from tasks.profiling.options import planning_problem
-from tasks.profiling.over_nodes import GUESSED_STEP_S, predicted_profiles, shapes_over_nodes
-from techniques.surveys import Candidate, Forecast, Survey
-from techniques.technique import GangShape
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.planning import solve, verify
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.over_nodes import GUESSED_STEP_S, predicted_profiles, shapes_over_nodes
+from ringmaster.techniques.surveys import Candidate, Forecast, Survey
+from ringmaster.techniques.technique import GangShape
 from tests.unit.execution.fakes import job, profile
 
 NODE = GangShape(kind="gpu", num_devices=4, memory_bytes=1 << 30)

@@ -6,10 +6,16 @@ import random
 import pytest
 
 from benchmarks.search import replay
-from tasks.profiling.search import FAR_BEHIND_PREDICTED, FEWEST_TRIALS, Search, quickest_looking_first, worthwhile
-from techniques import Profile
-from techniques.surveys import Candidate
-from techniques.values import to_json
+from ringmaster.tasks.profiling.search import (
+    FAR_BEHIND_PREDICTED,
+    FEWEST_TRIALS,
+    Search,
+    quickest_looking_first,
+    worthwhile,
+)
+from ringmaster.techniques import Profile
+from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.values import to_json
 
 TECHNIQUES = ("ddp", "zero1", "zero2", "fsdp", "tensor", "pipeline")
 

@@ -1,8 +1,8 @@
 """Why a job cannot be trained: the cause first, and what does not apply only where somebody wants to see all."""
 
-from tasks.profiling.reasons import refusal_lines, why_nothing_fits
-from tasks.profiling.search import Failure
-from techniques.surveys import Refusal
+from ringmaster.tasks.profiling.reasons import refusal_lines, why_nothing_fits
+from ringmaster.tasks.profiling.search import Failure
+from ringmaster.techniques.surveys import Refusal
 
 TOO_FEW = [
     Refusal(technique=name, num_devices=1, reason="needs two devices or more")

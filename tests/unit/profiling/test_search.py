@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from tasks.profiling.search import FAR_BEHIND, MOST_TRIALS, Failure, Search, worthwhile
-from techniques import Profile
-from techniques.surveys import Candidate
+from ringmaster.tasks.profiling.search import FAR_BEHIND, MOST_TRIALS, Failure, Search, worthwhile
+from ringmaster.techniques import Profile
+from ringmaster.techniques.surveys import Candidate
 
 
 def candidates(number, technique="single", num_devices=1):
@@ -115,9 +115,9 @@ def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
 @pytest.mark.parametrize("seed", range(8))
 def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
     """Else a second run of a batch would go on searching where the first one had stopped."""
-    from tasks.profiling import stage
-    from tasks.profiling.trials import Site
-    from techniques.surveys import Survey
+    from ringmaster.tasks.profiling import stage
+    from ringmaster.tasks.profiling.trials import Site
+    from ringmaster.techniques.surveys import Survey
     from tests.unit.execution.fakes import cluster, job
 
     draw, measured, kept = random.Random(seed), [], {}

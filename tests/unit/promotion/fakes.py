@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from model_lineage import DatasetInput, ModelRecord
+from ringmaster.model_lineage import DatasetInput, ModelRecord
 
 
 class Died(Exception):

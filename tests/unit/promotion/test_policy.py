@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tasks.promotion.policy import decide
+from ringmaster.tasks.promotion.policy import decide
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.batch import BatchFileError
-from tasks.evaluation.assertions import AssertionResult
-from tasks.evaluation.behaviour import TestResult
-from tasks.evaluation.examination import Examined
-from tasks.evaluation.slices import Measured
-from tasks.promotion.policy import decide_by
-from tasks.promotion.policy_file import Policy, load_policy
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.evaluation.assertions import AssertionResult
+from ringmaster.tasks.evaluation.behaviour import TestResult
+from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.slices import Measured
+from ringmaster.tasks.promotion.policy import decide_by
+from ringmaster.tasks.promotion.policy_file import Policy, load_policy
 
 POLICY = Policy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)
 GOOD = Measured(

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.alarms import PROMOTION_REFUSED
-from tasks.pool.database import Database, file_url
-from tasks.promotion import decisions, stage
-from tasks.promotion.moves import MoveLog, PromotionRefused
-from tasks.promotion.policy import Decision
-from tasks.promotion.stage import Standing, roll_back, standings, training_digest
+from ringmaster.tasks.alarms import PROMOTION_REFUSED
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.promotion import decisions, stage
+from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.promotion.stage import Standing, roll_back, standings, training_digest
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
 YES, NO = Decision(promote=True, why="better"), Decision(promote=False, why="worse")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tasks.planning import Node, Option, PlanningJob, Problem
-from tasks.planning.checked import checked_plan
-from tasks.planning.terms import HOUR_S, Terms
-from tasks.retraining.choosing import Limits, Wanted, choose, cost_of
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.checked import checked_plan
+from ringmaster.tasks.planning.terms import HOUR_S, Terms
+from ringmaster.tasks.retraining.choosing import Limits, Wanted, choose, cost_of
 
 SECONDS = {"a": 60.0, "b": 30.0, "c": 20.0, "a-2": 60.0, "a-3": 60.0}
 

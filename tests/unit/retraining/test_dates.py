@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tasks.retraining.dates import Hours, day_text, num_missed
+from ringmaster.tasks.retraining.dates import Hours, day_text, num_missed
 
 
 def at(text):

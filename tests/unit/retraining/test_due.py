@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from model_lineage import DatasetInput
-from tasks.promotion.stage import Standing
-from tasks.retraining.drift import Drift, DriftRule
-from tasks.retraining.due import DueRules, Seen, due
+from ringmaster.model_lineage import DatasetInput
+from ringmaster.tasks.promotion.stage import Standing
+from ringmaster.tasks.retraining.drift import Drift, DriftRule
+from ringmaster.tasks.retraining.due import DueRules, Seen, due
 from tests.unit.promotion.fakes import version
 
 OLD, LOST, NEW = version(1, digest="old"), version(2, digest="lost"), version(3, digest="new")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.retraining.frozen import drop_others, freeze
-from techniques import DataSpec
+from ringmaster.tasks.retraining.frozen import drop_others, freeze
+from ringmaster.techniques import DataSpec
 
 
 @pytest.fixture

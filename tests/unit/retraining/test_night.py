@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.faults import InputError
-from flows.nights import night
-from tasks.pool.database import Database, file_url
-from tasks.retraining.dates import Hours
-from tasks.retraining.nights import DONE, SKIPPED, NightRecord, Nights
-from tasks.retraining.production import Production
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.nights import night
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.retraining.dates import Hours
+from ringmaster.tasks.retraining.nights import DONE, SKIPPED, NightRecord, Nights
+from ringmaster.tasks.retraining.production import Production
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.nights import choosing
-from flows.nights.looking import Checked
-from flows.nights.night import current_clock
-from tasks.cluster import Cluster, Device, Node
-from tasks.profiling.grouping import classes
-from tasks.profiling.groups import group_profiles, group_searches
-from tasks.profiling.layouts import ONE_DEVICE
-from tasks.profiling.stage import Known, Profiled
-from tasks.promotion.stage import Standing
-from tasks.retraining.dates import Hours
-from tasks.retraining.due import Due
-from tasks.retraining.production import Production, ProductionModel
-from techniques import Adapter, DataSpec, Job, ModelSpec, Profile
-from techniques.surveys import Candidate, Survey
+from ringmaster.flows.nights import choosing
+from ringmaster.flows.nights.looking import Checked
+from ringmaster.flows.nights.night import current_clock
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.profiling.grouping import classes
+from ringmaster.tasks.profiling.groups import group_profiles, group_searches
+from ringmaster.tasks.profiling.layouts import ONE_DEVICE
+from ringmaster.tasks.profiling.stage import Known, Profiled
+from ringmaster.tasks.promotion.stage import Standing
+from ringmaster.tasks.retraining.dates import Hours
+from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.production import Production, ProductionModel
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.surveys import Candidate, Survey
 
 # By itself a job takes 50 s to start and 50 s to train; n of them together start once.
 STARTUP_S, STEPS, NAMES = 50.0, 50, ("a", "b", "c", "d")

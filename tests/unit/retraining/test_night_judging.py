@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flows.nights import judging
-from flows.nights.choosing import Chosen
-from flows.nights.comparing import Judged
-from flows.nights.looking import Checked
-from tasks.evaluation.scores import CLASSIFIER, Scores
-from tasks.promotion.policy import decide
-from tasks.promotion.stage import Standing
-from tasks.retraining.due import Due
-from tasks.retraining.observing import Trained
-from tasks.retraining.production import ProductionModel, Watched
-from techniques import DataSpec, Job, ModelSpec
+from ringmaster.flows.nights import judging
+from ringmaster.flows.nights.choosing import Chosen
+from ringmaster.flows.nights.comparing import Judged
+from ringmaster.flows.nights.looking import Checked
+from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
+from ringmaster.tasks.promotion.policy import decide
+from ringmaster.tasks.promotion.stage import Standing
+from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.observing import Trained
+from ringmaster.tasks.retraining.production import ProductionModel, Watched
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.promotion.fakes import version
 
 ACCURACIES = {"broken": np.nan, "good": 0.9}

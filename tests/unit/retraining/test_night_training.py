@@ -6,17 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.nights import judging, training
-from flows.nights.choosing import Chosen
-from flows.nights.looking import Checked, _plain, _read
-from model_lineage import Origin
-from tasks.batch import Batch
-from tasks.promotion import decisions
-from tasks.promotion.decisions import DecisionRecord
-from tasks.promotion.stage import Standing
-from tasks.retraining.due import Due
-from tasks.retraining.production import ProductionModel
-from techniques import DataSpec, Job, ModelSpec
+from ringmaster.flows.nights import judging, training
+from ringmaster.flows.nights.choosing import Chosen
+from ringmaster.flows.nights.looking import Checked, _plain, _read
+from ringmaster.model_lineage import Origin
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.promotion.decisions import DecisionRecord
+from ringmaster.tasks.promotion.stage import Standing
+from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.production import ProductionModel
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.promotion.fakes import FakeLedger, version
 
 NAME, BATCH_RUN = "shop.a", "the night's"

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from sqlalchemy import insert, select, update
 
-from tasks.pool.database import Database, file_url
-from tasks.retraining.nights import DONE, HOLDERS, INTERRUPTED, NightHeld, NightRecord, Nights
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.retraining.nights import DONE, HOLDERS, INTERRUPTED, NightHeld, NightRecord, Nights
 
 NIGHT = "2026-11-20"
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tasks.evaluation.scores import CLASSIFIER, Scores
-from tasks.retraining.observing import (
+from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
+from ringmaster.tasks.retraining.observing import (
     MOST_ROWS,
     Trained,
     input_features,
@@ -11,7 +11,7 @@ from tasks.retraining.observing import (
     references_of,
     scored_features,
 )
-from techniques.engine.data.arrays import ColumnWriter
+from ringmaster.techniques.engine.data.arrays import ColumnWriter
 
 
 def prepared(folder, **columns):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.batch import BatchFileError
-from tasks.retraining.dates import Hours
-from tasks.retraining.drift import DriftRule
-from tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.retraining.dates import Hours
+from ringmaster.tasks.retraining.drift import DriftRule
+from ringmaster.tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
 
 GOOD = """\
 name: shop

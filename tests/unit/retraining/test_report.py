@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import replace
 
-from tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, NightReport, Verdict, cost_of_batch
+from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, NightReport, Verdict, cost_of_batch
 
 VERDICTS = (
     Verdict(

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from flows import settings
-from flows.faults import InputError
-from flows.settings import PoolAddress
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.settings import PoolAddress
 
 VARIABLES = (
     "RINGMASTER_DATABASE",

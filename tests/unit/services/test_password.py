@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows.services.up_and_down import is_let_in
-from flows.settings import PoolAddress
+from ringmaster.flows.services.up_and_down import is_let_in
+from ringmaster.flows.settings import PoolAddress
 
 EXPECTED = f"Basic {base64.b64encode(b'ringmaster:right').decode()}"
 

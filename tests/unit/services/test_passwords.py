@@ -5,8 +5,14 @@ import stat
 
 import pytest
 
-from flows.faults import InputError
-from flows.services.passwords import SHORTEST_PASSWORD, choose_password, keep_password, password_file, read_password
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.services.passwords import (
+    SHORTEST_PASSWORD,
+    choose_password,
+    keep_password,
+    password_file,
+    read_password,
+)
 
 PASSWORD = "correct horse 100% battery"
 

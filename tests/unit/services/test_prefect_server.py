@@ -6,8 +6,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from flows.services.hosts import LOOPBACK
-from flows.services.prefect_server import checked
+from ringmaster.flows.services.hosts import LOOPBACK
+from ringmaster.flows.services.prefect_server import checked
 
 
 async def answer(_):

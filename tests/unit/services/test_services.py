@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from flows.faults import InputError
-from flows.services.databases import PoolDatabases, databases, make_databases
-from flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
-from flows.services.needed import PoolOptions, compose, faults
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
+from ringmaster.flows.services.needed import PoolOptions, compose, faults
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"

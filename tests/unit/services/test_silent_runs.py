@@ -2,7 +2,7 @@
 
 from prefect.events.schemas.automations import Posture
 
-from flows.deployments import AUTOMATION, make_automation
+from ringmaster.flows.deployments import AUTOMATION, make_automation
 
 
 class Client:

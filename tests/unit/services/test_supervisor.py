@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
-from flows.services.files import DONE, ENDED, UP, WAITING, Service, ServiceFiles, ServiceState
-from flows.services.process_ids import ProcessId
-from flows.services.supervisor import Supervisor, delay_s
-from flows.settings import PoolAddress
+from ringmaster.flows.services.files import DONE, ENDED, UP, WAITING, Service, ServiceFiles, ServiceState
+from ringmaster.flows.services.process_ids import ProcessId
+from ringmaster.flows.services.supervisor import Supervisor, delay_s
+from ringmaster.flows.settings import PoolAddress
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 LIVES = "import signal; print('started', flush=True); signal.pause()"
@@ -132,7 +132,7 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
 
 SAYS_READY = """
 import signal, sys
-from flows.services.files import say_ready
+from ringmaster.flows.services.files import say_ready
 print("started", flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 signal.sigwait([signal.SIGUSR1])
@@ -213,7 +213,7 @@ def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
     """A shell's `&` ignores SIGINT, and so would all that is started from it."""
     read = "import signal as s; print(s.getsignal(s.SIGINT) is s.default_int_handler, flush=True); s.pause()"
     files.write_services([service("worker", read)], address=ADDRESS)
-    command = [sys.executable, "-m", "flows.services.supervisor", str(files.folder)]
+    command = [sys.executable, "-m", "ringmaster.flows.services.supervisor", str(files.folder)]
     ignores = f"trap '' INT; exec {' '.join(command)}"
     process = subprocess.Popen(["sh", "-c", ignores], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:

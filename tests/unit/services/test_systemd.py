@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
-from flows.services.databases import databases
-from flows.services.needed import PoolOptions, compose
+from ringmaster.flows import cli
+from ringmaster.flows.services.databases import databases
+from ringmaster.flows.services.needed import PoolOptions, compose
 
 FOLDER = Path(__file__).parents[3] / "docs" / "systemd"
 UNITS = {path.stem.removeprefix("ringmaster-"): path for path in FOLDER.glob("*.service")}
@@ -56,7 +56,7 @@ def test_a_unit_starts_what_up_starts(name):
     (line,) = Unit(UNITS[name]).all("ExecStart")
     words = shlex.split(line.replace("${HOST}", OPTIONS.host))
     ours = list(SERVICES[name].command)
-    start = ours.index("flows.cli") + 1 if "flows.cli" in ours else ours.index("-m")
+    start = ours.index("ringmaster.flows.cli") + 1 if "ringmaster.flows.cli" in ours else ours.index("-m")
     assert words[words.index("-m") if "-m" in words else 1 :] == ours[start:]
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from flows import settings
-from flows.commands.services import _print_address
-from flows.services.passwords import keep_password
-from flows.settings import PoolAddress
-from techniques.values import to_json
+from ringmaster.flows import settings
+from ringmaster.flows.commands.services import _print_address
+from ringmaster.flows.services.passwords import keep_password
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.techniques.values import to_json
 
 PASSWORD = "correct horse battery"
 

@@ -7,14 +7,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows import settings
-from flows.faults import InputError
-from flows.services import up_and_down
-from flows.services.databases import databases
-from flows.services.files import Service
-from flows.services.needed import PoolOptions
-from flows.settings import PoolAddress
-from techniques.values import to_json
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.services import up_and_down
+from ringmaster.flows.services.databases import databases
+from ringmaster.flows.services.files import Service
+from ringmaster.flows.services.needed import PoolOptions
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.techniques.values import to_json
 from tests.ports import free_port
 
 LIVES = "import signal; signal.pause()"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from flows import cli, settings
-from flows.commands import nodes
-from flows.services.files import write_secret
-from flows.settings import PoolAddress
+from ringmaster.flows import cli, settings
+from ringmaster.flows.commands import nodes
+from ringmaster.flows.services.files import write_secret
+from ringmaster.flows.settings import PoolAddress
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 
@@ -18,7 +18,7 @@ ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow
 @pytest.fixture
 def served(monkeypatch, tmp_path):
     """The pools that a worker has served, none of which is there."""
-    from flows.pool import node
+    from ringmaster.flows.pool import node
 
     for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)

@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.execution.journal import begin
-from tasks.sweeping.conductor import Conductor
-from tasks.sweeping.space import Choice, Range
-from tasks.sweeping.spec import SweepSpec
-from tasks.sweeping.stopping import Stopping
-from techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.journal import begin
+from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.sweeping.space import Choice, Range
+from ringmaster.tasks.sweeping.spec import SweepSpec
+from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.techniques.engine.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, Inbox
 
 TEMPLATE = {

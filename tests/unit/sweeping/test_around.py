@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.sweeping.around import around
+from ringmaster.tasks.sweeping.around import around
 from tests.unit.execution.fakes import job
 
 

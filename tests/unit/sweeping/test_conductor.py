@@ -4,8 +4,8 @@ from contextlib import suppress
 
 import pytest
 
-from tasks.execution.journal import DONE, FAILED, STOPPED
-from tasks.sweeping.space import Choice
+from ringmaster.tasks.execution.journal import DONE, FAILED, STOPPED
+from ringmaster.tasks.sweeping.space import Choice
 from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import RATES, Gangs, Killed, Swept, loss, spec
 

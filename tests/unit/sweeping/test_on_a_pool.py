@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.execution.journal import DONE, ENDED, STOPPED, Journal
-from tasks.pool import requests as wishes
-from tasks.pool.database import Database, file_url
-from tasks.pool.requests import REFUSED, Requests
-from tasks.pool.submissions import Submissions
-from tasks.pool.told import Told
-from tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.execution.journal import DONE, ENDED, STOPPED, Journal
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.requests import REFUSED, Requests
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.told import Told
+from ringmaster.tasks.sweeping.conductor import Conductor
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.batch import BatchFileError
-from tasks.sweeping.conductor import Conductor
-from tasks.sweeping.sampling import Tried, propose
-from tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
-from tasks.sweeping.stopping import Stopping
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.sweeping.sampling import Tried, propose
+from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
+from ringmaster.tasks.sweeping.stopping import Stopping
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tasks.sweeping.stopping import Stopping, Trial
+from ringmaster.tasks.sweeping.stopping import Stopping, Trial
 
 ASHA = Stopping(policy="asha", min_steps=4, reduction_factor=4)
 HALVING = Stopping(policy="halving", min_steps=4, reduction_factor=4)

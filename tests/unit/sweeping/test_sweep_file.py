@@ -2,10 +2,10 @@
 
 import pytest
 
-from flows.sweep_file import load_sweep
-from flows.sweep_form import Parameter
-from tasks.batch import BatchFileError
-from tasks.sweeping.space import Choice, Range, findings, num_combinations
+from ringmaster.flows.sweep_file import load_sweep
+from ringmaster.flows.sweep_form import Parameter
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.sweeping.space import Choice, Range, findings, num_combinations
 
 JOB = "{model: {from_pretrained: gpt2}, data: {source: digits}, num_steps: 16%s}"
 

@@ -1,0 +1,79 @@
+"""Trains batches of deep-learning models: parallelism, devices and schedule are chosen by one optimizer.
+
+from ringmaster import Batch, BatchFailed, DataSpec, Job, ModelSpec, OptimizerSpec, train_batch
+
+model = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 64})
+data = DataSpec(path="corpus/*.txt", seq_len=128)
+jobs = [
+    Job(name=f"llama-{lr}", model=model, data=data, optimizer=OptimizerSpec(lr=lr), num_steps=100)
+    for lr in (1e-4, 3e-4, 1e-3)
+]
+try:
+    print(train_batch(Batch.of(name="rates", jobs=jobs).to_json()).jobs)
+except BatchFailed as failed:  # some jobs are not done
+    print(failed, failed.result.jobs)
+
+Names are imported when they are first used: describing jobs imports neither torch nor Prefect.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringmaster.flows.faults import BatchFailed
+    from ringmaster.flows.profile_batch import profile_batch
+    from ringmaster.flows.result import BatchResult
+    from ringmaster.flows.train_batch import train_batch
+    from ringmaster.model_lineage.faults import RingmasterError
+    from ringmaster.tasks.batch import Batch
+    from ringmaster.techniques import (
+        AdaptationSpec,
+        Adapter,
+        DataSpec,
+        EvaluationSpec,
+        Job,
+        ModelSpec,
+        OptimizerSpec,
+        ScheduleSpec,
+        Technique,
+        register,
+    )
+
+__all__ = [
+    "AdaptationSpec",
+    "Adapter",
+    "Batch",
+    "BatchFailed",
+    "BatchResult",
+    "DataSpec",
+    "EvaluationSpec",
+    "Job",
+    "ModelSpec",
+    "OptimizerSpec",
+    "RingmasterError",
+    "ScheduleSpec",
+    "Technique",
+    "profile_batch",
+    "register",
+    "train_batch",
+]
+
+_MODULES = {
+    "Batch": "ringmaster.tasks.batch",
+    "BatchFailed": "ringmaster.flows.faults",
+    "BatchResult": "ringmaster.flows.result",
+    "RingmasterError": "ringmaster.model_lineage.faults",
+    "profile_batch": "ringmaster.flows.profile_batch",
+    "train_batch": "ringmaster.flows.train_batch",
+}
+_FLOWS = ("profile_batch", "train_batch")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _FLOWS:  # they import Prefect, which reads its settings then
+        from ringmaster.flows import settings
+
+        settings.embed(settings.home())
+    return getattr(import_module(_MODULES.get(name, "ringmaster.techniques")), name)
