@@ -1,5 +1,6 @@
 """Pictures of plans: a self-contained SVG. In a browser, pointing at a job shows where else it runs."""
 
+from collections.abc import Iterable
 from html import escape
 
 from ringmaster.tasks.planning.drawing import Frame, colours, label, legend, seconds_text, stripes
@@ -12,11 +13,16 @@ BOUND_STYLE = (
 )
 
 
-def render_svg(plan: Plan, problem: Problem) -> str:
-    """The plan as an SVG document: a row a device, a box a segment, coloured by technique, hatched where it
-    switches."""
-    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0)
-    colour_of = colours(_technique(segment, problem) for segment in plan.segments)
+def render_svg(
+    plan: Plan, problem: Problem, *, until_s: float | None = None, techniques: Iterable[str] | None = None
+) -> str:
+    """The plan as an SVG document: a row a device, a box a segment, coloured by technique, hatched where it switches.
+
+    until_s: where the time axis ends. techniques: in the legend, each with a colour. Both are the plan's own where they
+    are left out.
+    """
+    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=until_s or plan.makespan_s or 1.0)
+    colour_of = colours(techniques or (_technique(segment, problem) for segment in plan.segments))
     number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
     style = BOUND_STYLE + _pointed_at(len(number))
     parts = [

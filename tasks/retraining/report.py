@@ -154,7 +154,7 @@ class NightReport:
         if self.batch is not None:
             yield f"- Trained in {self.batch['makespan_s']:.1f} s."
         trials = f"{_count(self.num_trials, 'trial')} in {self.profiling_s:.1f} s, of what was not known yet"
-        yield f"- Measured: {trials if self.num_trials else 'nothing; all profiles were known'}."
+        yield f"- Measured: {trials if self.num_trials else 'nothing'}."
         budget = "" if self.budget is None else f" of {self.budget:g}"
         yield f"- Cost: {self.cost:.3g}{budget} {self.unit}."
         if self.was_cut_short:
