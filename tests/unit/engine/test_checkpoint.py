@@ -21,6 +21,7 @@ from ringmaster.techniques.engine.checkpoint import (
 )
 from ringmaster.techniques.engine.places import MANIFEST
 from ringmaster.techniques.values import digest
+from tests.children import in_a_child
 from tests.matrix import matrix
 
 CONTENT = "weights of step {step}, rank {rank}"
@@ -95,20 +96,24 @@ class _Killer:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_at(moment, action):
-    """Whether `action`, in a process of its own, was killed at that moment; False: it had ended before."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            sys.addaudithook(_Killer(moment))
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    assert status in (0, signal.SIGKILL)
-    return status == signal.SIGKILL
+def save_until(moment, save_step, root, step):
+    sys.addaudithook(_Killer(moment))
+    save_step(root, step)
+
+
+def save_half(root, step):
+    """Is killed between the halves of its file."""
+    CheckpointStore(root).save(step, writer(step, room=lambda: os.kill(os.getpid(), signal.SIGKILL)), {})
+
+
+def save_and_watch(root):
+    """Fails if, in a look and a save, a pickle is opened."""
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    assert newest(root) == 10
+    save(root, 20)
+    assert len(opened) > 5
+    assert not [name for name in opened if name.endswith((".pt", ".pkl", ".metadata"))]
 
 
 @pytest.mark.parametrize(
@@ -118,12 +123,13 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path, save
     before = tmp_path / "before"
     save_step(before, 10)
     save_step(before, 20)
-    found, moment, killed = [], 0, True
-    while killed:
+    found, moment, status = [], 0, None
+    while status != 0:
         moment += 1
         root = tmp_path / "root"
         shutil.copytree(before, root)
-        killed = killed_at(moment, lambda root=root: save_step(root, 30))
+        status = in_a_child(save_until, moment, save_step, root, 30)
+        assert status in (0, -signal.SIGKILL)
         found.append(newest(root))
         save_step(root, 40)  # the next one goes on, and tidies up
         assert newest(root) == 40
@@ -136,11 +142,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path, save
 
 def test_a_kill_in_the_middle_of_a_file_leaves_the_checkpoint_before(tmp_path):
     save(tmp_path, 10)
-    pid = os.fork()
-    if pid == 0:
-        store = CheckpointStore(tmp_path)
-        store.save(20, writer(20, room=lambda: os.kill(os.getpid(), signal.SIGKILL)), {})
-    os.waitpid(pid, 0)
+    assert in_a_child(save_half, tmp_path, 20) == -signal.SIGKILL
     assert len(list(tmp_path.glob("step-00000020.*.tmp"))) == 1
     assert newest(tmp_path) == 10
 
@@ -264,15 +266,7 @@ def test_pickles_that_lie_there_are_never_opened(tmp_path):
     save(tmp_path, 10)
     for name in ("latest.pkl", "step-00000010/rank-00000.pt", "step-00000010/.metadata", "step-00000020.pt"):
         (tmp_path / name).write_bytes(pickle.dumps("weights"))
-    pid = os.fork()
-    if pid == 0:  # an audit hook cannot be taken off again
-        opened = []
-        sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-        step = newest(tmp_path)
-        save(tmp_path, 20)
-        pickles = [name for name in opened if name.endswith((".pt", ".pkl", ".metadata"))]
-        os._exit(0 if step == 10 and len(opened) > 5 and not pickles else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert in_a_child(save_and_watch, tmp_path) == 0
     assert newest(tmp_path) == 20
 
 

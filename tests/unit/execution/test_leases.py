@@ -2,24 +2,37 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 
 from ringmaster.tasks.execution.leases import Leases
 from ringmaster.tasks.pool.whereabouts import identity
+from tests.children import exit_status, in_a_child, started
 
 
-def in_a_child(action):
-    """The exit status of `action` in a process of its own."""
-    pid = os.fork()
-    if pid == 0:
-        status = 99
-        try:
-            status = action()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def take(path, holder):
+    """Exits with 1 if the device was taken."""
+    sys.exit(int(Leases(path).take(["n:cpu:0"], holder=holder)))
+
+
+def give_back(path):
+    Leases(path).give_back(["n:cpu:0"])
+
+
+def hold_often(folder):
+    """Holds the device ten times: makes a file then, which must not be there yet."""
+    leases = Leases(folder / "leases.db")
+    num_held = 0
+    while num_held < 10:
+        if leases.take(["n:cpu:0"], holder=str(os.getpid())):
+            os.close(os.open(folder / "busy", os.O_CREAT | os.O_EXCL))
+            (folder / "busy").unlink()
+            leases.give_back(["n:cpu:0"])
+            num_held += 1
 
 
 def test_all_or_none(tmp_path):
@@ -35,10 +48,9 @@ def test_all_or_none(tmp_path):
 def test_a_lease_holds_against_another_process_while_its_holder_lives(tmp_path):
     leases = Leases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="us")
-    child = lambda: int(Leases(tmp_path / "leases.db").take(["n:cpu:0"], holder="them"))  # noqa: E731
-    assert in_a_child(child) == 0
+    assert in_a_child(take, tmp_path / "leases.db", "them") == 0
     leases.give_back(["n:cpu:0"])
-    assert in_a_child(child) == 1
+    assert in_a_child(take, tmp_path / "leases.db", "them") == 1
     assert leases.held() == {}  # it has ended without giving back
     assert leases.take(["n:cpu:0"], holder="us")
 
@@ -46,7 +58,7 @@ def test_a_lease_holds_against_another_process_while_its_holder_lives(tmp_path):
 def test_nobody_gives_back_what_another_holds(tmp_path):
     leases = Leases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="us")
-    assert in_a_child(lambda: Leases(tmp_path / "leases.db").give_back(["n:cpu:0"]) or 0) == 0
+    assert in_a_child(give_back, tmp_path / "leases.db") == 0
     assert leases.held() == {"n:cpu:0": "us"}
 
 
@@ -73,36 +85,14 @@ def test_a_clock_that_is_set_frees_nobodys_devices(tmp_path, monkeypatch):
 
 def test_a_holder_that_is_dead_but_not_yet_buried_holds_nothing(tmp_path):
     leases = Leases(tmp_path / "leases.db")
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if Leases(tmp_path / "leases.db").take(["n:cpu:0"], holder="them") else 1)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    call = f"from {__name__} import take; take({str(tmp_path / 'leases.db')!r}, 'them')"
+    child = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[3])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     assert leases.held() == {}
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert child.wait() == 1  # it was taken
 
 
 def test_many_processes_at_once_never_share_a_device(tmp_path):
-    """Each that holds the device makes a file that must not be there yet. The ledger itself is made by all at once."""
-
-    def work():
-        leases = Leases(tmp_path / "leases.db")
-        num_held = 0
-        while num_held < 10:
-            if leases.take(["n:cpu:0"], holder=str(os.getpid())):
-                os.close(os.open(tmp_path / "busy", os.O_CREAT | os.O_EXCL))
-                (tmp_path / "busy").unlink()
-                leases.give_back(["n:cpu:0"])
-                num_held += 1
-        return 0
-
-    pids = []
-    for _ in range(4):
-        pid = os.fork()
-        if pid == 0:
-            status = 99
-            try:
-                status = work()
-            finally:
-                os._exit(status)
-        pids.append(pid)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+    """The ledger itself is made by all at once."""
+    children = [started(hold_often, tmp_path) for _ in range(4)]
+    assert [exit_status(child) for child in children] == [0] * 4

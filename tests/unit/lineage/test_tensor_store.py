@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from ringmaster.model_lineage.tensors import StoreFault, TensorStore
 from ringmaster.model_lineage.tensors.planes import pack, unpack
+from tests.children import in_a_child
 from tests.drawing import draws
 
 RANDOM = np.random.default_rng(0)
@@ -237,23 +238,26 @@ def test_many_writers_at_once_keep_each_thing_once(store, tmp_path):
     assert store.fsck() == []
 
 
+def add_and_die(root, folder):
+    """Exits with 7 once three objects are written."""
+    store = TensorStore(root)
+    num_kept, put = 0, store.objects.put
+
+    def dies(*args, **kwargs):
+        nonlocal num_kept
+        kept = put(*args, **kwargs)
+        num_kept += 1
+        if num_kept == 3:
+            os._exit(7)
+        return kept
+
+    store.objects.put = dies
+    store.add(folder)
+
+
 def test_a_writer_that_dies_leaves_nothing_half_done(store, tmp_path):
     folder = model(tmp_path / "m", weights())
-    pid = os.fork()
-    if pid == 0:
-        kept = []
-        put = store.objects.put
-
-        def dies(*args, **kwargs):
-            kept.append(put(*args, **kwargs))
-            if len(kept) == 3:
-                os._exit(7)
-            return kept[-1]
-
-        store.objects.put = dies
-        store.add(folder)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert in_a_child(add_and_die, tmp_path / "store", folder) == 7
     assert store.ids() == []
     added = store.add(folder, owner="m-1")
     store.restore(added.id, tmp_path / "out")

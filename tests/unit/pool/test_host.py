@@ -58,7 +58,7 @@ class StubGang:
         self.script.put(Outcome(status=CRASHED, message="killed"))
 
     def wait(self, on_event):
-        while not isinstance(said := self.script.get(timeout=120), Outcome):
+        while not isinstance(said := self.script.get(timeout=PATIENCE_S), Outcome):
             on_event(said)
         return said
 
@@ -139,6 +139,8 @@ def database(tmp_path):
 def site(database):
     site = Site(database)
     yield site
+    for gang in site.gangs.values():
+        gang.kill()
     site.host.close()
 
 
