@@ -89,7 +89,8 @@ class Site:
 
     def __init__(self, database, **changes):
         self.database, self.mail, self.nodes = database, Mail(database), Nodes(database)
-        self.gangs, self.server, self.is_deaf = {}, FakeServer(), False
+        self.gangs, self.started, self.server = {}, [], FakeServer()
+        self.is_deaf, self.is_over = False, False
         settings = {"patience": QUICK, "start_gang": self.start_gang, **changes}
         self.host = GangHost(
             name="n", address="127.0.0.1", devices=DEVICES, database=database, server=self.server, **settings
@@ -98,7 +99,17 @@ class Site:
 
     def start_gang(self, server, order, num_ranks):
         gang = self.gangs[int(order.folder)] = StubGang(order, is_deaf=self.is_deaf)
+        self.started.append(gang)
+        if self.is_over:
+            gang.kill()
         return gang
+
+    def end(self):
+        """No gang outlives its test."""
+        self.is_over = True
+        for gang in self.started:
+            gang.kill()
+        self.host.close()
 
     def give(self, segment, incarnation=None):
         order = GangOrder(
@@ -139,9 +150,7 @@ def database(tmp_path):
 def site(database):
     site = Site(database)
     yield site
-    for gang in site.gangs.values():
-        gang.kill()
-    site.host.close()
+    site.end()
 
 
 def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
@@ -185,7 +194,7 @@ def test_waiting_orders_are_told_of(database):
     assert [order.segment for order in site.host.waiting] == [4]
     site.host.take(4)
     until(lambda: not site.host.waiting)
-    site.host.close()
+    site.end()
 
 
 def test_commands_reach_their_gang_also_before_it_has_started(site):
@@ -243,7 +252,7 @@ def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
     assert gauges.begun == [(1, (0,), False)]
     assert [said.get("part") for _, _, said in site.words()] == ["middle", "end", None]
     assert site.nodes.all()[0].health == {"0": "in use by a stranger"}
-    site.host.close()
+    site.end()
 
 
 def test_a_gang_that_cannot_be_started_has_crashed(database):
@@ -255,7 +264,7 @@ def test_a_gang_that_cannot_be_started_has_crashed(database):
     outcome = site.host.take(1).result(timeout=PATIENCE_S)
     assert outcome.status == CRASHED
     assert "no space left" in outcome.message
-    site.host.close()
+    site.end()
 
 
 def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
