@@ -69,7 +69,7 @@ check-types: $(READY)
 	$(BIN)/mypy
 
 check-imports: $(READY)
-	$(BIN)/python -m pytest tests/unit/test_architecture.py
+	$(BIN)/python -m pytest tests/unit/project/test_architecture.py
 
 format: $(READY)  ## Format the code, and mend what ruff can mend
 	$(BIN)/ruff format .
@@ -86,8 +86,8 @@ bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer, 
 	$(BIN)/python -m benchmarks.search
 
 bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters, and 32 adapters of one, on a GPU (PYTHON_GPU=python3 where torch is)
-	$(PYTHON_GPU) benchmarks/gpu.py
-	$(PYTHON_GPU) benchmarks/gpu_adapters.py
+	$(PYTHON_GPU) benchmarks/gpu/steps.py
+	$(PYTHON_GPU) benchmarks/gpu/adapters.py
 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
 	$(BIN)/python -m benchmarks.simulate $(BENCH)

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from ringmaster.tasks.batch import load_batch
-from ringmaster.techniques.engine.data import batch_indices, fetch, open_data, prepare
-from ringmaster.techniques.engine.losses import loss_of, metrics_of
-from ringmaster.techniques.engine.models import build_model
-from ringmaster.techniques.engine.optimizers import build_optimizer, learning_rate
+from ringmaster.techniques.runtime.data import batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.runtime.models import build_model
+from ringmaster.techniques.runtime.training.losses import loss_of, metrics_of
+from ringmaster.techniques.runtime.training.optimizers import build_optimizer, learning_rate
 
 
 def train(job, *, cache: Path, models: Path) -> dict[str, float]:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
-from ringmaster.techniques.engine import trainer as trainers
-from ringmaster.techniques.engine.dropout import Sites
-from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.engine.ranks import Ranks
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.dropout import DrawSites
+from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.runtime.training import trainer as trainers
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "dropout.json", ROOT / "docs" / "benchmarks.md"
@@ -98,7 +99,7 @@ def contender(job, folder, *, by_hash=True):
     ranks = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
     find = trainers.draws_of
     if not by_hash:
-        trainers.draws_of = lambda *_, **__: Sites()
+        trainers.draws_of = lambda *_, **__: DrawSites()
     try:
         return trainers.Trainer(order, registry.load(order.technique), ranks, beat=lambda: None)
     finally:

@@ -60,10 +60,11 @@ def tokens():
 def rank_main(rank, *, folder, num_rounds, rows):
     """One rank: trains under both contenders in turn, and rank 0 prints what each round took."""
 
-    from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
-    from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
-    from ringmaster.techniques.engine.ranks import join
-    from ringmaster.techniques.engine.trainer import Trainer
+    from ringmaster.techniques import DataSpec, Job, ModelSpec
+    from ringmaster.techniques.interface import registry
+    from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
+    from ringmaster.techniques.runtime.processes.ranks import join
+    from ringmaster.techniques.runtime.training.trainer import Trainer
 
     model = ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE})
     job = Job(

@@ -25,13 +25,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.search import Failure, Result, Search, quickest_looking_first, worthwhile
-from ringmaster.tasks.profiling.stage import survey_jobs
-from ringmaster.tasks.profiling.trials import Site, Trial, run_wave
+from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, quickest_looking_first, worthwhile
+from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.profiling.trials import Trial, TrialEnvironment, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.engine.processes import ForkServer
-from ringmaster.techniques.surveys import Candidate
-from ringmaster.techniques.values import digest, from_json, to_json
+from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "search.json", ROOT / "docs" / "benchmarks.md"
@@ -86,16 +86,16 @@ def measure(num_rounds: int) -> list[Row]:
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple({f"transformers:{job.model.architecture}" for job in JOBS})
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
-        site = Site(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        site = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         for job in JOBS:
             named = replace(job, name="job")
-            surveys, faults = survey_jobs([named], site=site, cluster=cluster, notice=lambda _: None)
+            preflights, faults = preflight_jobs([named], site=site, cluster=cluster, notice=lambda _: None)
             assert not faults, faults
-            survey = surveys["job"]
-            mine = [{"job": job.name, "candidate": to_json(c), "seconds": []} for c in survey.candidates]
+            preflight = preflights["job"]
+            mine = [{"job": job.name, "candidate": to_json(c), "seconds": []} for c in preflight.candidates]
             for _ in range(num_rounds):
-                for row, candidate in zip(mine, survey.candidates, strict=True):
-                    trial = Trial(fingerprint="it", job=named, data=survey.data, candidate=candidate)
+                for row, candidate in zip(mine, preflight.candidates, strict=True):
+                    trial = Trial(fingerprint="it", job=named, data=preflight.data, candidate=candidate)
                     result = run_wave(site, [trial])["it"]
                     row["seconds"].append(result.step_s if isinstance(result, Profile) else None)
             for row in mine:
@@ -122,7 +122,9 @@ def replay(rows: Sequence[Row]) -> tuple[float, float, int]:
     for group in groups.values():
         ordered = quickest_looking_first(group)
         searches.append(
-            Search(key="it", job="it", candidates=ordered, fingerprints=[digest(c) for c in ordered], is_thorough=True)
+            ConfigSearch(
+                key="it", job="it", candidates=ordered, fingerprints=[digest(c) for c in ordered], is_thorough=True
+            )
         )
     known: dict[str, Result] = {}
     while wanted := [w for s in worthwhile(searches) if (w := s.next_trial(known)) is not None]:

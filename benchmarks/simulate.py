@@ -14,9 +14,9 @@ import time
 from datetime import date
 from pathlib import Path
 
-from ringmaster.tasks.execution.simulate import clairvoyant, simulate
+from ringmaster.tasks.execution.simulation.simulate import clairvoyant, simulate
 from ringmaster.tasks.planning import solve
-from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.problems.families import draw
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "simulate.json", ROOT / "docs" / "benchmarks.md"

@@ -24,19 +24,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.stage import survey_jobs
-from ringmaster.tasks.profiling.trials import Site, slots_of
-from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
-from ringmaster.techniques.engine.children import in_children
-from ringmaster.techniques.engine.data import PreparedData
-from ringmaster.techniques.engine.models.build import skeleton
-from ringmaster.techniques.engine.order import TRIAL, GangOrder
-from ringmaster.techniques.engine.processes import ForkServer
-from ringmaster.techniques.engine.ranks import join
-from ringmaster.techniques.engine.stages import parts_of
-from ringmaster.techniques.engine.trainer import Trainer
-from ringmaster.techniques.surveys import Candidate, Survey
-from ringmaster.techniques.values import from_json
+from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.interface.values import from_json
+from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.models.build import skeleton
+from ringmaster.techniques.runtime.parallel.stages import parts_of
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.isolated_calls import in_children
+from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder
+from ringmaster.techniques.runtime.processes.ranks import join
+from ringmaster.techniques.runtime.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "stages.json", ROOT / "docs" / "benchmarks.md"
@@ -69,7 +70,7 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple(f"transformers:{model.architecture}" for model in MODELS.values())
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
-        site = Site(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        site = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         for number, (name, model) in enumerate(MODELS.items()):
             job = Job(
                 name="job",
@@ -80,27 +81,27 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
                 global_batch_size=MICRO_BATCH * NUM_MICRO_BATCHES,
                 num_steps=10,
             )
-            surveys, faults = survey_jobs([job], site=site, cluster=cluster, notice=lambda _: None)
+            preflights, faults = preflight_jobs([job], site=site, cluster=cluster, notice=lambda _: None)
             assert not faults, faults
-            survey = surveys["job"]
-            data = from_json(PreparedData, survey.data)
-            by_time = dict(_candidate(survey).config)
+            preflight = preflights["job"]
+            data = from_json(PreparedData, preflight.data)
+            by_time = dict(_candidate(preflight).config)
             parts = parts_of(skeleton(model, data), 2)
             by_parameters = {**by_time, "stage_layers": [len(part.layers) for part in parts]}
             (gang := Path(folder) / str(number)).mkdir()
-            orders = [_order(job, survey, config, gang, site) for config in (by_parameters, by_time)]
+            orders = [_order(job, preflight, config, gang, site) for config in (by_parameters, by_time)]
             ranks = in_children([partial(_run, rank, orders, num_rounds) for rank in (0, 1)])
             rows.append({"model": name, "cuts": [o.config["stage_layers"] for o in orders], "rounds": _rounds(ranks)})
             print(_line(rows[-1]), flush=True)
     return rows
 
 
-def _candidate(survey: Survey) -> Candidate:
+def _candidate(preflight: Preflight) -> Candidate:
     wanted = {"schedule": "1f1b", "recompute": "none", "micro_batch": MICRO_BATCH}
-    return next(c for c in survey.candidates if wanted.items() <= c.config.items())
+    return next(c for c in preflight.candidates if wanted.items() <= c.config.items())
 
 
-def _order(job: Job, survey: Survey, config: dict[str, Any], folder: Path, site: Site) -> GangOrder:
+def _order(job: Job, preflight: Preflight, config: dict[str, Any], folder: Path, site: TrialEnvironment) -> GangOrder:
     return GangOrder(
         purpose=TRIAL,
         job=job,
@@ -109,7 +110,7 @@ def _order(job: Job, survey: Survey, config: dict[str, Any], folder: Path, site:
         slots=slots_of(site.devices),
         folder=str(folder),
         cache_dir=str(site.cache_dir),
-        data=survey.data,
+        data=preflight.data,
     )
 
 

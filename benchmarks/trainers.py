@@ -82,10 +82,10 @@ class Ours:
     """The job under `single`, as a gang of one trains it; cores: all there are, where none are named."""
 
     def __init__(self, job, folder, cores=()):
-        from ringmaster.techniques import registry
-        from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
-        from ringmaster.techniques.engine.ranks import join
-        from ringmaster.techniques.engine.trainer import Trainer
+        from ringmaster.techniques.interface import registry
+        from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
+        from ringmaster.techniques.runtime.processes.ranks import join
+        from ringmaster.techniques.runtime.training.trainer import Trainer
 
         path = registry.dotted_path("single")
         order = GangOrder(
@@ -109,8 +109,8 @@ class Theirs:
     """The same under Hugging Face's Trainer: model, rows, threads, clipping and kernel of the optimizer alike."""
 
     def __init__(self, job, folder):
-        from ringmaster.techniques.engine.data import open_data, prepare
-        from ringmaster.techniques.engine.models import build_model
+        from ringmaster.techniques.runtime.data import open_data, prepare
+        from ringmaster.techniques.runtime.models import build_model
 
         prepared = prepare(job.data, cache_dir=folder)
         self.data, _ = open_data(job.data, cache_dir=folder, prepared=prepared)

@@ -1,1 +1,1 @@
-"""What a person or a schedule starts: one readable flow a file, and the command line."""
+"""The Prefect flows that a person or a schedule starts, and the command line."""

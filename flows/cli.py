@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from ringmaster.flows import interrupts
 from ringmaster.flows.commands import (
     converting,
     datasets,
     executor,
-    lineage,
     looking,
     models,
     nodes,
@@ -23,6 +22,9 @@ from ringmaster.flows.commands import (
     services,
     watching,
 )
+from ringmaster.flows.commands.lineage import queries
+from ringmaster.flows.commands.renamed import renamed
+from ringmaster.flows.process import interrupts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,44 +32,47 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Trains batches of models: parallelism, devices and schedule chosen by one certified optimizer.",
 )
-for command in (
-    running.run,
-    running.profile,
-    planning.plan,
-    planning.check,
-    planning.simulate,
-    retraining.sweep,
-    retraining.retrain,
-    pool.submit,
-    pool.cancel,
-    pool.pause,
-    pool.resume,
-    pool.set_priority,
-    looking.techniques,
-    looking.status,
-    looking.logs,
-    models.evaluate,
-    models.monitor,
-    promoting.promote,
-    promoting.rollback,
-    watching.watch,
-    converting.convert,
-    services.up,
-    services.down,
-    executor.executor,
-    nodes.worker,
+TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
+COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
+    TRAIN: (
+        running.run,
+        retraining.sweep,
+        retraining.retrain,
+        pool.submit,
+        looking.status,
+        watching.watch,
+        looking.logs,
+    ),
+    PLAN: (running.profile, planning.plan, planning.check, planning.simulate, looking.techniques),
+    POOL: (services.up, services.down),
+    MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, converting.convert),
+}
+JOBS = (pool.cancel, pool.pause, pool.resume, pool.set_priority)
+PROCESSES = (executor.executor, nodes.worker)
+
+for panel, commands in COMMANDS.items():
+    for each in commands:
+        app.command(rich_help_panel=panel)(each)
+for name, panel, of_group, text in (
+    ("jobs", TRAIN, JOBS, "Cancel, pause and resume jobs that a pool trains, and set their priorities."),
+    ("pool", POOL, PROCESSES, "The processes of a pool: its executor, and a worker on each node."),
 ):
-    app.command()(command)
-app.add_typer(datasets.app, name="datasets")
-app.add_typer(lineage.app, name="lineage")
+    group = typer.Typer(no_args_is_help=True, help=text)
+    for each in of_group:
+        group.command()(each)
+        app.command(hidden=True)(renamed(each, group=name))
+    app.add_typer(group, name=name, rich_help_panel=panel)
+app.add_typer(queries.app, name="lineage", rich_help_panel=MODELS)
+app.add_typer(datasets.app, name="datasets", rich_help_panel=DATA)
 
 INPUT_FAULT = 2
 
 
 def main() -> None:
     """The command that is given: faults in its input are told without a traceback."""
-    from ringmaster.flows import ownership, settings
+    from ringmaster.flows import settings
     from ringmaster.flows.faults import InputError
+    from ringmaster.flows.process import ownership
     from ringmaster.tasks.batch import BatchFileError
     from ringmaster.tasks.messages import listed
     from ringmaster.tasks.planning import ProblemError

@@ -1,7 +1,7 @@
-"""What a pool's Prefect server must know before work comes: `python -m ringmaster.flows.deployments`.
+"""Sets up a pool's Prefect server: `python -m ringmaster.flows.deployments`.
 
-It may be run as often as one likes. It makes the work pool, the deployments of prefect.yaml, the automation that finds
-flow runs whose process has gone, and those that tell people of alarms.
+The command makes the work pool, the deployments of prefect.yaml, the automation that marks flow runs without a
+heartbeat as crashed, and the automations that send alarms. It is idempotent.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from ringmaster.flows.pool.automations import make_alarms
 
 PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
-# A server that is restarted hears nothing for a minute, and must not take that for the silence of the runs.
+# A server that restarts receives no heartbeats for a minute. That must not count as the silence of the runs.
 SILENT_AFTER = timedelta(seconds=150)
 
 
 def make_work_pool(client: SyncPrefectClient, name: str) -> None:
-    """The work pool on which each node has a queue, with this version's form of a process."""
+    """Creates or updates the work pool, in which each node has a queue, with the base job template of this Prefect
+    version.
+    """
     template = ProcessWorker.get_default_base_job_template()
     try:
         client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
@@ -47,8 +49,10 @@ def make_work_pool(client: SyncPrefectClient, name: str) -> None:
 
 
 def make_automation(client: SyncPrefectClient) -> None:
-    """Flow runs that beat and then fall silent are marked as crashed: their process has gone with its machine."""
-    # A run that is suspended has no process either, and waits for a person: that is no silence.
+    """Makes the automation that marks a flow run as crashed when its heartbeats stop: its process died with its
+    machine.
+    """
+    # A suspended run has no process either. It waits for a person, so its missing heartbeat is no crash.
     states = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
     at_rest = {f"prefect.flow-run.{state}" for state in states}
     trigger = EventTrigger(
@@ -75,9 +79,10 @@ def make_automation(client: SyncPrefectClient) -> None:
 
 
 def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], int]) -> int:
-    """Deploys, and gives the retraining back the file and the schedules that people have set; the exit status.
+    """Runs `deploy`, then restores the retraining deployment's file and schedules as people have set them.
 
-    `prefect deploy` would set both to what prefect.yaml says, which is an example that is not scheduled.
+    `prefect deploy` would reset both to those in prefect.yaml, which is an example without an active schedule. Returns
+    the exit status of `deploy`.
     """
     before = _retraining(client)
     status = deploy()
@@ -96,13 +101,15 @@ def _retraining(client: SyncPrefectClient) -> DeploymentResponse | None:
 
 
 def deploy() -> int:
-    """Deploys what prefect.yaml names; returns the exit status of `prefect deploy`."""
+    """Deploys the deployments that prefect.yaml names; returns the exit status of `prefect deploy`."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     return subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL).returncode
 
 
 def main() -> int:
-    """Makes all of it on the pool's server; 1 where there is no pool, or no prefect.yaml in the package."""
+    """Sets up the pool's server; returns the exit status: 1 without a pool, without the package's prefect.yaml, or on
+    an error.
+    """
     address = settings.pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"

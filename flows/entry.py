@@ -1,12 +1,12 @@
-"""Where `ringmaster` starts: it answers Ctrl-C before it imports anything that takes time."""
+"""The entry point of `ringmaster`, which answers Ctrl-C before it imports anything slow."""
 
 import sys
 
-from ringmaster.flows import interrupts
+from ringmaster.flows.process import interrupts
 
 
 def main() -> None:
-    """The entry point of the command line."""
+    """Runs the command line."""
     with interrupts.command(sys.argv[1:]):
         from ringmaster.flows.cli import main as run_command
 

@@ -1,4 +1,4 @@
-"""The example files that come with the package, for forms and commands that name them from any folder."""
+"""Paths of the example files that come with the package, for forms and commands that run in any folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).absolute().parents[1] / "examples"
 
 
 def located(path: str | Path) -> Path:
-    """The file of that name; `examples/...` is one of the package's where the working directory has none."""
+    """Returns the path, or the package's own file for `examples/...` where the working directory has no such file."""
     path = Path(path)
     if path.parts[:1] == (EXAMPLES.name,) and not path.exists():
         return EXAMPLES.parent / path
@@ -19,10 +19,10 @@ def located(path: str | Path) -> Path:
 
 
 def enter_folder_of_home() -> dict[str, str]:
-    """A step of Prefect's before a run: the working directory is the folder that holds RINGMASTER_HOME.
+    """A pull step for Prefect: changes to the folder that holds RINGMASTER_HOME before a flow run.
 
-    Relative paths in forms start there, as they do for commands in that folder. It is not the package's folder, which
-    Prefect would put on the import path.
+    Relative paths in forms start there, as they do for commands in that folder. The step does not enter the package's
+    folder, which Prefect would put on the import path.
     """
     folder = settings.home().parent
     os.chdir(folder)

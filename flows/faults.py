@@ -1,4 +1,4 @@
-"""What a person is told when something was not done: faults in the input, and runs that did not end well."""
+"""The exceptions of the flows: faults in the input, and runs that did not succeed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.model_lineage.faults import RingmasterError
 
 if TYPE_CHECKING:
-    from ringmaster.flows.result import BatchResult
+    from ringmaster.flows.batch.result import BatchResult
 
 __all__ = [
     "BatchFailed",
@@ -22,7 +22,10 @@ from ringmaster.tasks.messages import listed
 
 
 class InputError(RingmasterError, ValueError):
-    """The user's input cannot be worked with; nothing was started. `faults` are all that is wrong."""
+    """The user's input cannot be used, and nothing was started.
+
+    faults: all faults of the input.
+    """
 
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)
@@ -30,9 +33,10 @@ class InputError(RingmasterError, ValueError):
 
 
 class RunFailed(RingmasterError):
-    """A run has ended, and not all that was asked for is done. `result`: what the flow returns where all is.
+    """A run has ended, and a part of the requested work is not done.
 
-    It is None only where Prefect has made the error from its text, in another process.
+    result: what the flow returns on success. It is None only where Prefect has made the error from its text, in another
+        process.
     """
 
     def __init__(self, message: str, result: Any = None) -> None:
@@ -41,24 +45,26 @@ class RunFailed(RingmasterError):
 
 
 class BatchFailed(RunFailed):
-    """Jobs of a batch have failed or were cancelled; `result` says what became of each, and the others are done."""
+    """Jobs of a batch have failed or were cancelled; the others are done. `result` has the status of each job."""
 
     result: "BatchResult"
 
 
 class SweepFailed(RunFailed):
-    """A sweep has no best trial, or was cancelled; `result` has its leaderboard."""
+    """A sweep has no best trial, or was cancelled. `result` has its leaderboard."""
 
 
 class RetrainingFailed(RunFailed):
-    """Models of a retraining run have failed; `result` says what became of each, and the others are up to date."""
+    """Models of a retraining run have failed; the others are up to date. `result` has the outcome of each model."""
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM has stopped a run in order. `result`: what was done until then; the rest can be resumed.
+    """Ctrl-C or SIGTERM has stopped a run, which wrote its checkpoints. The rest can be resumed.
 
-    No RingmasterError: a program that goes on after errors must not go on after Ctrl-C. No KeyboardInterrupt either,
-    which would end the event loop of Prefect's through which it comes.
+    It is no RingmasterError: a program that goes on after errors must not go on after Ctrl-C. It is no
+    KeyboardInterrupt either: that would end Prefect's event loop, through which the exception passes.
+
+    result: what was done before the interruption.
     """
 
     def __init__(self, message: str = "", result: Any = None) -> None:

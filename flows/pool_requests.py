@@ -1,6 +1,7 @@
-"""What a pool may be asked while it runs, as flows: their deployments have forms in Prefect's UI.
+"""Requests to a running pool, as flows whose deployments have forms in Prefect's UI.
 
-The command line asks the same without a flow run: `ringmaster submit`, `cancel`, `pause`, `resume`, `set-priority`.
+The command line makes the same requests without a flow run: `ringmaster submit`, `cancel`, `pause`, `resume`,
+`set-priority`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, result_of
+from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import BatchFailed
-from ringmaster.flows.flow_runs import cancel_batches, ended, result_of
 from ringmaster.flows.pool.asking import ask_about, open_database, pool_address
-from ringmaster.flows.run_names import named
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
@@ -34,17 +35,17 @@ class JobsOfFile(BaseModel):
 
     model_config = ConfigDict(title="A batch file", extra="forbid")
 
-    path: str = Field(title="Batch file", description="Its path, seen from the folder that is worked in.")
+    path: str = Field(title="Batch file", description="Its path, relative to the working folder.")
 
 
 class JobsWrittenOut(BaseModel):
-    """Jobs that are written out as in a batch file."""
+    """Jobs that are given as the text of a batch file."""
 
     model_config = ConfigDict(title="Jobs written out", extra="forbid")
 
     text: str = Field(title="Jobs", description="The text of a batch file: YAML with `jobs:` or `grid:`.")
     folder: str = Field(
-        default=".", title="Folder", description="Where relative paths and factories of the jobs are looked for."
+        default=".", title="Folder", description="The folder of the jobs' relative paths and factories."
     )
 
 
@@ -61,12 +62,12 @@ EXAMPLE = JobsOfFile(path="examples/tiny_batch.yaml")
 def submit_jobs(
     batch: NewName = "tiny", jobs: JobsOfFile | JobsWrittenOut = EXAMPLE, checkpoint_every_s: CheckpointEvery = None
 ) -> dict[str, Any]:
-    """Adds jobs to what the pool trains; they join the plan that all batches share.
+    """Adds jobs to those that the pool trains; they join the plan that all batches share.
 
     Args:
         batch: The batch that they belong to, whether it runs already or not.
         jobs: A batch file, or its text.
-        checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
+        checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
     """
     pool_address()
     found = replace(_batch(jobs), name=batch)
@@ -76,51 +77,51 @@ def submit_jobs(
 
 @flow(name="cancel-jobs", flow_run_name=named("cancel {batch}"), persist_result=True, result_serializer="json")
 def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
-    """Ends a batch, or some of its jobs, for good; those that run write a checkpoint first.
+    """Cancels a batch, or some of its jobs, for good; jobs that run write a checkpoint first.
 
     Args:
-        batch: Its name, or its id.
-        jobs: The jobs to cancel; all of the batch where none is named.
+        batch: Name or id of the batch.
+        jobs: The jobs to cancel; the whole batch where none is named.
     """
     return _ask(wishes.CANCEL, batch, jobs)
 
 
 @flow(name="pause-jobs", flow_run_name=named("pause {batch}"), persist_result=True, result_serializer="json")
 def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
-    """Has a batch, or some of its jobs, stand still until they are resumed; those that run write a checkpoint first.
+    """Pauses a batch, or some of its jobs, until they are resumed; jobs that run write a checkpoint first.
 
     Args:
-        batch: Its name, or its id.
-        jobs: The jobs to pause; all of the batch where none is named.
+        batch: Name or id of the batch.
+        jobs: The jobs to pause; the whole batch where none is named.
     """
     return _ask(wishes.PAUSE, batch, jobs)
 
 
 @flow(name="resume-jobs", flow_run_name=named("resume {batch}"), persist_result=True, result_serializer="json")
 def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
-    """Has paused jobs go on from their checkpoints.
+    """Resumes paused jobs from their checkpoints.
 
     Args:
-        batch: Its name, or its id.
-        jobs: The jobs to resume; all of the batch that are paused where none is named.
+        batch: Name or id of the batch.
+        jobs: The jobs to resume; all paused jobs of the batch where none is named.
     """
     return _ask(wishes.RESUME, batch, jobs)
 
 
 @flow(name="set-priority", flow_run_name=named("priority of {batch}"), persist_result=True, result_serializer="json")
 def set_priority(batch: BatchName, priority: Priority = 1.0, jobs: JobNames = []) -> list[str]:  # noqa: B006
-    """Says how much a batch, or some of its jobs, matters beside all others: the plan is made anew.
+    """Sets the priority of a batch, or of some of its jobs, relative to all others; the pool then re-plans.
 
     Args:
-        batch: Its name, or its id.
-        priority: 1 is usual; at 2 an end counts twice.
-        jobs: The jobs that it is for; the batch as a whole where none is named.
+        batch: Name or id of the batch.
+        priority: Weight of the jobs' end times in the plan. The default is 1; with 2 an end time counts twice.
+        jobs: The jobs whose priority is set; the whole batch where none is named.
     """
     return _ask(wishes.SET_PRIORITY, batch, jobs, priority=priority)
 
 
 def _ask(kind: str, batch: str, jobs: list[str], **more: Any) -> list[str]:
-    """What the pool's executor answers, which is logged, too. Raises InputError where it refuses."""
+    """Returns and logs the answers of the pool's executor. Raises InputError where it refuses."""
     with open_database(pool_address()) as database:
         answers = ask_about(database, kind, batch=batch, jobs=jobs, **more)
     lines = [f"{answer.batch}: {answer.message}" for answer in answers]

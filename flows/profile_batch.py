@@ -1,4 +1,4 @@
-"""Measures the jobs of a batch and stops there: what `train_batch` would plan with."""
+"""Profiles the jobs of a batch without training them; returns what `train_batch` would plan with."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch_records import tell_refused
-from ringmaster.flows.views import current_view
-from ringmaster.flows.workshop import as_batch, open_bench
+from ringmaster.flows.batch.context import as_batch, open_bench
+from ringmaster.flows.batch.records import tell_refused
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of a batch, and the planning problem that it makes; None where nothing can be trained."""
+    """The profiles of a batch, and its planning problem.
+
+    profiled: the profiles, preflights and faults of the jobs.
+    problem: the planning problem; None where no job can be trained.
+    """
 
     profiled: Profiled
     problem: Problem | None
 
     def to_json(self) -> dict[str, Any]:
-        """What `profile --json` prints: each job's profiles, those of groups that it would lead, and what was left out
-        before any trial, and why.
+        """Returns what `profile --json` prints.
+
+        For each job: its profiles, the profiles of the groups of which it would be the lead job, and the techniques
+        that its preflight refused, with reasons.
         """
         found = self.profiled
         jobs = [
@@ -40,7 +46,9 @@ class Measured:
 
 
 def profile_batch(batch: str | dict[str, Any]) -> Measured:
-    """Profiles what is not known yet of a batch, given as for `train_batch`; the profiles are kept for it.
+    """Profiles the jobs of a batch that have no stored profiles yet, and stores the new profiles.
+
+    batch: as for `train_batch`.
 
     Raises BatchFileError and InputError with every fault of the input.
     """

@@ -1,4 +1,4 @@
-"""Keeps production models up to date, a night at a time: trains those that are due, and promotes what is better."""
+"""Retrains production models daily: trains the models that are due, and promotes the better ones."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Annotated, Any
 from prefect import flow
 from pydantic import Field
 
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import RetrainingFailed
-from ringmaster.flows.flow_runs import cancel_batches, ended
-from ringmaster.flows.nights.choosing import choose_jobs
-from ringmaster.flows.nights.closing import close
-from ringmaster.flows.nights.judging import interrupted, judge_all
-from ringmaster.flows.nights.looking import look
-from ringmaster.flows.nights.night import Night, open_night
-from ringmaster.flows.nights.training import train
-from ringmaster.flows.run_names import named
-from ringmaster.flows.views import current_view
-from ringmaster.tasks.retraining.nights import INTERRUPTED, NightRecord
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.compare_models import interrupted, judge_all
+from ringmaster.flows.retraining.inspect_models import look
+from ringmaster.flows.retraining.report import close
+from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
+from ringmaster.flows.retraining.select_models import choose_jobs
+from ringmaster.flows.retraining.train_models import train
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED
+from ringmaster.tasks.retraining.runs import INTERRUPTED, RunRecord
 
 
 @flow(
@@ -36,44 +36,46 @@ def retrain_daily(
     force: list[str] = [],  # noqa: B006 - never changed; what the form starts with
     seed: Annotated[int, Field(ge=0)] = 0,
 ) -> dict[str, Any]:
-    """Trains the production models that are due, in one batch that fits in the night, and keeps the better ones.
+    """Trains the production models that are due, in one batch within the time window, and promotes the better ones.
 
     Args:
         file: Path of the file that lists the models, their data and how they are trained.
-        night: Date of the night, such as 2026-11-20; the one of now, or of the schedule, where it is left out.
-        force: Names of models that are trained in any case, also where the night is over already.
-        seed: Of the planner; on a pool the executor has its own.
+        night: Date of the retraining run, such as 2026-11-20; by default that of its schedule, or of now.
+        force: Names of models that are trained in any case, even where the retraining run of that date is over.
+        seed: Seed of the planner. A pool's executor uses its own seed.
     """
     production = load_production(located(file))
-    with open_night(production, night=night, force=force) as opened:
-        answer = _known(opened) if isinstance(opened, NightRecord) else _held(opened, seed=seed)
+    with open_run(production, run_date=night, force=force) as opened:
+        answer = _known(opened) if isinstance(opened, RunRecord) else _held(opened, seed=seed)
     failed = [f"{model['model']} ({model['why']})" for model in answer["models"] if model["outcome"] == FAILED]
     message = f"{answer['status']}: {', '.join(failed)}"
     return ended(answer, status=answer["status"], message=message, failure=RetrainingFailed)
 
 
-def _held(night: Night, *, seed: int) -> dict[str, Any]:
-    """A whole night, or what is left of one that was cut short."""
-    checks = look(night)
-    chosen = choose_jobs(night, checks)
-    result = train(night, checks, chosen, seed=seed)
+def _held(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
+    """Performs a whole retraining run, or the rest of one that was interrupted."""
+    checks = look(run)
+    chosen = choose_jobs(run, checks)
+    result = train(run, checks, chosen, seed=seed)
     if result is not None and result.status == INTERRUPTED:
-        verdicts = interrupted(night, checks, result)
+        verdicts = interrupted(run, checks, result)
     else:
-        verdicts = judge_all(night, checks, chosen, result)
-    return close(night, verdicts, chosen=chosen, result=result)
+        verdicts = judge_all(run, checks, chosen, result)
+    return close(run, verdicts, chosen=chosen, result=result)
 
 
-def _known(record: NightRecord) -> dict[str, Any]:
-    """The answer of a night in which nothing is left to do: as it was, or that a later one has been begun since."""
+def _known(record: RunRecord) -> dict[str, Any]:
+    """Returns the stored answer of a retraining run that is over, or an empty one where a later run was started."""
     if record.is_over:
-        current_view.get().notice(f"the night {record.night} of {record.name} is over: nothing is trained twice")
+        current_view.get().notice(
+            f"the retraining run {record.run_date} of {record.name} is over: nothing is trained twice"
+        )
         return {**record.content["answer"], "was_over": True}
-    said = f"the night {record.night} is passed over: {record.content['later']} was begun already"
+    said = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
     current_view.get().notice(said)
     return {
         "name": record.name,
-        "night": record.night,
+        "night": record.run_date,
         "status": "done",
         "models": [],
         "num_trials": 0,
@@ -81,6 +83,6 @@ def _known(record: NightRecord) -> dict[str, Any]:
         "unit": "device-hours",
         "missed": 0,
         "batch": None,
-        "report": f"# Retraining of {record.name}, {record.night}\n\n{said[0].upper()}{said[1:]}.\n",
+        "report": f"# Retraining of {record.name}, {record.run_date}\n\n{said[0].upper()}{said[1:]}.\n",
         "faults": [],
     }

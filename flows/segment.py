@@ -1,4 +1,4 @@
-"""A segment of a job on a node, as a flow run: for the nodes' workers, which run it without a process of its own."""
+"""The flow of one segment of a job on a node, which the node's worker runs without a process of its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def segment(segment: int, node: str) -> None:
     """Runs a node's share of a segment that the pool's executor has ordered.
 
     Args:
-        segment: Its number.
-        node: Whose worker runs it.
+        segment: Number of the segment.
+        node: Name of the node whose worker runs it.
     """
     raise RuntimeError(
         f"segment {segment} is run by the worker of node {node}, not as a process of its own. To fix: start that "
-        "worker by `ringmaster worker`; Prefect's own workers must not serve the queues of nodes"
+        "worker by `ringmaster pool worker`; Prefect's own workers must not serve the queues of nodes"
     )

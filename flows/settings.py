@@ -1,4 +1,4 @@
-"""Where everything is kept, and the settings of the libraries that read the environment when they are imported."""
+"""Paths and settings: RINGMASTER_HOME, the pool's address, and the environment variables of Prefect and MLflow."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringmaster.flows import ownership
 from ringmaster.flows.faults import InputError
+from ringmaster.flows.process import ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 JSON_RESULTS = {
-    # A parent reads what its child has returned only where that is stored; and never as a pickle.
+    # A parent flow reads its child's result only where that is stored. It must not be a pickle.
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "true",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
 }
 
 
 OWN_NODE = "RINGMASTER_NODE"
-"""Names the node whose worker started a process; without it, a machine's own name is its node's."""
+"""Environment variable that names the node whose worker started a process. By default a node has its machine's name."""
 
 NOTIFY = "RINGMASTER_NOTIFY"
-"""Says where a pool's alarms go: a webhook's address, or TYPE/NAME of one of Prefect's notification blocks."""
+"""Environment variable for the target of a pool's alarms: a webhook's URL, or TYPE/NAME of a Prefect notification
+block.
+"""
 
-# Whoever records waits for a server that is away, and can be told to stop; inside MLflow it would wait for minutes.
+# The MLflow writer waits on its own for a server that is away, and can be stopped. MLflow's own retries take minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAddress:
-    """Where the pool is that this machine belongs to.
+    """The address of the pool that this machine belongs to.
 
-    database: of the pool, `sqlite:///FILE` or `postgresql://...`. prefect_api: ends in `/api`. mlflow_uri: of the
-    server. work_pool: Prefect's, on which nodes have their queues. username, password: for both servers, where
-    password is not empty.
+    database: URL of the pool's database, `sqlite:///FILE` or `postgresql://...`.
+    prefect_api: URL of Prefect's API, which ends in `/api`.
+    mlflow_uri: URL of the MLflow server.
+    work_pool: name of Prefect's work pool, in which the nodes have their queues.
+    username, password: credentials for both servers, used where the password is not empty.
     """
 
     database: str = field(repr=False)  # may hold a password
@@ -45,7 +49,9 @@ class PoolAddress:
     password: str = field(default="", repr=False)
 
     def environment(self) -> dict[str, str]:
-        """What the environment of a process must say, so that it, Prefect and MLflow in it belong to the pool."""
+        """Returns the environment variables of a process that belongs to the pool, for it and for its Prefect and
+        MLflow clients.
+        """
         names = {
             "RINGMASTER_DATABASE": self.database,
             "PREFECT_API_URL": self.prefect_api,
@@ -60,20 +66,22 @@ class PoolAddress:
 
 
 def home() -> Path:
-    """The folder that holds all that is written: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
+    """Returns the folder that holds all written files: RINGMASTER_HOME, or `.ringmaster` in the working directory."""
     return Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
 
 
 def pool_file(folder: Path) -> Path:
-    """Where `ringmaster up` writes which pool a home belongs to, while that pool is up."""
+    """Returns the file in which `ringmaster up` stores the pool's address while the pool of a home is up."""
     return folder / "pool.json"
 
 
 def pool() -> PoolAddress | None:
-    """The pool that this machine belongs to: what the environment says of it, else what `ringmaster up` wrote.
+    """Returns the pool that this machine belongs to: from the environment, else from the file that `ringmaster up`
+    wrote.
 
-    The environment may name all of a pool (RINGMASTER_DATABASE, PREFECT_API_URL, MLFLOW_TRACKING_URI) or, where a pool
-    is up in this home, another way to a part of it. None where neither the environment nor the home names a pool.
+    The environment may name a whole pool (RINGMASTER_DATABASE, PREFECT_API_URL, MLFLOW_TRACKING_URI). Where a pool is
+    up in this home, the environment may also replace parts of its address. Returns None where neither the environment
+    nor the home names a pool.
 
     Raises InputError where a part is missing.
     """
@@ -97,7 +105,7 @@ def pool() -> PoolAddress | None:
 
 
 def tracking_uri(folder: Path) -> str:
-    """Where MLflow keeps its records: MLFLOW_TRACKING_URI, the server of the pool, or a SQLite file in `folder`."""
+    """Returns MLflow's tracking URI: MLFLOW_TRACKING_URI, the server of the pool, or a SQLite file in `folder`."""
     if said := os.environ.get("MLFLOW_TRACKING_URI"):
         return said
     address = pool()
@@ -105,32 +113,35 @@ def tracking_uri(folder: Path) -> str:
 
 
 def tensors(folder: Path) -> Path:
-    """Where the tensors of recorded models are kept: RINGMASTER_TENSORS, or in `folder`."""
+    """Returns the folder of the recorded models' tensors: RINGMASTER_TENSORS, or `tensors` in `folder`."""
     return Path(os.environ.get("RINGMASTER_TENSORS") or folder / "tensors").absolute()
 
 
 def checkpoint_root() -> str | None:
-    """Where checkpoints go: RINGMASTER_CHECKPOINTS, a folder or an fsspec URL; None for the folder of each run."""
+    """Returns RINGMASTER_CHECKPOINTS, a folder or an fsspec URL, or None: then checkpoints go to the folder of each
+    run.
+    """
     root = os.environ.get("RINGMASTER_CHECKPOINTS")
     return str(Path(root).absolute()) if root and "://" not in root else root or None
 
 
 def embed(folder: Path) -> None:
-    """Prepares the environment for a run that brings its own servers; must come before prefect and mlflow are imported.
+    """Prepares the environment of a run that starts its own servers. Call it before prefect and mlflow are imported.
 
-    What the user has set stays: PREFECT_API_URL, for example, makes the same run report to a server. Where a pool is
-    up, its servers are the ones that are used. What this process writes from here on is its owner's alone.
+    Variables that the user has set keep their values: with PREFECT_API_URL, for example, the run reports to that
+    server. Where a pool is up, the run uses the pool's servers. From here on, only the owner can read the files that
+    this process writes.
     """
     ownership.keep_to_owner(folder)
     address = pool()
     defaults = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # A run's log is kept for Prefect's UI; the terminal has a view of its own.
+        # Prefect's UI shows a run's log; the terminal shows our own progress view.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        # Prefect's server starts in the working folder too, and must not import what happens to lie there.
+        # Prefect's server starts in the working folder too, and must not import the modules that lie there.
         "PYTHONSAFEPATH": "1",
         **QUIET_ENVIRONMENT,
         **MLFLOW_PATIENCE,
@@ -141,5 +152,5 @@ def embed(folder: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    # Prefect's server does not make its folder, and without it waits for a database that cannot come.
+    # Prefect's server does not create its folder. Without the folder it waits for its database in vain.
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the form of a batch in Prefect's UI starts: it trains the batch, plans it only, or plans it and asks first."""
+"""The flow behind the batch form in Prefect's UI: trains a batch, plans it only, or asks for approval of the plan."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
 
-from ringmaster.flows.approval import Answer, ask_to_start
-from ringmaster.flows.batch_form import (
+from ringmaster.flows.batch.dry_run import DryRun, dry_run
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.form import (
     ANSWER_WITHIN_S,
     AnswerWithin,
     BatchChoice,
@@ -21,19 +22,18 @@ from ringmaster.flows.batch_form import (
     Seed,
     WithoutAnswer,
 )
-from ringmaster.flows.dry_run import DryRun, dry_run
+from ringmaster.flows.batch.run_names import typed_or
+from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed
-from ringmaster.flows.flow_runs import cancel_batches, ended
-from ringmaster.flows.run_names import typed_or
+from ringmaster.flows.promotion.approval import Answer, ask_to_start
 from ringmaster.flows.train_batch import train
-from ringmaster.flows.waiting import for_prefect
 from ringmaster.tasks.batch import Batch
 
 WORDS = {"train": "train", "dry-run": "plan", "ask": "ask about"}
 
 
 def run_name() -> str:
-    """Of a flow run: what it does, and with which batch."""
+    """Returns the name of a flow run: its mode, and the name of its batch."""
     given = runtime.flow_run.parameters
     batch = given["batch"]
     named = given["name"] or getattr(batch, "example", "") or getattr(batch, "path", "") or "a batch"
@@ -58,18 +58,19 @@ def start_batch(
     checkpoint_every_s: CheckpointEvery = None,
     seed: Seed = 0,
 ) -> dict[str, Any]:
-    """Trains the jobs of a batch file, or plans them only, or plans them and asks first.
+    """Trains the jobs of a batch file, or plans them only, or plans them and asks for approval first.
 
     Args:
         batch: A batch file that comes with Ringmaster, one of your own, or the text of one.
-        name: Names the flow run.
-        mode: "train" at once; "dry-run": plan only, and show end and cost; "ask": plan, show it, and wait for approval.
-        profiles: Before a dry run, jobs that are not known are measured, or only predicted, which starts no trial.
-        answer_within_s: How long an answer is waited for, in seconds.
+        name: Name of the flow run.
+        mode: "train": train at once. "dry-run": plan only, and show end and cost. "ask": plan, show the plan, and wait
+            for approval.
+        profiles: Before a dry run, whether unknown jobs are measured, or only predicted, which starts no trial.
+        answer_within_s: Seconds to wait for an answer.
         without_answer: What happens when nobody has answered by then.
-        resume: Go on with the last run of this batch, which was interrupted.
-        checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
-        seed: Of the planner; on a pool the executor has its own.
+        resume: Whether to resume the last run of this batch, which was interrupted.
+        checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
+        seed: Seed of the planner. A pool's executor uses its own seed.
     """
     asked = batch.batch()
     if mode == "dry-run":
@@ -91,14 +92,14 @@ def start_batch(
 
 
 def show(found: DryRun) -> None:
-    """A dry run among the artifacts of the flow run."""
+    """Shows a dry run among the artifacts of the flow run."""
     page = found.markdown()
-    said = "What the batch would come to"
+    said = "The estimated end and cost of the batch"
     for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=said))
 
 
 def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
-    """Plans the batch, shows the plan, and says what a person is asked, as markdown."""
+    """Plans the batch and shows the plan; returns the question for a person, as markdown."""
     found = dry_run(batch, profiles=profiles, seed=seed)
     show(found)
     lines = "".join(f"\n- {line}" for line in found.sentences())
@@ -106,6 +107,6 @@ def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
 
 
 def _turned_down(batch: Batch, answer: Answer) -> dict[str, Any]:
-    """The run of a batch that is not to be trained is cancelled: that is what happened to it, and no failure."""
+    """Cancels the run of a batch that was not approved. The run is no failure."""
     why = f"{batch.name} was not trained: {answer.sentence()}"
     return cast(dict[str, Any], Cancelled(message=why))

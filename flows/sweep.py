@@ -1,4 +1,4 @@
-"""Trains one job under many values as one planned batch, stops what is not worth going on with, and ranks the rest."""
+"""Trains one job under many hyperparameter values as one planned batch, with early stopping, and ranks the trials."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from ringmaster.flows import settings, waiting
+from ringmaster.flows import settings
+from ringmaster.flows.batch import waiting
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.faults import SweepFailed
-from ringmaster.flows.flow_runs import cancel_batches, ended
-from ringmaster.flows.run_names import named
-from ringmaster.flows.sweep_file import spec_of
-from ringmaster.flows.sweep_form import (
+from ringmaster.flows.sweeps.file import spec_of
+from ringmaster.flows.sweeps.form import (
     DeviceChoice,
     EarlyStopping,
     InlineJob,
@@ -34,10 +35,10 @@ from ringmaster.flows.sweep_form import (
 )
 from ringmaster.flows.train_batch import train
 from ringmaster.model_lineage.faults import LedgerError
-from ringmaster.model_lineage.ledger import Ledger
-from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.tasks.sweeping.recording import challenge, figures, record
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
@@ -67,24 +68,26 @@ def sweep(
     seed: Seed = 0,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Trains a job under many values, stops what is not worth going on with, and ranks what comes of it.
+    """Trains one job under many hyperparameter values, stops trials that fall behind, and ranks the others.
 
     Args:
         name: Names the batch, and with it the registered models: letters, digits, "-", "_" and ".".
         template: The job that is varied: one of a batch file, or one that is written out.
         base: A model that each trial starts from, such as models:/production.digits@champion; fresh weights if empty.
-        data: Other data than the template's, with the keys of a batch file: {"source": "digits"}.
-        space: What is searched, key by key of the job.
-        sampler: random draws; grid trains every combination; tpe learns from the trials so far what to try next.
-        num_trials: How many trials at the most; a grid may leave it empty.
-        early_stopping: When a trial is not worth going on with.
+        data: Data in place of the template's, with the keys of a batch file: {"source": "digits"}.
+        space: The search space: values or a range for each key of the job that is varied.
+        sampler: "random" draws at random; "grid" trains every combination; "tpe" proposes trials from the results so
+            far.
+        num_trials: The largest number of trials; a grid may leave it empty.
+        early_stopping: The policy that stops trials early.
         objective: The metric on held-out data by which trials are compared; the template's first one if empty.
-        devices: What the sweep may use of this machine.
-        deadline_s: Seconds after which no trial goes on; the best of those that are done then wins.
-        challenger_of: The registered model whose challenger the best becomes; one of the sweep's own name if empty.
-        num_parallel: With tpe, of how many trials nothing may be known yet when it proposes the next.
-        seed: Of the sampler and of the planner; a job's own seed is a key that can be searched.
-        resume: Go on with the last run of this sweep, which was interrupted.
+        devices: The devices of this machine that the sweep may use.
+        deadline_s: Seconds after which all trials stop; the best of the finished trials then wins.
+        challenger_of: The registered model whose challenger the best trial becomes; one of the sweep's own name if
+            empty.
+        num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
+        seed: Seed of the sampler and of the planner; a job's own seed is a key that can be searched.
+        resume: Whether to resume the last run of this sweep, which was interrupted.
     """
     form = Sweep(
         name=name,
@@ -103,13 +106,13 @@ def sweep(
         seed=seed,
     )
     spec = spec_of(form)
-    conductor = Conductor(spec)
-    result = train(spec.batch(), resume=resume, seed=seed, conductor=conductor)
+    sweep_scheduler = SweepScheduler(spec)
+    result = train(spec.batch(), resume=resume, seed=seed, sweep_scheduler=sweep_scheduler)
     rows = leaderboard(
         spec.trials,
         objective=spec.objective,
-        values=conductor.values,
-        reports=conductor.reports,
+        values=sweep_scheduler.values,
+        reports=sweep_scheduler.reports,
         jobs=result.jobs,
     )
     won = best(rows)
@@ -120,30 +123,32 @@ def sweep(
         "metric": spec.objective,
         "best": won,
         "leaderboard": rows,
-        **_recorded(conductor, rows, challenger_of=challenger_of or name),
+        **_recorded(sweep_scheduler, rows, challenger_of=challenger_of or name),
         "batch": result.to_json(),
     }
     return ended(found, status=status, message=result.summary(), failure=SweepFailed)
 
 
 def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
-    """What becomes of a sweep: a trial that has failed fails its batch, but not the sweep, where another one has won.
+    """Returns the status of a sweep: a failed trial fails its batch, but not the sweep if another trial has won.
 
-    That some values train badly, or not at all, is among what a sweep finds out.
+    It is a regular finding of a sweep that some values train badly or not at all.
     """
     return "done" if batch_status == "failed" and won is not None else batch_status
 
 
-def _recorded(conductor: Conductor, rows: Sequence[Mapping[str, Any]], *, challenger_of: str) -> dict[str, Any]:
-    """Shows and keeps what came of a sweep; the run in MLflow, the challenger, and what could not be recorded."""
-    drawn, won, faults = figures(conductor, rows), best(rows), []
+def _recorded(
+    sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]], *, challenger_of: str
+) -> dict[str, Any]:
+    """Shows and records the results of a sweep; returns its MLflow run, the challenger, and the recording faults."""
+    drawn, won, faults = figures(sweep_scheduler, rows), best(rows), []
     uri = settings.tracking_uri(settings.home())
     ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts", waiting=waiting.for_mlflow())
     where, challenger = None, None
     try:
-        if conductor.run_id is not None:
-            record(ledger, conductor.run_id, rows, drawn)
-            where = ledger.ui_links(run_id=conductor.run_id)["run"]
+        if sweep_scheduler.run_id is not None:
+            record(ledger, sweep_scheduler.run_id, rows, drawn)
+            where = ledger.ui_links(run_id=sweep_scheduler.run_id)["run"]
         if won is not None and won["model"] is not None:
             challenger = challenge(ledger, won["model"], challenger_of).uri
     except LedgerError as error:
@@ -153,12 +158,12 @@ def _recorded(conductor: Conductor, rows: Sequence[Mapping[str, Any]], *, challe
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
     said = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
     waiting.for_prefect(lambda: _show("\n\n".join([*said, link, *pictures]), rows))
-    return {"run": conductor.run_id, "challenger": challenger, "faults": faults}
+    return {"run": sweep_scheduler.run_id, "challenger": challenger, "faults": faults}
 
 
 def _show(page: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Shows what came of a sweep among the artifacts of the flow run."""
-    create_markdown_artifact(page, key="sweep", description="What the trials came to")
+    """Shows the results of a sweep among the artifacts of the flow run."""
+    create_markdown_artifact(page, key="sweep", description="The results of the trials")
     create_table_artifact(
         key="leaderboard", table=[dict(row) for row in rows], description="The trials, the best first"
     )

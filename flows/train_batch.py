@@ -1,4 +1,4 @@
-"""Trains a batch of jobs: profile what is not known, plan them together, run the plan, record what came of it."""
+"""Trains a batch of jobs: profiles the jobs, plans them together, executes the plan, and records the models."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch_artifacts import show_cost
-from ringmaster.flows.batch_records import failures_told, finish_records, job_rows, tell_refused
-from ringmaster.flows.embedded_server import protect_embedded_server
+from ringmaster.flows.batch.artifacts import show_cost
+from ringmaster.flows.batch.context import BatchInput, as_batch, open_run_context
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.local_executor import execute
+from ringmaster.flows.batch.probe import unfit
+from ringmaster.flows.batch.records import failures_told, finish_records, job_rows, tell_refused
+from ringmaster.flows.batch.result import BatchResult, collect
+from ringmaster.flows.batch.run_names import named
+from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed, InputError
-from ringmaster.flows.flow_runs import cancel_batches, ended
-from ringmaster.flows.local_executor import execute
-from ringmaster.flows.page_links import flow_run_page, show_records
 from ringmaster.flows.pool.batch import train_on_pool
-from ringmaster.flows.preflight import unfit
-from ringmaster.flows.result import BatchResult, collect
-from ringmaster.flows.run_names import named
-from ringmaster.flows.views import current_view
-from ringmaster.flows.waiting import for_prefect
-from ringmaster.flows.workshop import BatchInput, as_batch, open_workshop
+from ringmaster.flows.reports.page_links import flow_run_page, show_records
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.services.embedded_server import protect_embedded_server
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.journal import DONE, RUNNING, STOPPED
-from ringmaster.tasks.execution.measured import watching
+from ringmaster.tasks.execution.local.device_metrics import watching
 from ringmaster.tasks.profiling.stage import UnfitJobs
 from ringmaster.tasks.profiling.task import profile_task
-from ringmaster.tasks.scribe import FLOW_RUN_PAGE
-from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.storage.journal import DONE, RUNNING, STOPPED
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
-protect_embedded_server()  # sweeps and retraining import this module too
+protect_embedded_server()  # here, as the sweep and retraining flows import this module too
 
 
 @flow(
@@ -51,17 +51,17 @@ def train_batch(
     checkpoint_every_s: float | None = None,
     seed: int = 0,
 ) -> BatchResult:
-    """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's.
+    """Trains the jobs of a batch file on this machine's devices or, where it belongs to a pool, on the pool's devices.
 
     Args:
-        batch: Path of a batch file, the text of one, its content as a mapping, or a Batch's `to_json()`.
-        name: Shown as the run's name; that of the batch where it is left out.
-        resume: Go on with the last run of this batch, which was interrupted.
-        checkpoint_every_s: Seconds between checkpoints; by default from what one costs.
-        seed: Of the planner; on a pool the executor has its own.
+        batch: Path of a batch file, its text, its content as a mapping, or a Batch's `to_json()`.
+        name: Name of the flow run; by default the name of the batch.
+        resume: Whether to resume the last run of this batch, which was interrupted.
+        checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
+        seed: Seed of the planner. A pool's executor uses its own seed.
 
     Raises BatchFailed, with the result, where jobs have failed or were cancelled; Interrupted where Ctrl-C or SIGTERM
-    has stopped it; InputError where the batch cannot be begun.
+    has stopped the run; InputError where the batch cannot be started.
     """
     result = train(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
@@ -73,20 +73,22 @@ def train(
     resume: bool = False,
     checkpoint_every_s: float | None = None,
     seed: int = 0,
-    conductor: Conductor | None = None,
+    sweep_scheduler: SweepScheduler | None = None,
 ) -> BatchResult:
     """Trains a batch within a flow run: on the pool that this machine belongs to, else on this machine alone.
 
-    conductor: of the sweep whose trials the jobs are.
+    sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
     if (pool := settings.pool()) is not None:
-        result = train_on_pool(batch, pool, resume=resume, checkpoint_every_s=checkpoint_every_s, conductor=conductor)
+        result = train_on_pool(
+            batch, pool, resume=resume, checkpoint_every_s=checkpoint_every_s, sweep_scheduler=sweep_scheduler
+        )
     else:
         result = _train_here(
-            batch, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed, conductor=conductor
+            batch, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed, sweep_scheduler=sweep_scheduler
         )
     rows = job_rows(result)
-    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="What became of each job"))
+    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
     for_prefect(lambda: show_cost(batch, result))
     if result.status == "failed":
         sound(batch_failed(batch.name, message=result.summary()))
@@ -94,11 +96,11 @@ def train(
 
 
 def _train_here(
-    batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int, conductor: Conductor | None
+    batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int, sweep_scheduler: SweepScheduler | None
 ) -> BatchResult:
     """Trains a batch on this machine alone."""
     view = current_view.get()
-    with open_workshop(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
+    with open_run_context(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
         since_s, started_s = time.time(), time.monotonic()
         shop.journal.put("started_s", shop.journal.get("started_s", since_s))  # a resumed batch keeps its deadlines
         shop.journal.put("status", RUNNING)
@@ -114,19 +116,19 @@ def _train_here(
                 notice=view.notice,
                 lend=bench.lend,
                 failed=failures_told(but=are_over),
-                # Trials of a sweep fail one by one, and what was begun goes on.
-                all_or_none=conductor is None and not resume,
+                # Trials of a sweep may fail one by one, and a resumed batch goes on without its unfit jobs.
+                all_or_none=sweep_scheduler is None and not resume,
                 share=bench.batch.profiling_share,
             )
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)
-        if conductor is not None:
-            profiled = replace(profiled, jobs=conductor.judged(profiled.jobs))
+        if sweep_scheduler is not None:
+            profiled = replace(profiled, jobs=sweep_scheduler.judged(profiled.jobs))
         profiling_s = time.monotonic() - started_s
         try:
             with watching(bench.cluster) as measured:
-                execute(shop, profiled, measured=measured, seed=seed, conductor=conductor)
+                execute(shop, profiled, measured=measured, seed=seed, sweep_scheduler=sweep_scheduler)
         finally:
             summary = partial(
                 collect,
@@ -142,8 +144,8 @@ def _train_here(
             shop.journal.put("status", result.status)
             finish_records(shop.recorder, result)
             faults = shop.recorder.close()
-            if conductor is not None:
-                conductor.close(run_id=shop.recorder.run_of())
-        result = summary(faults=faults)  # the models have their addresses now
+            if sweep_scheduler is not None:
+                sweep_scheduler.close(run_id=shop.recorder.run_of())
+        result = summary(faults=faults)  # the models have their URIs now
         show_records(shop.recorder, result)
         return result

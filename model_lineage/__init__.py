@@ -1,12 +1,12 @@
-"""Which model came from which: the graph, and the MLflow ledger that records it.
+"""The lineage graph of models, and the MLflow ledger that records it.
 
-Importing this package is quick: MLflow is imported at a ledger's first use.
+Importing this package is fast: MLflow is imported when a ledger is first used.
 """
 
-from ringmaster.model_lineage.connection import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.faults import LedgerError
-from ringmaster.model_lineage.graph import Adaptation, Graph
-from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.graph.graph import Adaptation, Graph
+from ringmaster.model_lineage.ledger.connection import QUIET_ENVIRONMENT
+from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import (
     ADAPTATION_KINDS,
     COMPONENT,

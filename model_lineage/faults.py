@@ -1,7 +1,7 @@
-"""The base of all errors for users, and what goes wrong between us and MLflow, handled in one place.
+"""Base class of all user-facing errors, and the retries and error translation around every MLflow call.
 
-Every call to MLflow goes through `Guarded`: a fault that may pass (a locked database, a server that answers 5xx) is
-tried again a few times; any other becomes a `LedgerError` that says what to do.
+Every call to MLflow goes through `Guarded`. It retries a transient fault (a locked database, a server that answers 5xx)
+a few times. It turns any other fault into a `LedgerError` with a remedy.
 """
 
 import time
@@ -13,19 +13,19 @@ from urllib.parse import urlsplit, urlunsplit
 from ringmaster.model_lineage.waiting import Waiting
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
-# How MLflow begins its messages about a server that does not answer.
+# The beginnings of MLflow's messages about a server that does not answer.
 AWAY = ("API request to", "The following failures occurred while uploading one or more artifacts")
 
 
 class RingmasterError(Exception):
-    """The base of every error that Ringmaster raises for its user: what is wrong, where, and what to do."""
+    """The base of every error that Ringmaster raises for its user: what is wrong, where, and how to fix it."""
 
 
 class LedgerError(RingmasterError, ValueError):
-    """The ledger cannot do what was asked.
+    """The ledger cannot perform an operation.
 
-    code: MLflow's, e.g. "RESOURCE_DOES_NOT_EXIST". may_pass: the same call may go well later, since MLflow is away or
-    its disk is full just now.
+    code: MLflow's error code, e.g. "RESOURCE_DOES_NOT_EXIST".
+    may_pass: whether the same call may succeed later, because MLflow is unreachable or its disk is full at the moment.
     """
 
     def __init__(self, message: str, *, code: str = "INVALID_PARAMETER_VALUE", may_pass: bool = False) -> None:
@@ -34,7 +34,7 @@ class LedgerError(RingmasterError, ValueError):
 
 
 def redacted(uri: str) -> str:
-    """`uri` without the password that it may carry."""
+    """Returns `uri` with any password in it masked."""
     parts = urlsplit(uri)
     if parts.password is None:
         return uri
@@ -43,11 +43,11 @@ def redacted(uri: str) -> str:
 
 
 class Guarded:
-    """An MlflowClient (or anything alike) whose methods retry transient faults and raise LedgerError for the rest.
+    """An MlflowClient (or a similar object) whose methods retry transient faults and raise LedgerError for all others.
 
-    delays_s: how long to wait before each new try; MLflow itself already waits on a locked sqlite file (20 s) and on
-        a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`), so that these stay few.
-    waiting: tries calls again for as long as MLflow is away, instead of these delays.
+    delays_s: the delay before each retry. The list is short because MLflow itself already waits on a locked sqlite file
+        (20 s) and on a server that does not answer (minutes, `MLFLOW_HTTP_REQUEST_MAX_RETRIES`).
+    waiting: if given, replaces `delays_s` and retries calls for as long as MLflow is unreachable.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Guarded:
         return guarded
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`function(*args, **kwargs)`, guarded as described above."""
+        """Calls `function(*args, **kwargs)` with the retries and error translation of this class."""
         act = partial(self._call, function, *args, **kwargs)
         return act() if self._waiting is None else self._waiting.call(act)
 
@@ -90,7 +90,7 @@ class Guarded:
             except OSError as error:
                 raise LedgerError(
                     f"the ledger at {self._uri} could not read or write a file: {error}. "
-                    "To fix: make room on that disk, or give this user access to it.",
+                    "To fix: free space on that disk, or give this user access to it.",
                     code="IO_ERROR",
                     may_pass=_may_pass(error),
                 ) from error
@@ -101,7 +101,7 @@ class Guarded:
         is_away = _is_transient(error) or message.startswith(AWAY)
         first_line = message.splitlines()[0] if message else type(error).__name__
         if _is_transient(error):
-            remedy = "To fix: see that the database is reachable and not kept locked, and that its disk has room."
+            remedy = "To fix: check that the database is reachable and not locked, and that its disk has free space."
         elif "out-of-date database schema" in message:
             remedy = f"To fix: back the database up, then run `mlflow db upgrade {self._uri}`."
         elif message.startswith(AWAY):
@@ -121,8 +121,8 @@ def _is_transient(error: Any) -> bool:
 
 
 def _may_pass(error: OSError) -> bool:
-    """Whether a file or a file server may do later what it did not do now: it is away, or full."""
-    answer = getattr(error, "response", None)  # of a server that keeps files, where that is who refused
+    """Whether a file operation may succeed later, because the file server is unreachable or the disk is full."""
+    answer = getattr(error, "response", None)  # the response of a file server, if one refused
     if answer is not None:
         return int(answer.status_code) >= 500
     return not isinstance(error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError))

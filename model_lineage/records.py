@@ -1,4 +1,4 @@
-"""The values that go into a ledger and come out of it: plain, immutable, and free of MLflow."""
+"""Immutable records that a ledger stores and returns, without any dependency on MLflow."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ ADAPTATION_KINDS = (
     IMPORTED,
 )
 COMPONENT = "component"
-"""The kind of a node that is no model but a part that several models share: a tower, an embedding, a frozen stem."""
+"""The kind of a node for a part that several models share, such as a tower, an embedding or a frozen stem."""
 
 
 @dataclass(frozen=True)
 class MetricPoint:
-    """One measurement of a run. timestamp_ms: milliseconds since the epoch, or None for now."""
+    """One measurement of a run. timestamp_ms: milliseconds since the epoch; None stands for the current time."""
 
     key: str
     value: float
@@ -33,10 +33,12 @@ class MetricPoint:
 class DatasetInput:
     """Data that a model was trained or evaluated on.
 
-    digest: names the content; equal data have equal digests. source: where it was read, a path or a name.
-    context: what it was used for, e.g. "training" or "evaluation". num_rows: samples, where they were counted.
-    version, split, window: of a data set with a name, the part of it that was read. rows_digest: names the rows alone,
-    however they were cut into samples.
+    digest: identifies the content; equal data have equal digests.
+    source: the path or name that the data were read from.
+    context: the purpose, e.g. "training" or "evaluation".
+    num_rows: the number of samples, or None where they were not counted.
+    version, split, window: the part of a named data set that was read.
+    rows_digest: identifies the rows alone, however they were cut into samples.
     """
 
     name: str
@@ -51,24 +53,30 @@ class DatasetInput:
 
     @property
     def label(self) -> str:
-        """The name, and the version where it has one, as in "reviews/3"."""
+        """The name, followed by the version if there is one, as in "reviews/3"."""
         return self.name if self.version is None else f"{self.name}/{self.version}"
 
     def facts(self) -> dict[str, str | int]:
-        """What is known of it beside its name, digest, source and use."""
+        """Returns the fields that are set, without name, digest, source and context."""
         known = {key: getattr(self, key) for key in ("num_rows", "version", "split", "window", "rows_digest")}
         return {key: value for key, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What made a model, beside its parents and its data, as far as that is known.
+    """How a model was made, beside its parents and its data, as far as that is known.
 
-    job: its name in its batch. batch_run_id: the batch's run. plan: the path of the plan that was followed last among
-    that run's artifacts. profiles: likewise of the job's profiles, in the model's own run. technique: what trained it
-    last, such as "fsdp x2". checkpoints: the folder or URL that holds those of the job. num_steps: after which it was
-    done. code_version: "git COMMIT" of the batch file's folder, else "ringmaster VERSION". seed: of the job.
-    source: of an imported model, the folder or hub name. relation: to its base, as its card says it ("finetune", ...).
+    job: the job's name in its batch.
+    batch_run_id: the MLflow run of the batch.
+    plan: the path of the last plan that was executed, among the artifacts of the batch's run.
+    profiles: the path of the job's profiles, among the artifacts of the model's own run.
+    technique: the technique that trained the model last, such as "fsdp x2".
+    checkpoints: the folder or URL of the job's checkpoints.
+    num_steps: the number of training steps.
+    code_version: "git COMMIT" of the batch file's folder, or "ringmaster VERSION".
+    seed: the seed of the job.
+    source: the folder or hub name that an imported model came from.
+    relation: the relation of an imported model to its base, as its card states it ("finetune", ...).
     """
 
     job: str | None = None
@@ -88,11 +96,14 @@ class Origin:
 class ModelRecord:
     """A model in the ledger.
 
-    model_id: of the MLflow LoggedModel ("m-..."), which names this model for ever.
-    registered_name, version: in the model registry; version is None while none is registered.
+    model_id: the permanent id of the MLflow LoggedModel ("m-...").
+    registered_name, version: the name and version in the model registry; version is None while none is registered.
     uri: "models:/NAME/VERSION", or "models:/MODEL_ID" while no version is registered.
-    kind: one of ADAPTATION_KINDS, or COMPONENT. parents: model ids. components: ids of the parts that it shares.
-    run_id: of the run that made it. tensors_id: in the tensor store, where it is kept there.
+    kind: one of ADAPTATION_KINDS, or COMPONENT.
+    parents: the model ids of the parents.
+    components: the ids of the components that the model shares with others.
+    run_id: the run that made the model.
+    tensors_id: the model's id in the tensor store, or None if it is not stored there.
     """
 
     model_id: str

@@ -1,4 +1,4 @@
-"""Waits for a server that is away, MLflow or another: a call is tried again until the server is back."""
+"""Retries of calls to a server, MLflow or another, for as long as the server is unreachable."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ T = TypeVar("T")
 
 
 def _may_pass(error: Exception) -> bool:
-    """What a LedgerError says of itself."""
+    """Whether an error, usually a LedgerError, is marked as transient."""
     return bool(getattr(error, "may_pass", False))
 
 
 class Waiting:
-    """Tries calls again for as long as their server is away, each time later, until patience ends.
+    """Retries calls for as long as their server is unreachable, with growing delays, until a timeout.
 
-    notice: told once when the server is away, and once when it is back. server: its name, for people. may_pass: whether
-    an error means that the server is away. gave_up: patience has ended; from then on what fails is raised at once.
+    notice: called once when the server becomes unreachable, and once when it is back.
+    server: the server's name in messages.
+    may_pass: returns whether an error means that the server is unreachable.
+    away: the second half of the message that the server is unreachable.
+    gave_up: whether the timeout of `hurry` has passed; from then on failing calls raise at once.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Waiting:
         self._is_hurried, self._never = threading.Event(), threading.Event()
 
     def call(self, action: Callable[[], T]) -> T:
-        """What the action returns. Raises what it raises, where that does not pass or patience has ended."""
+        """Calls `action` and returns its result. Raises its error if that is not transient, or after the timeout."""
         wait_s = FIRST_WAIT_S
         while True:
             try:
@@ -56,7 +59,7 @@ class Waiting:
                 return found
 
     def hurry(self, patience_s: float) -> None:
-        """From now on, waits for so long at the most. From any thread."""
+        """Limits further waiting to `patience_s` seconds from now. Can be called from any thread."""
         self._deadline_s = time.monotonic() + patience_s
         self._is_hurried.set()
 

@@ -1,1 +1,1 @@
-"""The stages of a batch, as plain functions and as retriable Prefect tasks over them."""
+"""The stages of a batch as plain functions, and the retriable Prefect tasks that call them."""

@@ -1,4 +1,4 @@
-"""The devices of this machine: its NVIDIA GPUs, or slots of CPU cores where it has none."""
+"""Detection of this machine's devices: NVIDIA GPUs, or slots of CPU cores on a machine without GPUs."""
 
 import os
 import platform
@@ -12,18 +12,18 @@ import psutil
 
 T = TypeVar("T")
 Devices = str | Mapping[str, int | str]
-"""What a batch asks for: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}."""
+"""The devices that a batch requests: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator, or one slot of CPU cores.
 
-    index: of the GPU in NVML's order (that of the PCI bus), or of the slot.
+    index: the GPU's index in NVML's order (the order of the PCI bus), or the slot's index.
     name: the model of the GPU or of the CPU.
-    memory_bytes: of the GPU, or the slot's even share of what this process may use.
-    cores: the logical CPUs that the worker on this device is pinned to; GPUs share the machine's evenly.
-    uuid: by which CUDA_VISIBLE_DEVICES names a GPU beyond doubt; empty for a CPU slot.
+    memory_bytes: the GPU's memory, or the slot's even share of the memory that this process may use.
+    cores: the logical CPUs that the worker on this device is pinned to. GPUs share the machine's CPUs evenly.
+    uuid: the unambiguous name of a GPU in CUDA_VISIBLE_DEVICES; empty for a CPU slot.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -34,7 +34,7 @@ class Device:
     uuid: str = ""
 
     def device_kind(self) -> str:
-        """What decides a device's speed, as a text for the fingerprints of profiles."""
+        """Returns the device properties that decide its speed, as text for the fingerprints of profiles."""
         if self.kind == "gpu":
             return self.name
         return f"{self.name}, {len(self.cores)} core{'s' if len(self.cores) != 1 else ''}"
@@ -56,15 +56,15 @@ class Cluster:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All devices, node by node."""
+        """All devices, in the order of the nodes."""
         return tuple(device for node in self.nodes for device in node.devices)
 
     def device(self, node: str, number: int) -> Device:
-        """The device of that number on that node."""
+        """Returns the device with that number on that node."""
         return next(each for each in self.nodes if each.name == node).devices[number]
 
     def lease_names(self) -> dict[tuple[str, int], str]:
-        """What leases call each device, by the name of its node and its number there."""
+        """Returns each device's name in leases, by the name of its node and its number on the node."""
         return {
             (node.name, number): f"{node.name}:{device.kind}:{number}"
             for node in self.nodes
@@ -72,15 +72,17 @@ class Cluster:
         }
 
     def device_kind(self) -> str:
-        """The kinds of devices in this cluster, usually one, as a text for the fingerprints of profiles."""
+        """Returns the kinds of devices in this cluster, usually one, as text for the fingerprints of profiles."""
         return " + ".join(sorted({device.device_kind() for device in self.devices}))
 
 
 def detect(devices: Devices = "auto", *, nvml: Any = None, root: Path = Path("/")) -> Cluster:
-    """The asked `devices` of this machine; "auto" takes its GPUs, or where it has none a slot for each core.
+    """Returns the requested `devices` of this machine; "auto" means its GPUs, or a slot per core if it has no GPU.
 
-    nvml: what speaks for the NVIDIA driver, `pynvml` unless given. root: of the files that describe the CPUs.
-    Raises ValueError where the machine does not have what is asked.
+    nvml: the NVML binding, `pynvml` by default.
+    root: the root folder of the files that describe the CPUs.
+
+    Raises ValueError if the machine does not have the requested devices.
     """
     if devices == "auto":
         found = gpus(nvml=nvml) or cpu_slots(root=root)
@@ -113,7 +115,7 @@ def _first_gpus(number: int | str, *, nvml: Any) -> tuple[Device, ...]:
 
 
 def gpus(*, nvml: Any = None) -> tuple[Device, ...]:
-    """The NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves to this process; none where there is no driver."""
+    """Returns the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves to this process; none on a machine without a driver."""
     if nvml is None:
         nvml = import_module("pynvml")
     try:
@@ -134,10 +136,10 @@ def gpus(*, nvml: Any = None) -> tuple[Device, ...]:
 
 
 def cpu_slots(number: int | None = None, *, root: Path = Path("/")) -> tuple[Device, ...]:
-    """`number` slots of equally many CPU cores each, by default one slot for each physical core.
+    """Returns `number` slots with equally many CPU cores each, by default one slot per physical core.
 
-    The threads of one core share a slot, unless there would be fewer slots than asked (or than two). Cores
-    that do not divide evenly stay unused, so that one profile is true of all slots.
+    The threads of one core share a slot, unless that gives fewer slots than requested (or fewer than two). Cores that
+    do not divide evenly stay unused, so that one profile holds for all slots.
     """
     cpus = sorted(os.sched_getaffinity(0))
     cores = _physical_cores(cpus, root=root)
@@ -177,18 +179,18 @@ def _gpu(index: int, *, nvml: Any) -> Device:
 
 
 def _is_named(gpu: Device, name: str) -> bool:
-    """Whether a part of CUDA_VISIBLE_DEVICES means `gpu`: by its index, or by the start of its UUID."""
+    """Returns whether an entry of CUDA_VISIBLE_DEVICES means `gpu`: by its index, or by the start of its UUID."""
     return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
 
 
 def _even(items: Sequence[T], number: int) -> list[tuple[T, ...]]:
-    """The first items in `number` runs of equal length."""
+    """Splits the first items into `number` runs of equal length."""
     length = len(items) // number
     return [tuple(items[i * length : (i + 1) * length]) for i in range(number)]
 
 
 def _physical_cores(cpus: Sequence[int], *, root: Path) -> list[tuple[int, ...]]:
-    """The logical CPUs, those of one physical core together where the kernel tells."""
+    """Groups the logical CPUs by physical core, as far as the kernel reports the cores."""
     cores: dict[object, list[int]] = {}
     for cpu in cpus:
         siblings = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -197,7 +199,7 @@ def _physical_cores(cpus: Sequence[int], *, root: Path) -> list[tuple[int, ...]]
 
 
 def _memory_bytes(root: Path) -> int:
-    """Bytes of memory that this process may use: the machine's, or less where its control groups say so."""
+    """Returns the bytes of memory that this process may use: the machine's, or less if its control groups limit it."""
     limits = [
         _text(group / file)
         for group in _control_groups("memory", root=root)
@@ -208,7 +210,7 @@ def _memory_bytes(root: Path) -> int:
 
 
 def _cpu_quota(root: Path) -> int | None:
-    """How many CPUs' time the control groups allow, at least one; None where they do not say."""
+    """Returns the number of CPUs whose time the control groups allow, at least one; None if they set no limit."""
     quotas = []
     for group in _control_groups("cpu", root=root):
         limit = _text(group / "cpu.max") or " ".join(
@@ -221,7 +223,7 @@ def _cpu_quota(root: Path) -> int | None:
 
 
 def _control_groups(controller: str, *, root: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of those above it, in versions 1 and 2."""
+    """Yields the folders of this process's control group and of its ancestors, in versions 1 and 2."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -241,7 +243,7 @@ def _cpu_name(root: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """What a small file says, or nothing where it cannot be read."""
+    """Returns the text of a small file, or an empty text if the file cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which code a batch runs with: the commit of the folder of its file, where that is kept in git."""
+"""The version of the code that a batch runs with: the git commit of its batch file's folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ GIT_TAKES_AT_MOST_S = 10.0
 
 
 def code_version(folder: Path | None) -> str:
-    """ "git COMMIT" (with "+changes" where tracked files differ from it), else "ringmaster VERSION".
+    """Returns "git COMMIT" (with "+changes" if tracked files differ from it), or else "ringmaster VERSION".
 
-    folder: of the batch file, where its factories are looked for; None where there is none.
+    folder: the folder of the batch file, where its factories are looked up; None if there is no such folder.
     """
     commit = None if folder is None else _git(folder, "rev-parse", "HEAD")
     if folder is None or not commit:
@@ -22,7 +22,7 @@ def code_version(folder: Path | None) -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """What git says; nothing where it is not there, or the folder is not its."""
+    """Returns git's output; an empty text if git is not installed or the folder is in no repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],

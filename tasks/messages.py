@@ -1,4 +1,4 @@
-"""How messages quote what a file holds: on one line, short, and not more of them than a person reads."""
+"""Helpers that quote the content of files in messages: on one line, shortened, and limited in number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOST_FAULTS = 50
 
 
 def listed(faults: Sequence[object], *, between: str = "\n") -> str:
-    """The first faults in words, and how many more there are."""
+    """Joins the first `MOST_FAULTS` faults as text, and states how many more there are."""
     said = [str(fault) for fault in faults[:MOST_FAULTS]]
     if num_more := len(faults) - len(said):
         said.append(f"and {num_more:,} more")
@@ -16,10 +16,10 @@ def listed(faults: Sequence[object], *, between: str = "\n") -> str:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with escapes for what a terminal would obey or could not show."""
+    """Returns `text` on one line, with escapes for control characters and characters that a terminal cannot show."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters of `text`."""
+    """Returns `text`, cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

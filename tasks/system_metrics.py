@@ -1,4 +1,4 @@
-"""Points for MLflow of what devices did: named like MLflow's own system metrics, so that its UI shows them as such."""
+"""MLflow metric points of device telemetry, named like MLflow's system metrics so that its UI shows them there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
-from ringmaster.tasks.execution.journal import Journal
-from ringmaster.tasks.pool.telemetry import TELEMETRY
+from ringmaster.tasks.pool.node.device_monitor import TELEMETRY
+from ringmaster.tasks.storage.journal import Journal
 
-# By what a telemetry word says: MLflow's name, and by what to multiply.
+# By the key in a telemetry event: MLflow's metric name, and the factor that converts the value.
 NAMES = {
     "utilization": ("utilization_percentage", 100.0),
     "memory_bytes": ("memory_usage_megabytes", 1e-6),
@@ -24,9 +24,10 @@ ENERGY = "system/energy_joules"
 
 
 def telemetry_points(event: Mapping[str, Any]) -> list[MetricPoint]:
-    """The points of an event that is a telemetry word (`tasks/pool/telemetry.py` has its form), none of any other.
+    """Returns the metric points of a telemetry event, and none for any other event.
 
-    Steps are seconds since the epoch: a job's segments follow each other, and so do its points.
+    `tasks/pool/node/device_monitor.py` documents the form of a telemetry event. The step of a point is its time in
+    seconds since the epoch: a job's segments follow each other in time, and so do its points.
     """
     if event["event"] != TELEMETRY:
         return []
@@ -41,9 +42,10 @@ def telemetry_points(event: Mapping[str, Any]) -> list[MetricPoint]:
 
 
 class Energy:
-    """Joules of each job over all its segments, those of another process before this one too: they are in the journal.
+    """The energy in joules that each job has used over all its segments.
 
-    Tell it what the executor tells; `hear` and `end` may be told the same twice.
+    The journal stores the energy of each segment, so segments that an earlier process ran are counted too. Pass the
+    executor's events to `hear` and `end`; passing an event twice is harmless.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -51,7 +53,7 @@ class Energy:
         self._running: dict[int, dict[str, float]] = {}  # by segment and node
 
     def hear(self, said: GangSaid) -> None:
-        """A gang said something, perhaps what its devices have taken so far."""
+        """Takes in an event of a gang; a telemetry event reports the energy that its devices have used so far."""
         if said.event["event"] != TELEMETRY:
             return
         used = [device["energy_j"] for device in said.event["devices"].values() if "energy_j" in device]
@@ -59,11 +61,12 @@ class Energy:
             self._running.setdefault(said.number, {})[said.event["node"]] = sum(used)
 
     def end(self, ended: SegmentEnded, *, at_ms: int) -> dict[str, list[MetricPoint]]:
-        """A segment has ended: what each of its jobs has taken since it began, nothing where no device could tell.
+        """Takes in the end of a segment; returns the energy that each of its jobs has used so far, as metric points.
 
-        Jobs that are trained together share alike. at_ms: when it was told, since the epoch.
+        The energy of a segment is divided evenly among the jobs that it trains together. A job gets no point if no
+        device reported any energy. at_ms: the time of the event, in milliseconds since the epoch.
         """
-        jobs, number = (ended.segment.job, *ended.fellows), str(ended.number)
+        jobs, number = (ended.segment.job, *ended.members), str(ended.number)
         used = self._running.pop(ended.number, None)
         records = self._journal.jobs()
         found: dict[str, list[MetricPoint]] = {}

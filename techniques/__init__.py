@@ -1,6 +1,9 @@
-"""How one job trains on one gang of devices. Importing this package imports neither torch nor transformers."""
+"""Parallelism techniques: how one job trains on one gang of devices. Importing the package imports no torch.
 
-from ringmaster.techniques.job import (
+The package imports no transformers either.
+"""
+
+from ringmaster.techniques.interface.job import (
     AdaptationSpec,
     Adapter,
     DataSpec,
@@ -10,9 +13,9 @@ from ringmaster.techniques.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.profiles import Profile
-from ringmaster.techniques.registry import register
-from ringmaster.techniques.technique import GangShape, Technique
+from ringmaster.techniques.interface.profiles import Profile
+from ringmaster.techniques.interface.registry import register
+from ringmaster.techniques.interface.technique import GangShape, Technique
 
 __all__ = [
     "AdaptationSpec",

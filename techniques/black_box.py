@@ -1,6 +1,7 @@
-"""Trainers that are run as they are: nothing is known of what they do inside, only what they say.
+"""Base class of black-box techniques: trainers that are run as they are, and observed only through what they report.
 
-The kind of technique that Saturn's `search` and `execute` are (Nagrecha and Kumar, arXiv:2309.01226).
+Black-box techniques correspond to techniques in Saturn, which have a `search` and an `execute` method (Nagrecha and
+Kumar, arXiv:2309.01226).
 """
 
 from __future__ import annotations
@@ -9,60 +10,66 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.technique import Config, GangShape, Technique
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
-    from ringmaster.techniques.engine.order import GangOrder
-    from ringmaster.techniques.engine.reporter import Reporter
+    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.runtime.processes.order import GangOrder
+    from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 ENDS = ("done", "preempted", "invalid")
 
 
 class BlackBox(Technique):
-    """Trains by itself, on all devices of a gang, what no other technique can; one worker process watches over it.
+    """Trains a job that no other technique can, with its own trainer, on all devices of a gang.
 
-    rank: of this process in the gang, set by the harness before `profile` and `run`; 0 where only one watches.
+    By default, one worker process supervises the trainer.
+
+    rank: rank of this process in the gang, set by the harness before `profile` and `run`; 0 for a single process.
     """
 
     rank: int = 0
 
     @abstractmethod
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """A trial, with the events and the result of `ringmaster.techniques.engine.trials.trial`."""
+        """Runs a trial. Sends the events and returns the result of `techniques.runtime.training.trial_loop.trial`."""
 
     @abstractmethod
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """A segment, with the events and the result of `techniques.engine.training.train`; `checked_result` says which
-        parts of that are needed.
+        """Runs a segment. Sends the events and returns the result of `techniques.runtime.training.segment_loop.train`.
+
+        `checked_result` lists the keys of the result that are required.
         """
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """One, without knobs."""
+        """Yields one config, without knobs."""
         yield {}
 
     def num_ranks(self, gang: GangShape) -> int:
-        """The one that watches."""
+        """Returns 1: the process that supervises the trainer."""
         return 1
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """Nobody knows before it was tried."""
+        """Returns 0, as the memory is unknown until a trial measures it."""
         return 0
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Never called: the model is inside the box."""
+        """Raises NotImplementedError: the trainer builds and lays out the model itself."""
         raise NotImplementedError(f"{self.name} lays out no model")
 
 
 def checked_result(result: Any, job: Job) -> dict[str, Any]:
-    """What `run` returned, as those who decide what follows rely on it: `status`; the `step` up to which the job is
-    trained and saved, unless it is invalid; `metrics` where it is done with its last step.
+    """Returns `result`, the value that `run` returned, after checking the keys that the executor relies on.
 
-    Raises ValueError where something of that is not there.
+    status: one of `ENDS`.
+    step: the step up to which the job is trained and saved, unless the status is "invalid".
+    metrics: a mapping, where the status is "done" at the job's last step.
+
+    Raises ValueError where one of these is missing or wrong.
     """
     if not isinstance(result, dict) or result.get("status") not in ENDS:
         raise ValueError(f"its run returned {result!r}. To fix: a dict whose status is one of {', '.join(ENDS)}")

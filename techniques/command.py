@@ -1,6 +1,6 @@
-"""An external trainer, started as a command, that says in JSON lines what it does.
+"""Technique for an external trainer that is started as a command and reports its progress in JSON lines.
 
-docs/commands.md has the protocol.
+docs/commands.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.technique import Config, GangShape
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.technique import Config, GangShape
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.engine.models import ModelFacts
-    from ringmaster.techniques.engine.order import GangOrder
-    from ringmaster.techniques.engine.reporter import Reporter
+    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.runtime.processes.order import GangOrder
+    from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 
 class Command(BlackBox):
-    """The command of a job's model, on any number of devices of one node."""
+    """Runs the command of a job's model on any number of devices of one node."""
 
     name = "command"
     summary = "an external trainer, started as a command"
     needs = "a job whose model is a command that speaks the protocol; devices of one node"
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """It runs commands alone, and nobody else does."""
+        """Supports exactly the jobs whose model is a command, on one node."""
         if job.model.command is None:
             return "the model is no command"
         if gang.num_nodes > 1:
@@ -34,17 +34,17 @@ class Command(BlackBox):
         return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Those that the job names, in its order."""
+        """Yields the configs that the job lists, in its order."""
         yield from job.model.configs or ({},)
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train until enough steps are measured, then save, evaluate and export once."""
-        from ringmaster.techniques.engine.commands.running import profile
+        from ringmaster.techniques.runtime.commands.running import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Lets the command train the segment's steps."""
-        from ringmaster.techniques.engine.commands.running import run
+        """Lets the command train the steps of the segment."""
+        from ringmaster.techniques.runtime.commands.running import run
 
         return run(order, reporter)

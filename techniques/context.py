@@ -1,4 +1,4 @@
-"""Context parallelism: every sequence divided over the devices, for those that are too long for one.
+"""Context parallelism: every sequence is divided over the devices, for sequences that are too long for one device.
 
 Sources: Jacobs et al., DeepSpeed Ulysses (arXiv:2309.14509); Llama Team, The Llama 3 Herd of Models (arXiv:2407.21783),
 section 3.3.2.
@@ -12,10 +12,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.ddp import Ddp
-from ringmaster.techniques.decoders import why_unknown
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.technique import (
+from ringmaster.techniques.interface.decoders import why_unknown
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.runtime.models import ModelFacts
 
 
 class Context(Technique):
-    """Each device computes some tokens of every sequence; only attention looks at those of the others.
+    """Each device computes some tokens of every sequence; only attention reads the tokens of other devices.
 
-    Weights are replicated or sharded over the same devices, and their gradients averaged, as under `ddp` and `fsdp`.
+    Weights are replicated (as under `ddp`) or sharded (as under `fsdp`) over the same devices, and their gradients are
+    averaged in the same way.
     """
 
     name = "context"
@@ -46,7 +47,7 @@ class Context(Technique):
     moves_model = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Needs devices, a known model with its own loss, and tokens to divide."""
+        """Requires two devices, a decoder of a known architecture with its own loss, and tokens that divide evenly."""
         if gang.num_devices < 2:
             return "needs two devices or more"
         if reason := no_prefix(job) or why_unknown(facts.decoder):
@@ -63,31 +64,34 @@ class Context(Technique):
         return undivided_batch_only(job, facts)
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Exchanging heads sends less than gathering keys and values where there are heads enough: tried first."""
+        """Yields configs with the "ulysses" exchange first where the number of heads allows it.
+
+        Exchanging heads sends less than gathering keys and values.
+        """
         assert facts.decoder is not None
         exchanges = ["all_gather"]
         if facts.decoder.num_heads % gang.num_devices == 0 and facts.decoder.num_kv_heads % gang.num_devices == 0:
             exchanges.insert(0, "ulysses")
         for recompute, sharded, exchange in product(RECOMPUTE, (False, True), exchanges):
-            if recompute == "selective" and exchange == "all_gather":  # its masks are no tensors of the kept kinds
+            if recompute == "selective" and exchange == "all_gather":  # its masks are not among the stored tensors
                 continue
-            # The number of micro-batches says little about which exchange is quicker: varied for one of them.
+            # The number of micro-batches hardly affects which exchange is quicker, so it varies for one exchange only.
             for micro_batch in micro_batches(job.global_batch_size, at_most=2 if exchange == exchanges[0] else 1):
                 yield {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
-        """One axis, over which sequences are divided."""
+        """Returns one axis, over which sequences are divided."""
         return {"cp": gang.num_devices}
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """The whole state, or what `fsdp` needs."""
+        """Returns the bytes of the whole training state, or the memory of `fsdp` where the state is sharded."""
         if config["sharded"]:
             return Fsdp().estimate_memory(job, gang, {**config, "reshard": True}, facts)
         return training_state_bytes(job, facts)
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Attention across the devices first, then the weights laid out over them."""
-        from ringmaster.techniques.engine.sequences import attend_across
+        """Replaces attention by attention across the devices, then lays out the weights over them."""
+        from ringmaster.techniques.runtime.parallel.sequences import attend_across
 
         assert mesh is not None
         self._mesh, self._exchange = mesh["cp"], config["exchange"]
@@ -99,9 +103,9 @@ class Context(Technique):
         return self._weights.parallelize(model, self._mesh, {**config, "reshard": True})
 
     def part(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tokens of this rank, with their positions, and the tokens that follow them."""
-        from ringmaster.techniques.engine.losses import next_tokens
-        from ringmaster.techniques.engine.sequences import positions
+        """Returns this rank's tokens, their positions, and the token that follows each of them as its label."""
+        from ringmaster.techniques.runtime.parallel.sequences import positions
+        from ringmaster.techniques.runtime.training.losses import next_tokens
 
         tokens = batch["input_ids"]
         rank, size = self._mesh.get_local_rank(), self._mesh.size()
@@ -113,18 +117,21 @@ class Context(Technique):
         }
 
     def loss_replicas(self, mesh: DeviceMesh | None) -> int:
-        """Each rank reports the loss of its own tokens."""
+        """Returns 1, as each rank reports the loss of its own tokens."""
         return 1
 
     def gradient_divisor(self, mesh: DeviceMesh | None) -> int:
-        """The exchange averages over all ranks, though the batch is not divided over them."""
+        """Returns the number of ranks, as the exchange averages over all of them.
+
+        The batch itself is not divided over the ranks.
+        """
         assert mesh is not None
         return mesh.size()
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """As the weights' layout has it."""
+        """Returns the context of the technique that lays out the weights."""
         return self._weights.accumulate(model, is_last=is_last)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """As the weights' layout has it."""
+        """Returns the module that the technique that lays out the weights unwraps."""
         return self._weights.unwrap(model)

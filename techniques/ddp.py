@@ -1,4 +1,4 @@
-"""Distributed data parallel: a replica a device, gradients averaged by all-reduce while backward runs.
+"""Distributed data parallel: one replica a device; gradients are averaged by all-reduce during backward.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704).
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.data_parallel import DataParallel
-from ringmaster.techniques.job import DISTILLED, PRUNED
-from ringmaster.techniques.technique import Config
+from ringmaster.techniques.interface.data_parallel import DataParallel
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED
+from ringmaster.techniques.interface.technique import Config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Ddp(DataParallel):
-    """A whole replica on each device; its gradients are averaged in buckets during the last micro-batch's backward."""
+    """Holds a replica on each device, and averages gradients in buckets during the last micro-batch's backward."""
 
     name = "ddp"
     summary = "a replica a device, gradients averaged by all-reduce"
@@ -26,11 +26,11 @@ class Ddp(DataParallel):
     adaptations = frozenset({DISTILLED, PRUNED})
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Wraps the model; gradients live in the communication buckets, so that they are never copied."""
+        """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from ringmaster.techniques.engine.half import average_in_half
-        from ringmaster.techniques.engine.recomputation import recompute_layers
+        from ringmaster.techniques.runtime.training.half_precision import average_in_half
+        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
@@ -45,14 +45,14 @@ class Ddp(DataParallel):
         return ddp
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Only the last micro-batch's backward exchanges gradients."""
+        """Suppresses the exchange of gradients, except in the backward of the last micro-batch."""
         if is_last:
             return nullcontext()
         no_sync: AbstractContextManager[Any] = model.no_sync()  # type: ignore[operator]
         return no_sync
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """DDP holds the model as its attribute `module`."""
+        """Returns the attribute `module` of DDP's wrapper."""
         inner = model.module
         assert not isinstance(inner, str)
         return inner  # type: ignore[return-value]

@@ -1,6 +1,6 @@
-"""FSDP with static buffers: what is gathered and reduced lies in memory that is allocated once.
+"""FSDP with static buffers: gathered weights and reduced gradients lie in memory that is allocated once.
 
-Source: YaFSDP (github.com/yandex/YaFSDP), by the custom collectives of PyTorch's FSDP2.
+Source: YaFSDP (github.com/yandex/YaFSDP); implemented with the custom collectives of PyTorch's FSDP2.
 """
 
 from __future__ import annotations
@@ -9,38 +9,45 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.technique import Config, GangShape
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.technique import Config, GangShape
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.runtime.models import ModelFacts
 
 
 class FsdpStatic(Fsdp):
-    """As `fsdp`, with `reshard` and `num_replicas`; after the first step its collectives allocate nothing."""
+    """Works as `fsdp` with `reshard` and `num_replicas`; after the first step its collectives allocate no memory."""
 
     name = "fsdp_static"
     summary = "as fsdp, with gather and reduce buffers allocated once"
     needs = "two devices or more; 1/n of the training state and five whole layers in each device's memory"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Those of `fsdp` in which buffers are taken and given back in one order."""
+        """Yields the configs of `fsdp` that acquire and release buffers in a fixed order.
+
+        Those are the configs without `prefetch` and `offload`.
+        """
         for config in super().configs(job, gang, facts):
             if not {"offload", "prefetch"} & set(config):
                 yield config
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """Beside what `fsdp` needs: two buffers to gather layers in, and one to reduce one from."""
+        """Returns the memory of `fsdp`, plus two buffers for gathering layers and one for reducing their gradients."""
         return super().estimate_memory(job, gang, config, facts) + 3 * facts.largest_layer_bytes
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """All layers share the buffers for gathering, and those for reducing."""
+        """Shards the model as `fsdp`. All layers share one pool of gather buffers and one pool of reduce buffers."""
         from torch.distributed.fsdp import FSDPModule
 
-        from ringmaster.techniques.engine.static_buffers import BufferPool, StaticAllGather, StaticReduceScatter
+        from ringmaster.techniques.runtime.parallel.static_buffers import (
+            BufferPool,
+            StaticAllGather,
+            StaticReduceScatter,
+        )
 
         model = super().parallelize(model, mesh, config)
         gather, reduce = StaticAllGather(BufferPool()), StaticReduceScatter(BufferPool())

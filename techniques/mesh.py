@@ -1,4 +1,4 @@
-"""A mesh of parallelisms: layers along pipelines, batch and weights over groups, matrices within groups.
+"""A device mesh of combined parallelisms: pipelines of layers, batch and weights over groups, matrices within groups.
 
 Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (arXiv:2104.04473); Shazeer et
 al., Mesh-TensorFlow (arXiv:1811.02084).
@@ -12,11 +12,10 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.decoders import why_unknown
 from ringmaster.techniques.fsdp import Fsdp
-from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
-from ringmaster.techniques.technique import (
+from ringmaster.techniques.interface.decoders import why_unknown
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.technique import (
     Config,
     GangShape,
     StepWork,
@@ -26,19 +25,20 @@ from ringmaster.techniques.technique import (
     training_state_bytes,
     undivided_batch_only,
 )
+from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
 from ringmaster.techniques.tensor import COMPILED_BY_SEQUENCE, TensorParallel, why_not_divisible
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.runtime.models import ModelFacts
 
-AXES = ("pp", "dp_shard", "tp")  # neighbours, which are linked most closely, along the last
+AXES = ("pp", "dp_shard", "tp")  # neighbouring devices, which have the fastest links, lie along the last axis
 
 
 class Mesh(Technique):
-    """At least two of `pipeline` (along pp), `fsdp` (dp_shard, which divides the batch too) and `tensor` (tp)."""
+    """Combines at least two of `pipeline` (axis pp), `fsdp` (dp_shard, which divides the batch) and `tensor` (tp)."""
 
     name = "mesh"
     summary = "pipelines of stages, whose weights and batch are sharded over groups, and cut within them"
@@ -49,7 +49,7 @@ class Mesh(Technique):
     divides_layers = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Needs a division of the devices that suits model and batch."""
+        """Requires a division of the devices that suits model and batch."""
         if gang.num_devices < 4:
             return "needs four devices or more"
         if reason := undivided_batch_only(job, facts) or no_prefix(job) or why_unknown(facts.decoder):
@@ -60,10 +60,10 @@ class Mesh(Technique):
         return None if None in reasons else reasons[0]
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Short pipelines and small groups first: idle time and exchanges grow with them."""
+        """Yields short pipelines and small groups first, as idle time and exchanges grow with their size."""
         assert facts.decoder is not None
         suitable = [sizes for sizes in _sizes(gang) if _why_not(job, facts, sizes) is None]
-        # What saves memory comes last, all at once.
+        # The knobs that save memory are switched on together, and come last.
         for (recompute, reshard), sizes in product((("none", False), ("full", True)), suitable):
             pp, dp_shard, tp = sizes
             rows = job.global_batch_size // dp_shard
@@ -72,24 +72,30 @@ class Mesh(Technique):
                 "recompute": recompute,
                 **dict(zip(AXES, sizes, strict=True)),
                 "reshard": reshard,
-                # Stages send each other whole sequences, from which masks and positions are made.
+                # Pipeline stages send whole sequences, as masks and positions are computed from these.
                 "sequence_parallel": pp == 1 and facts.decoder.seq_len % tp == 0,
                 "loss_parallel": pp == 1 and tp > 1 and job.loss is None,
             }
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
-        """The axes along which anything is divided."""
+        """Returns the axes whose size is above 1.
+
+        Raises ValueError where the sizes do not multiply to the number of the gang's devices.
+        """
         sizes = {axis: int(config[axis]) for axis in AXES}
         if math.prod(sizes.values()) != gang.num_devices:
             raise ValueError(f"a mesh of {sizes} does not have {gang.num_devices} devices")
         return {axis: size for axis, size in sizes.items() if size > 1}
 
     def num_stages(self, gang: GangShape, config: Config) -> int:
-        """One along pp each."""
+        """Returns the size of the pp axis."""
         return int(config["pp"])
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """A share of the state, and the gathered parts of two layers, or of all where they are not resharded."""
+        """Returns the bytes of the state share and of the gathered weights.
+
+        The gathered weights are those of two layers with `reshard`, else those of the whole stage.
+        """
         state = training_state_bytes(job, facts) // gang.num_devices
         if config["dp_shard"] == 1:
             return state
@@ -98,8 +104,8 @@ class Mesh(Technique):
         return state + gathered // int(config["tp"])
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Cut along `tp` first, then along `pp`; what each rank then has is sharded."""
-        from ringmaster.techniques.engine.recomputation import recompute_layers
+        """Divides the model along `tp` first, then along `pp`, and shards the part that each rank then holds."""
+        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
         assert mesh is not None
         self._tensor = TensorParallel() if config["tp"] > 1 else None
@@ -123,15 +129,18 @@ class Mesh(Technique):
         return self._pipeline.cut(model, mesh, config, schedule="1f1b", lay_out=shard)
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
-        """As the pipeline does, or else as layers that are cut do."""
+        """Runs the pipeline's forward where there is one, else tensor parallelism's."""
         if self._pipeline is not None:
             return self._pipeline.forward(model, batch, work)
         assert self._tensor is not None
         return self._tensor.forward(model, batch, work)
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
-        """Likewise; what ranks hold summands of is added up once a step."""
-        from ringmaster.techniques.engine.gradients import settle_, whole
+        """Runs the pipeline's step where there is one, else the default step.
+
+        Partial gradients of ranks are summed once a step.
+        """
+        from ringmaster.techniques.runtime.training.gradients import settle_, whole
 
         if self._pipeline is not None:
             loss_sum, count = self._pipeline.forward_backward(model, work)
@@ -141,11 +150,14 @@ class Mesh(Technique):
         return whole(loss_sum), count
 
     def loss_replicas(self, mesh: DeviceMesh | None) -> int:
-        """The ranks along `tp` report the same; of a pipeline, the last stage."""
+        """Returns the size of the tp axis, whose ranks report the same loss.
+
+        In a pipeline, only the ranks of the last stage report a loss.
+        """
         return 1 if self._tensor is None else self._mesh["tp"].size()
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """A parallel loss, and gradients that are exchanged at the last micro-batch."""
+        """Enters the contexts of `tensor` (parallel loss) and `fsdp` (gradients exchanged at the last micro-batch)."""
         stack = ExitStack()
         for technique in (self._tensor, self._shards):
             if technique is not None:
@@ -153,11 +165,14 @@ class Mesh(Technique):
         return stack
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Over the parts of each parameter, and over all stages."""
+        """Returns the norm over the parts of each parameter and over all stages."""
         return super().grad_norm(parameters) if self._pipeline is None else self._pipeline.grad_norm(parameters)
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
-        """Of a stage's ranks each its parts, the first what is whole on all of them."""
+        """Returns whether this rank writes `tensor`.
+
+        It writes its part of a DTensor. Of a replicated tensor, only the first rank of the stage writes it.
+        """
         from torch.distributed.tensor import DTensor
 
         if self._pipeline is not None and not self._pipeline.writes(name, tensor, rank=rank):
@@ -168,12 +183,15 @@ class Mesh(Technique):
         return all(self._mesh.get_local_rank(axis) == 0 for axis in names if axis != "pp")
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model with all that this rank holds."""
+        """Returns the model with all parameters that this rank holds."""
         return model if self._pipeline is None else self._pipeline.unwrap(model)
 
 
 def _sizes(gang: GangShape) -> list[tuple[int, int, int]]:
-    """(pp, dp_shard, tp), two of them at least two, that make up the gang; tp inside a node, as it is the busiest."""
+    """Returns the sizes (pp, dp_shard, tp), at least two of them above 1, whose product is the gang's size.
+
+    tp stays inside a node, as that axis communicates most.
+    """
     num, a_node = gang.num_devices, gang.num_devices // gang.num_nodes
     divisors = [size for size in range(1, num + 1) if num % size == 0]
     every = [(pp, num // (pp * tp), tp) for pp in divisors for tp in divisors if num % (pp * tp) == 0 and tp <= a_node]

@@ -1,4 +1,4 @@
-"""Spilling: layers kept in host memory visit the device one slice at a time, the next one on its way meanwhile.
+"""Spilling: layers live in host memory and visit the device in slices; the next slice is copied during computation.
 
 Sources: FairScale's OffloadModel; Pudipeddi et al., L2L (arXiv:2002.05645); Nagrecha, Hydra (arXiv:2110.08633).
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.technique import (
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.technique import (
     GRADIENT_BYTES,
     WEIGHT_BYTES,
     Config,
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.runtime.models import ModelFacts
 
 FEW_SLICES = 4
 
 
 class Offload(Technique):
-    """One device; weights, gradients and optimizer state in host memory, and two slices of the layers on the device."""
+    """Keeps weights, gradients and optimizer state in host memory, and two slices of the layers on one device."""
 
     name = "offload"
     summary = "one device, the layers in host memory and on the device a slice at a time"
@@ -45,7 +45,7 @@ class Offload(Technique):
     divides_layers = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Needs layers to cut between, and a host with room for everything."""
+        """Requires repeated layers to cut between, and enough host memory for the whole training state."""
         if gang.num_devices > 1:
             return "one process drives one device"
         if facts.num_layers < 2:
@@ -62,7 +62,10 @@ class Offload(Technique):
         return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Each micro-batch fetches all weights twice, so few and large ones first; then what needs less memory."""
+        """Yields few, large micro-batches first, then configs that need less memory.
+
+        Each micro-batch fetches all weights twice.
+        """
         counts = list(dict.fromkeys((min(FEW_SLICES, facts.num_layers), facts.num_layers)))
         undivided = undivided_batch_only(job, facts) is not None
         sizes = micro_batches(job.global_batch_size, at_most=1 if undivided else 3)
@@ -79,11 +82,14 @@ class Offload(Technique):
                     }
 
     def num_ranks(self, gang: GangShape) -> int:
-        """Always one."""
+        """Returns 1."""
         return 1
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """Two slices' weights, and the gradients of the layer that computes; a CPU slot holds the host's part too."""
+        """Returns the bytes of two slices' weights and one layer's gradients.
+
+        For a CPU slot the bytes in host memory are added, as they lie in the same memory.
+        """
         layer, outside = _layer_and_outside_bytes(facts)
         num_slices: int = config["num_slices"]
         layers_a_slice = -(-facts.num_layers // num_slices)
@@ -91,16 +97,16 @@ class Offload(Technique):
         return on_device + (self.estimate_host_memory(job, facts) if gang.kind == "cpu" else 0)
 
     def host_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """All of the state."""
+        """Returns the bytes of the whole training state for a GPU, and 0 for a CPU slot."""
         return self.estimate_host_memory(job, facts) if gang.kind == "gpu" else 0
 
     def estimate_host_memory(self, job: Job, facts: ModelFacts) -> int:
-        """Bytes of weights, gradients and optimizer state, and of the gradients that a backward has just returned."""
+        """Returns the bytes of the training state and of the gradients that a backward has just returned."""
         return training_state_bytes(job, facts) + facts.num_updated * GRADIENT_BYTES
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Slices the model; its parameters stay where they are."""
-        from ringmaster.techniques.engine.spilling import Spilled
+        """Cuts the model into slices; its parameters stay in host memory."""
+        from ringmaster.techniques.runtime.parallel.spilling import Spilled
 
         self._spilled = Spilled(
             model,
@@ -111,32 +117,35 @@ class Offload(Technique):
         return model
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
-        """On the device that the batch is on."""
+        """Runs the forward on the device that holds the batch."""
         self._spilled.bind(work.zero().device)
         return super().forward(model, batch, work)
 
     @contextmanager
     def accumulate(self, model: nn.Module, *, is_last: bool) -> Iterator[None]:
-        """After a backward its gradients are on the host, before another one comes."""
+        """Waits after each backward until its gradients are in host memory, before another backward starts."""
         yield
         self._spilled.settle()
 
     def after_step(self, model: nn.Module) -> None:
-        """What is on the device was made of the weights before this step."""
+        """Discards the weights on the device, which are older than the optimizer's step."""
         self._spilled.forget()
 
 
 def host_memory_bytes() -> int:
-    """The memory of this machine."""
+    """Returns the size of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _layer_and_outside_bytes(facts: ModelFacts) -> tuple[int, int]:
-    """Bytes of the weights of one layer, and of the largest module outside of the layers; about, for unequal layers."""
+    """Returns the bytes of one layer's weights, and of the largest module outside the layers.
+
+    Both are approximate where the layers are unequal.
+    """
     largest, weights = facts.largest_layer_bytes, facts.num_parameters * WEIGHT_BYTES
     layers_are_largest = largest * facts.num_layers <= weights
     layer = largest if layers_are_largest else (weights - largest) // facts.num_layers
     outside = weights - layer * facts.num_layers
-    if facts.decoder is not None:  # embedding and head are slices of their own
+    if facts.decoder is not None:  # embedding and head are separate slices
         outside = min(outside, facts.decoder.vocab_size * facts.decoder.hidden_size * WEIGHT_BYTES)
     return layer, outside

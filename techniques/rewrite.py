@@ -1,28 +1,28 @@
-"""Models made without a step: pruned, quantized or merged from those that are there, by one process on one device."""
+"""Technique for models that need no training step: pruned, quantized or merged by one process on one device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import MERGED, Job
-from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
+from ringmaster.techniques.interface.job import MERGED, Job
+from ringmaster.techniques.interface.technique import WEIGHT_BYTES, Config, GangShape
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.engine.models import ModelFacts
-    from ringmaster.techniques.engine.order import GangOrder
-    from ringmaster.techniques.engine.reporter import Reporter
+    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.runtime.processes.order import GangOrder
+    from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 
 class Rewrite(BlackBox):
-    """Reads the weights of a job's parents, rewrites them, and measures what came of it beside them."""
+    """Reads the weights of a job's parents, rewrites them, and evaluates the resulting model beside the parents."""
 
     name = "rewrite"
     summary = "one process that prunes, quantizes or merges models, without a step"
     needs = "a job that is pruned, quantized or merged and trains no step; one device"
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """It takes what trains no step, on one device."""
+        """Supports the jobs that train no step, on one device."""
         if job.adaptation is None or job.trains:
             return "the job trains steps"
         if gang.num_devices > 1:
@@ -30,18 +30,18 @@ class Rewrite(BlackBox):
         return None
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """The model; of a merged one a parent too, and the sums in double precision."""
+        """Returns the bytes of the model; for a merged one, also of a parent and of the sums in double precision."""
         assert job.adaptation is not None
         return facts.num_parameters * WEIGHT_BYTES * (4 if job.adaptation.kind == MERGED else 1)
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Does it once, with fresh weights."""
+        """Rewrites the model once, with fresh weights."""
         from ringmaster.techniques.adaptations.rewriting import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-        """Does it."""
+        """Rewrites the model."""
         from ringmaster.techniques.adaptations.rewriting import run
 
         return run(order, reporter)

@@ -1,7 +1,7 @@
-"""Several jobs trained together, as adapters of one frozen base; `engine.fused` does it.
+"""Technique that trains several jobs together, as adapters of one frozen base; `runtime.fused` implements it.
 
-Each has its own data, steps and checkpoints, which are those of any technique: a job may be trained by itself today and
-beside others tomorrow.
+Each job has its own data, steps and checkpoints, in the form that every technique uses. So a job may be trained alone
+in one segment and beside other jobs in another.
 
 Sources: Ye et al., mLoRA (arXiv:2312.02515); Sheng et al., S-LoRA (arXiv:2311.03285).
 """
@@ -13,25 +13,28 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import DataSpec, Job
-from ringmaster.techniques.technique import Config, GangShape, batch_is_divisible
+from ringmaster.techniques.interface.job import DataSpec, Job
+from ringmaster.techniques.interface.technique import Config, GangShape, batch_is_divisible
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.engine.models import ModelFacts
-    from ringmaster.techniques.engine.order import GangOrder
-    from ringmaster.techniques.engine.reporter import Reporter
+    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.runtime.processes.order import GangOrder
+    from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 NAME = "shared_base"
 
 
 class SharedBase(BlackBox):
-    """The job of an order and its fellows, a rank a device: a step of the gang is one of each job.
+    """Trains the job of an order and its member jobs, with one rank a device.
 
-    Over several devices every job's batch is divided as `ddp` divides it; adapters are whole on each, and their
-    gradients are summed as they are, whatever the jobs' `communication` would allow to be rounded.
-    Config, besides `recompute`; a key that is left out has the value in brackets:
-    at_once [all]: how many jobs are trained at a time; the others wait, and one joins whenever another has left.
-    base ["whole"]: a replica of the base on each device, or "sharded": its layers gathered when needed, as of `fsdp`.
+    A step of the gang is one step of each job. Over several devices, every job's batch is divided as `ddp` divides it.
+    Adapters are whole on each device. Their gradients are summed without rounding, whatever the jobs' `communication`
+    allows.
+
+    Config keys, besides `recompute`; the default is in brackets:
+    at_once [all]: number of jobs trained at a time; the others wait, and one joins whenever another has left.
+    base ["whole"]: "whole" for a replica of the base on each device, or "sharded" for layers that are gathered when
+        needed, as in `fsdp`.
     """
 
     name = NAME
@@ -39,43 +42,43 @@ class SharedBase(BlackBox):
     needs = "two jobs or more that adapt one base; of several devices, batches that they divide"
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Never a job by itself."""
-        return "trains groups of jobs, not one by itself"
+        """Refuses every single job: the technique trains groups."""
+        return "trains groups of jobs, not a single job"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Activations that are kept, or computed again; of several devices the base whole on each, or sharded."""
+        """Yields activations stored or recomputed; on several devices, each with the base whole and sharded."""
         for base in [{}] if gang.num_devices == 1 else [{"base": "whole"}, {"base": "sharded"}]:
             for recompute in ("none", "full"):
                 yield {"recompute": recompute, **base}
 
     def num_ranks(self, gang: GangShape) -> int:
-        """One a device."""
+        """Returns one rank a device."""
         return gang.num_devices
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
-        """The batches are divided over all ranks, and so is the base where it is sharded."""
+        """Returns one axis over all ranks: `dp_shard` where the base is sharded, else `dp_replicate`."""
         return {"dp_shard" if config.get("base", "whole") == "sharded" else "dp_replicate": gang.num_devices}
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Measures the steps of all the order's jobs together."""
-        from ringmaster.techniques.engine.fused.trying import profile
+        from ringmaster.techniques.runtime.fused.trial_loop import profile
 
         return profile(order, reporter, rank=self.rank)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Trains each of the order's jobs to its own last step."""
-        from ringmaster.techniques.engine.fused.running import run
+        from ringmaster.techniques.runtime.fused.segment_loop import run
 
         return run(order, reporter, rank=self.rank)
 
 
 def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
-    """Why these jobs cannot be trained on one base at once, or None. facts: of their model."""
+    """Returns why these jobs cannot be trained together on one base, or None. `facts` describes their model."""
     for job in jobs:
         if reason := batch_is_divisible(job, num_ranks):
             return f"{job.name}: {reason}"
         if facts.computes_loss and job.loss is None:
-            return f"{job.name} has a loss that its model computes by itself, for all rows of a batch at once"
+            return f"{job.name} has a loss that its model computes on its own, for all rows of a batch at once"
         if reason := _why_not(job):
             return f"{job.name} {reason}"
     first = jobs[0]
@@ -100,7 +103,7 @@ def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int =
 
 
 def _vocabulary(data: DataSpec) -> DataSpec:
-    """What of data says how its tokens are numbered, and not which of them there are."""
+    """Returns the fields of `data` that determine how tokens are numbered, without those that select the tokens."""
     if data.tokenizer is not None:
         return DataSpec(tokenizer=data.tokenizer)
     return replace(data, seq_len=None, held_out=DataSpec.held_out, held_out_split=None, split=DataSpec.split)
@@ -111,7 +114,7 @@ def _why_not(job: Job) -> str | None:
         return f"is to be trained by {', '.join(job.techniques)} alone"
     if job.adapter is None:
         return "trains no adapter"
-    if job.exact:  # as it is on a CPU; but a GPU's products of more rows may add up in another order
+    if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained beside it may change its last digits"
     if job.adaptation is not None:
         return "is adapted in another way too"

@@ -1,12 +1,12 @@
-"""One process: the reference that every other technique must equal."""
+"""Training in one process: the reference whose weights every other technique must reproduce."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.technique import (
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.runtime.models import ModelFacts
 
 
 class Single(Technique):
-    """One process on one GPU, or on all the CPU slots of its gang, with a thread for each of their cores."""
+    """Trains in one process on one GPU, or on all CPU slots of its gang with one thread for each of their cores."""
 
     name = "single"
     summary = "one process; on CPU slots one thread a core"
@@ -32,7 +32,7 @@ class Single(Technique):
     adaptations = frozenset({DISTILLED, PRUNED})
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """A GPU cannot be joined to another by one process; cores can."""
+        """Requires one node, and one GPU at most, as one process cannot combine GPUs but can combine cores."""
         if gang.kind == "gpu" and gang.num_devices > 1:
             return "one process drives one GPU"
         if gang.num_nodes > 1:
@@ -42,7 +42,7 @@ class Single(Technique):
         return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Fewer, larger micro-batches first; recomputation only where memory asks for it, so last."""
+        """Yields fewer, larger micro-batches first; recomputation comes last, as it only serves to save memory."""
         if undivided_batch_only(job, facts):
             yield {"micro_batch": job.global_batch_size, "recompute": "none"}
             return
@@ -51,12 +51,12 @@ class Single(Technique):
                 yield {"micro_batch": micro_batch, "recompute": recompute}
 
     def num_ranks(self, gang: GangShape) -> int:
-        """Always one."""
+        """Returns 1."""
         return 1
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Nothing to lay out."""
-        from ringmaster.techniques.engine.recomputation import recompute_layers
+        """Applies recomputation; there is nothing else to lay out."""
+        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
         recompute_layers(model, config["recompute"])
         return model

@@ -1,4 +1,4 @@
-"""Tensor parallelism with sequence parallelism: every layer's matrices divided over the devices.
+"""Tensor parallelism with sequence parallelism: every layer's matrices are divided over the devices.
 
 Sources: Shoeybi et al., Megatron-LM (arXiv:1909.08053); Korthikanti et al., Reducing Activation Recomputation in Large
 Transformer Models (arXiv:2205.05198).
@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.technique import (
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.technique import (
     RECOMPUTE,
     Config,
     GangShape,
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
-    from ringmaster.techniques.engine.models.decoder import Decoder, LayerModule
+    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.runtime.models.decoder import Decoder, LayerModule
 
-# The linear modules that a layer of Llama's kind consists of, beside its norms.
+# The linear modules of a Llama-like layer; norms come on top.
 NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"})
-# torch 2.13 loses gradients, in silence, of compiled layers whose activations are whole on every rank.
+# torch 2.13 silently loses gradients of compiled layers whose activations are whole on every rank.
 COMPILED_BY_SEQUENCE = "compiled layers are divided with their activations along the sequence"
 KNOWN = NEEDED | {"gate_proj"}
 
 
 class TensorParallel(Technique):
-    """Attention by heads, feed-forward by features, embedding and head by the vocabulary; the batch is not divided."""
+    """Divides attention by heads, feed-forward by features, embedding and head by the vocabulary; not the batch."""
 
     name = "tensor"
     summary = "every layer's matrices divided; activations exchanged twice a layer"
@@ -50,7 +50,7 @@ class TensorParallel(Technique):
     moves_model = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Needs devices, no random draws, and a model whose layers it knows how to divide."""
+        """Requires two devices, no dropout, and a model whose layers the technique can divide."""
         if gang.num_devices < 2:
             return "needs two devices or more"
         if facts.has_dropout:
@@ -63,7 +63,10 @@ class TensorParallel(Technique):
         return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Activations between the matrices divided too (sequence parallelism) where the tokens can be, first."""
+        """Yields configs with sequence parallelism first, where the tokens can be divided.
+
+        Sequence parallelism divides the activations between the matrices too.
+        """
         assert facts.decoder is not None
         sequence = (True, False) if facts.decoder.seq_len % gang.num_devices == 0 else (False,)
         if job.compile:
@@ -74,22 +77,22 @@ class TensorParallel(Technique):
                 "micro_batch": micro_batch,
                 "recompute": recompute,
                 "sequence_parallel": by_sequence,
-                # A loss of the user's own may do with logits what is not known for divided ones.
+                # A user's loss may apply operations to the logits that divided logits do not support.
                 "loss_parallel": job.loss is None,
             }
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
-        """One axis, over which every matrix is divided."""
+        """Returns one axis, over which every matrix is divided."""
         return {"tp": gang.num_devices}
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """A share of the state; norms, which are not divided, are too small to count."""
+        """Returns the bytes of a share of the training state; norms, which are not divided, are too small to count."""
         return training_state_bytes(job, facts) // gang.num_devices
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Cuts the model in place; each rank takes its part of the weights that all have built alike."""
-        from ringmaster.techniques.engine.recomputation import recompute_layers
-        from ringmaster.techniques.engine.tensor_plan import cut
+        """Divides the model in place; each rank takes its part of the weights, which all ranks have built alike."""
+        from ringmaster.techniques.runtime.parallel.tensor_plan import cut
+        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
@@ -98,8 +101,8 @@ class TensorParallel(Technique):
         return model.to(mesh.device_type)
 
     def forward(self, model: nn.Module, batch: dict[str, Tensor], work: StepWork) -> Any:
-        """Divided logits are put together where they are looked at; the loss in training takes them as they are."""
-        from ringmaster.techniques.engine.gradients import whole
+        """Gathers the divided logits in evaluation; in training the loss takes them divided."""
+        from ringmaster.techniques.runtime.training.gradients import whole
 
         output = super().forward(model, batch, work)
         if not model.training:
@@ -107,14 +110,14 @@ class TensorParallel(Technique):
         return output
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Around the loss and its backward: a cross entropy of logits that are divided over the vocabulary."""
+        """Enables the cross entropy of logits that are divided over the vocabulary, for the loss and its backward."""
         from torch.distributed.tensor.parallel import loss_parallel
 
         return loss_parallel() if self._loss_parallel else nullcontext()
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
-        """As ever; what ranks hold summands of (norms, shared heads) is added up once a step."""
-        from ringmaster.techniques.engine.gradients import settle_, whole
+        """Runs the default step; partial gradients of ranks (norms, shared heads) are summed once a step."""
+        from ringmaster.techniques.runtime.training.gradients import settle_, whole
 
         loss_sum, count = super().forward_backward(model, work)
         settle_(model.parameters())
@@ -122,7 +125,7 @@ class TensorParallel(Technique):
 
 
 def why_not_divisible(decoder: Decoder | None, size: int) -> str | None:
-    """Why a model's layers cannot be divided over `size` devices, or None."""
+    """Returns why a model's layers cannot be divided over `size` devices, or None."""
     if decoder is None:
         return "is for causal language models with attention layers, such as Llama"
     modules = {module.name.rpartition(".")[2] for module in decoder.modules}
@@ -142,6 +145,6 @@ def why_not_divisible(decoder: Decoder | None, size: int) -> str | None:
 
 def _is_known(module: LayerModule, decoder: Decoder) -> bool:
     last = module.name.rpartition(".")[2]
-    if last in ("q_norm", "k_norm"):  # of each head by itself
+    if last in ("q_norm", "k_norm"):  # supported where each head is normalized separately
         return module.shape == (decoder.head_dim,)
     return (last in KNOWN and module.kind == "Linear") or module.kind.endswith("Norm")

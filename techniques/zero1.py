@@ -1,4 +1,4 @@
-"""ZeRO stage 1: replicas as in DDP, but each parameter's optimizer state on one rank only.
+"""ZeRO stage 1: replicas as in DDP, with each parameter's optimizer state on one rank only.
 
 Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.1; Megatron-LM's DistributedOptimizer.
 """
@@ -9,18 +9,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.ddp import Ddp
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.technique import (
+    GRADIENT_BYTES,
+    OPTIMIZER_STATE_BYTES,
+    WEIGHT_BYTES,
+    Config,
+    GangShape,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
 
-    from ringmaster.techniques.engine.models import ModelFacts
+    from ringmaster.techniques.runtime.models import ModelFacts
 
 
 class Zero1(Ddp):
-    """Every rank has every averaged gradient; a parameter's owner alone updates it, and sends it to the others."""
+    """Averages every gradient on every rank; only a parameter's owner updates it, then broadcasts it."""
 
     name = "zero1"
     summary = "a replica a device, gradients averaged by all-reduce, optimizer state divided"
@@ -28,16 +34,16 @@ class Zero1(Ddp):
     saves_memory_of = "ddp"
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """Weights and gradients whole, a share of the optimizer state."""
+        """Returns the bytes of whole weights and gradients, and of a share of the optimizer state."""
         state_bytes = OPTIMIZER_STATE_BYTES[job.optimizer.name] / gang.num_devices
         return int(facts.num_parameters * WEIGHT_BYTES + facts.num_updated * (GRADIENT_BYTES + state_bytes))
 
     def optimizer_parameters(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters that this rank owns."""
+        """Returns the parameters that this rank owns."""
         return [parameter for parameter, owner in _owned(model) if owner == _group(model).rank()]
 
     def after_step(self, model: nn.Module) -> None:
-        """Each owner broadcasts what it has updated; all transfers are under way together."""
+        """Broadcasts each updated parameter from its owner; all transfers run concurrently."""
         import torch.distributed as dist
 
         group = _group(model)
@@ -49,14 +55,14 @@ class Zero1(Ddp):
             work.wait()
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
-        """A rank has the optimizer state of its own parameters only, so it writes all that it has."""
+        """Returns True for every optimizer tensor, as a rank holds the optimizer state of its own parameters only."""
         return name.startswith("optimizer/") or super().writes(name, tensor, rank=rank)
 
 
 def owners(sizes: Sequence[int], *, num_ranks: int) -> list[int]:
-    """The owner of each parameter: largest first, each to the rank that has least so far (Graham's LPT rule).
+    """Returns the owner of each parameter: largest first, each to the rank with the smallest load (Graham's LPT rule).
 
-    The same on every rank; no rank has more than 4/3 of what the best division gives the fullest one.
+    The result is the same on every rank. The fullest rank has at most 4/3 of its load in the best division.
     """
     loads, owner_of = [0] * num_ranks, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

@@ -1,7 +1,7 @@
-"""ZeRO stage 2, overlapped: whole weights on each device, gradients and optimizer state divided.
+"""ZeRO stage 2, overlapped: whole weights on each device; gradients and optimizer state are divided.
 
 Sources: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2; Megatron-LLaMA's OverlappedDistributedOptimizer.
-The exchanges themselves are in `ringmaster.techniques.engine.sharded`.
+`ringmaster.techniques.runtime.parallel.sharded` implements the exchanges.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.data_parallel import DataParallel
-from ringmaster.techniques.job import DISTILLED, Job
-from ringmaster.techniques.technique import (
+from ringmaster.techniques.interface.data_parallel import DataParallel
+from ringmaster.techniques.interface.job import DISTILLED, Job
+from ringmaster.techniques.interface.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.engine.models import ModelFacts
-    from ringmaster.techniques.engine.sharded import ShardedModel
-    from ringmaster.techniques.engine.state import Reader
+    from ringmaster.techniques.runtime.checkpoints.state import Reader
+    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
 
 MIB = 1 << 20
-# Smaller ones are under way earlier, larger ones use the link better: which is quicker, only a trial tells.
+# Smaller buckets are sent earlier, larger ones use the link better; only a trial shows which is quicker.
 BUCKET_BYTES = (32 * MIB, 4 * MIB)
 MOST_LIVE_BUCKETS = 3
 
 
 class Zero2(DataParallel):
-    """Gradients are reduced to the ranks that update them during backward, updated weights gathered during forward.
+    """Reduces gradients to the ranks that update them during backward, and gathers updated weights during forward.
 
-    Config, besides `micro_batch` and `recompute`:
-    bucket_bytes: of the flat buffers that are exchanged at once.
-    every_micro_batch [False]: gradients are exchanged after each micro-batch rather than after the last: as often as
-        there are micro-batches, but no rank ever has more than its share of them and a few buckets.
-    overlap [True]: False leaves nothing to run beside computation; to measure what overlap gains.
+    Config keys, besides `micro_batch` and `recompute`; the default is in brackets:
+    bucket_bytes: size of the flat buffers that are exchanged at once.
+    every_micro_batch [False]: exchange gradients after each micro-batch rather than after the last. There are as many
+        exchanges as micro-batches, but no rank ever holds more than its share of the gradients and a few buckets.
+    overlap [True]: False runs no exchange beside computation, to measure what overlap gains.
     """
 
     name = "zero2"
@@ -54,7 +54,10 @@ class Zero2(DataParallel):
     saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Where memory asks for recomputation, gradients are kept in shares too. No buckets larger than the model."""
+        """Yields configs in which full recomputation, which saves memory, comes with gradients stored in shares.
+
+        No bucket is larger than the model, except for the smallest bucket size.
+        """
         rows = job.global_batch_size // gang.num_devices
         smaller = [size for size in BUCKET_BYTES if size < facts.parameter_bytes]
         for recompute in RECOMPUTE:
@@ -64,8 +67,9 @@ class Zero2(DataParallel):
                     yield {**config, "every_micro_batch": recompute == "full" and micro_batch < rows}
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
-        """Weights whole, a share of the rest, and the buckets under way; gradients whole where they wait for the last
-        micro-batch.
+        """Returns the bytes of whole weights, a share of gradients and optimizer state, and the buckets in transfer.
+
+        Gradients are whole where they wait for the last micro-batch.
         """
         share: float = 1 / gang.num_devices
         waits = config["micro_batch"] < job.global_batch_size // gang.num_devices
@@ -77,8 +81,8 @@ class Zero2(DataParallel):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Moves the weights into buckets and hooks the exchanges into forward and backward."""
-        from ringmaster.techniques.engine.recomputation import recompute_layers
-        from ringmaster.techniques.engine.sharded import ShardedModel
+        from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
+        from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
@@ -93,7 +97,7 @@ class Zero2(DataParallel):
         )
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """The model exchanges gradients by itself."""
+        """Returns the model's own context, which exchanges gradients."""
         return _sharded(model).micro_batch(is_last=is_last)
 
     def after_step(self, model: nn.Module) -> None:
@@ -101,15 +105,15 @@ class Zero2(DataParallel):
         _sharded(model).share_updates()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model within."""
+        """Returns the inner model."""
         return _sharded(model).inner
 
     def gradient_divisor(self, mesh: DeviceMesh | None) -> int:
-        """Gradients are summed, not averaged."""
+        """Returns 1, as gradients are summed, not averaged."""
         return 1
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
-        """|g| = sqrt(sum over ranks r of |g[r]|^2), each rank having the gradients of its shares."""
+        """Returns |g| = sqrt(sum over ranks r of |g[r]|^2), where g[r] are the gradients of rank r's shares."""
         import torch
         import torch.distributed as dist
 
@@ -119,24 +123,24 @@ class Zero2(DataParallel):
         return square.sqrt()
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """Whole parameters' state, each on one rank: the buckets are gathered one after another by ranks in turn."""
-        from ringmaster.techniques.engine.sharded_state import gathered_state
+        """Returns whole parameters' state, each on one rank; the ranks gather the buckets one after another."""
+        from ringmaster.techniques.runtime.parallel.sharded_state import gathered_state
 
         return gathered_state(_sharded(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Each rank takes its shares."""
-        from ringmaster.techniques.engine.sharded_state import restore_shares
+        """Loads this rank's shares of the optimizer state."""
+        from ringmaster.techniques.runtime.parallel.sharded_state import restore_shares
 
         restore_shares(reader, _sharded(model), optimizer)
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
-        """Of the optimizer's state a rank has only what it is to write."""
+        """Returns True for every optimizer tensor, as a rank holds only the optimizer state that it is to write."""
         return name.startswith("optimizer/") or super().writes(name, tensor, rank=rank)
 
 
 def _sharded(model: nn.Module) -> ShardedModel:
-    from ringmaster.techniques.engine.sharded import ShardedModel
+    from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
 
     assert isinstance(model, ShardedModel)
     return model

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ringmaster.techniques.data_parallel import DataParallel
-from ringmaster.techniques.engine.recomputation import recompute_layers
-from ringmaster.techniques.technique import Config
+from ringmaster import DataParallel
+from ringmaster.techniques.interface.technique import Config
+from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
 
 class OneMessage(DataParallel):

@@ -215,11 +215,11 @@ def main() -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from ringmaster.flows.flow_runs import result_of
-    from ringmaster.flows.nights.night import current_clock
+    from ringmaster.flows.batch.context import lent_server
+    from ringmaster.flows.batch.flow_runs import result_of
     from ringmaster.flows.retrain_daily import retrain_daily
-    from ringmaster.flows.workshop import lent_server
-    from ringmaster.techniques.engine.processes import ForkServer
+    from ringmaster.flows.retraining.retraining_run import current_clock
+    from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # one for all nights, which import it once

@@ -23,7 +23,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""
-    from ringmaster.techniques.engine.models.conversion import convert as convert_model
+    from ringmaster.techniques.runtime.models.conversion import convert as convert_model
 
     try:
         done = convert_model(source, destination, to=to, tp=tp, pp=pp)

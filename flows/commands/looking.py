@@ -16,8 +16,8 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.execution.journal import Journal
     from ringmaster.tasks.pool.handed_over import Pending
+    from ringmaster.tasks.storage.journal import Journal
 
 
 def techniques(
@@ -34,13 +34,13 @@ def techniques(
     as_json: AsJson = False,
 ) -> None:
     """List the techniques and what each needs; with --model, which of them could train it, in how much memory."""
-    from ringmaster.techniques import registry
+    from ringmaster.techniques.interface import registry
 
     if model is not None:
-        from ringmaster.flows.outlook import look_ahead, print_outlook
+        from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report
 
         found = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
-        print_json(found.to_json()) if as_json else print_outlook(found)
+        print_json(found.to_json()) if as_json else print_technique_report(found)
         raise typer.Exit(1 if found.faults else 0)
     if job is not None or devices is not None or memory is not None:
         raise InputError(["--job, --devices and --memory say how a model would be trained. To fix: name it by --model"])
@@ -118,7 +118,7 @@ def _runs(batch: str | None) -> list[_Run]:
 
 def _runs_here() -> Iterator[_Run]:
     """The newest run of each batch that ran on this machine alone."""
-    from ringmaster.tasks.execution.journal import Journal
+    from ringmaster.tasks.storage.journal import Journal
 
     newest = {file.parent.parent: file for file in sorted((settings.home() / "batches").glob("*/*/journal.db"))}
     for file in newest.values():
@@ -135,9 +135,9 @@ def _runs_on_pool() -> Iterator[_Run]:
     if address is None:
         return
     from ringmaster.flows.pool.asking import open_database
-    from ringmaster.tasks.execution.journal import Journal
     from ringmaster.tasks.pool.handed_over import pending
     from ringmaster.tasks.pool.submissions import SUBMITTED, Submissions
+    from ringmaster.tasks.storage.journal import Journal
 
     with open_database(address) as database:
         submissions = Submissions(database)
@@ -155,7 +155,7 @@ def _runs_on_pool() -> Iterator[_Run]:
 
 def _pending_rows(found: Pending) -> list[dict[str, Any]]:
     """A row a job of a batch that was handed over, and of which no job is in a plan yet."""
-    from ringmaster.tasks.execution.journal import FAILED
+    from ringmaster.tasks.storage.journal import FAILED
 
     status = FAILED if found.is_over else "handed over"
     known = {"batch": found.name, "run": "", "status": status, "step": 0, "message": found.message, "leader": None}
@@ -164,7 +164,7 @@ def _pending_rows(found: Pending) -> list[dict[str, Any]]:
 
 def _rows(journal: Journal, batch: str, run: str) -> list[dict[str, Any]]:
     """A row a job; leader: the job whose gang trained it too, None where it had its own."""
-    from ringmaster.tasks.execution.journal import LEADER
+    from ringmaster.tasks.storage.journal import LEADER
 
     return [
         {

@@ -33,16 +33,16 @@ def evaluate(
 
     Adapters of one base are asked together.
     """
-    from ringmaster.flows import examining
     from ringmaster.flows.lineage.home import lineage_home
+    from ringmaster.flows.promotion import examine
 
-    spec = None if data is None else examining.data_spec(data)
+    spec = None if data is None else examine.data_spec(data)
     with lineage_home() as home:
-        found = [examining.find(model, home) for model in models]
-        other = None if against is None else examining.find(against, home)
+        found = [examine.find(model, home) for model in models]
+        other = None if against is None else examine.find(against, home)
         console = error_console()
         with console.status("") as status:
-            examined = examining.examine_models(
+            examined = examine.examine_models(
                 found,
                 data=spec,
                 tests=tests,
@@ -72,10 +72,10 @@ def monitor(
     as_json: AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
-    from ringmaster.tasks.evaluation.assertions import check, importable
-    from ringmaster.tasks.evaluation.logs import Log
+    from ringmaster.tasks.evaluation.assertions.assertions import check, importable
+    from ringmaster.tasks.evaluation.assertions.logs import Log
     from ringmaster.tasks.evaluation.suite import load_suite
-    from ringmaster.techniques.values import to_json
+    from ringmaster.techniques.interface.values import to_json
 
     suite = load_suite(assertions)
     if not suite.assertions:

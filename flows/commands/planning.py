@@ -47,7 +47,7 @@ def plan(
     Families (-JOBSxDEVICES): tiny, paper-txt, paper-img, paper-mixed, gavel, scale, multi, types, sweep, lora,
     adapters.
     """
-    from ringmaster.tasks.planning.fusion import choose_groups
+    from ringmaster.tasks.planning.groups.fusion import choose_groups
 
     problem = _problem(problem_file, draw, seed)
     fusion = choose_groups(problem, time_limit_s=time_limit, preemption=preemption, objective=objective, seed=seed)
@@ -57,7 +57,7 @@ def plan(
     if output:
         _write(output, json.dumps(found.to_json(), indent=1))
     if svg:
-        from ringmaster.tasks.planning.gantt import render_svg
+        from ringmaster.tasks.planning.charts.gantt import render_svg
 
         _write(svg, render_svg(found, problem))
     simple = _simple(problem)
@@ -65,7 +65,7 @@ def plan(
         result = found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple}
         print_json(result | ({"fusion": fusion.to_json()} if problem.is_fused else {}))
     else:
-        from ringmaster.flows.plan_report import print_plan
+        from ringmaster.flows.reports.plan_report import print_plan
 
         print_plan(found, problem, simple, output_console(), fused=fusion.in_words() if problem.is_fused else "")
 
@@ -79,7 +79,7 @@ def check(
     Exit 0 where all of it holds, else 1 and the faults on stdout. No solver is used, nor code that makes plans.
     """
     from ringmaster.tasks.planning import certified_bound, verify
-    from ringmaster.tasks.planning.counting import COUNTING, counted_bound_s
+    from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
 
     problem, planned = _problem(problem_file, None, 0), _plan(plan_file)
     if faults := verify(planned, problem):
@@ -122,11 +122,11 @@ def simulate(
 
     Its groups of jobs that are trained together stay as they are.
     """
-    from ringmaster.tasks.execution.introspection import Policy
-    from ringmaster.tasks.execution.simulate import clairvoyant
-    from ringmaster.tasks.execution.simulate import simulate as run
+    from ringmaster.tasks.execution.replanning.replan_policy import Policy
+    from ringmaster.tasks.execution.simulation.simulate import clairvoyant
+    from ringmaster.tasks.execution.simulation.simulate import simulate as run
     from ringmaster.tasks.planning import verify
-    from ringmaster.tasks.planning.fusion import as_executed
+    from ringmaster.tasks.planning.groups.fusion import as_executed
 
     problem, planned = _problem(problem_file, None, seed), _plan(plan_file)
     if faults := verify(planned, problem):
@@ -158,7 +158,7 @@ def simulate(
 
 def _problem(path: Path | None, family: str | None, seed: int) -> Problem:
     from ringmaster.tasks.planning import Problem, ProblemError
-    from ringmaster.tasks.planning.families import draw
+    from ringmaster.tasks.planning.problems.families import draw
 
     if (path is None) == (family is None):
         raise InputError(["give either a problem file or --draw FAMILY"])
@@ -201,8 +201,8 @@ def _write(path: Path, text: str) -> None:
 
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
-    from ringmaster.tasks.planning.baselines import current_practice, even_split, optimus_greedy
-    from ringmaster.tasks.planning.listing import NoRoomError
+    from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
+    from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 
     makespans = {}
     for rule in (current_practice, even_split, optimus_greedy):

@@ -48,7 +48,7 @@ def submit(
         raise InputError([f"--batch {batch!r} is no name. To fix: letters, digits, '-', '_' and '.', at most 100"])
     jobs = replace(load_batch(located(jobs_file)), name=batch)
     if not unchecked:
-        from ringmaster.flows.preflight import check_jobs
+        from ringmaster.flows.batch.probe import check_jobs
 
         check_jobs(jobs)
     if wait:
@@ -68,7 +68,7 @@ def submit(
         with in_time(ANSWER_PATIENCE_S) as is_over:
             run = requests.wait(number, until=is_over).answer.get("flow_run")
     if run is None:
-        said = "its flow run begins once an executor leads (`ringmaster executor`) and Prefect answers"
+        said = "its flow run begins once an executor leads (`ringmaster pool executor`) and Prefect answers"
     else:
         said = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"

@@ -37,7 +37,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
-    from ringmaster.flows.promoting import Asked, promote_by_hand
+    from ringmaster.flows.promotion.promote import Asked, promote_by_hand
 
     asked = Asked(model=model, policy=policy, data=data, against=against, force=force, why=why, who=getpass.getuser())
     with _promotions() as (home, log):
@@ -81,7 +81,7 @@ def _sound(alarm: Alarm) -> None:
 def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
     from ringmaster.flows.lineage.home import lineage_home
-    from ringmaster.flows.promotions import open_move_log
+    from ringmaster.flows.promotion.moves import open_move_log
     from ringmaster.tasks.promotion.moves import PromotionRefused
 
     with lineage_home() as home, open_move_log() as log:

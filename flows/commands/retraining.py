@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from ringmaster.flows import settings
 from ringmaster.flows.examples import located
 from ringmaster.flows.output import STARTING_SERVERS, AsJson, Verbose, announce, error_console, print_json
-from ringmaster.techniques.dotted import resolve
+from ringmaster.techniques.interface.dotted_names import resolve
 
 Seed = Annotated[int, typer.Option(help="Of the planner; on a pool the executor has its own.", min=0)]
 
@@ -26,7 +26,7 @@ def sweep(
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
     announce(f"reading {sweep_file}")
-    from ringmaster.flows.sweep_file import load_sweep
+    from ringmaster.flows.sweeps.file import load_sweep
 
     form = load_sweep(located(sweep_file))
     result = _run("ringmaster.flows.sweep:sweep", {**form.parameters(), "resume": resume}, is_verbose=verbose)
@@ -73,8 +73,8 @@ def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str
     if settings.pool() is None:
         announce(STARTING_SERVERS)
     run = resolve(flow)
-    from ringmaster.flows.flow_runs import result_of
-    from ringmaster.flows.views import shown
+    from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.reports.progress import shown
 
     with shown(error_console(), is_verbose=is_verbose):
         result: dict[str, Any] = result_of(run, **parameters)

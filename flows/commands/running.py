@@ -24,12 +24,12 @@ from ringmaster.flows.output import (
 )
 
 if TYPE_CHECKING:
-    from ringmaster.flows.result import BatchResult
+    from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
 
 HEARTBEAT_S = 30
 
-Profiles = Literal["measure", "predict"]  # as `ringmaster.flows.batch_form` says it, which imports pydantic
+Profiles = Literal["measure", "predict"]  # as `ringmaster.flows.batch.form` says it, which imports pydantic
 
 BatchFile = Annotated[Path, typer.Argument(help="A batch file; examples/mixed_batch.yaml shows all that it can say.")]
 
@@ -80,9 +80,9 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     """
     settings.embed(settings.home())
     announce("loading what looks at jobs and plans; no server is started")
-    from ringmaster.flows.dry_run import dry_run
-    from ringmaster.flows.plan_report import print_gantt
-    from ringmaster.flows.views import shown
+    from ringmaster.flows.batch.dry_run import dry_run
+    from ringmaster.flows.reports.plan_report import print_gantt
+    from ringmaster.flows.reports.progress import shown
 
     console = error_console()
     with shown(console):
@@ -112,12 +112,12 @@ def train(
     settings.embed(home)
     with ExitStack() as stack:
         if settings.pool() is None:
-            from ringmaster.flows.workshop import cool_down, warm_up
+            from ringmaster.flows.batch.context import cool_down, warm_up
 
             stack.callback(cool_down)
             warm_up(batch)
         result = _trained(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, is_verbose=is_verbose)
-    from ringmaster.flows.report import print_report
+    from ringmaster.flows.reports.batch_report import print_report
 
     print_report(result, error_console(), home=home)
     if as_json:
@@ -131,9 +131,9 @@ def _trained(batch: Batch, *, resume: bool, checkpoint_every: float | None, seed
         announce(STARTING_SERVERS)
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from ringmaster.flows.flow_runs import result_of
+    from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.reports.progress import shown
     from ringmaster.flows.train_batch import train_batch
-    from ringmaster.flows.views import shown
 
     # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
     heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
@@ -163,7 +163,7 @@ def profile(
     batch = load_batch(located(batch_file))
     settings.embed(settings.home())
     from ringmaster.flows.profile_batch import profile_batch
-    from ringmaster.flows.views import shown
+    from ringmaster.flows.reports.progress import shown
 
     console = error_console()
     with shown(console, is_verbose=verbose):

@@ -19,7 +19,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Show by device what was planned, what happens and what comes, until the batch has ended."""
-    from ringmaster.flows.watch import opened, watch_on, watch_once
+    from ringmaster.flows.reports.watch import opened, watch_on, watch_once
 
     with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
         watch_once(watched, as_json=as_json) if once else watch_on(watched, as_json=as_json)

@@ -1,1 +1,1 @@
-"""The lineage for the command line: where it is kept, how it is shown, and searched for what broke a model."""
+"""The lineage for the command line: access to the records, views, row tracing, and bisection."""

@@ -1,4 +1,4 @@
-"""Searches for the adaptation that broke a model, and goes on with one that was interrupted."""
+"""Bisection: the search for the adaptation that broke a model, which can resume after an interruption."""
 
 from __future__ import annotations
 
@@ -12,69 +12,76 @@ from typing import Any
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.model_tests import CommandTest, MetricTest
-from ringmaster.model_lineage.blame import Blame, Culprit, blame, every_bad, first_bad
-from ringmaster.model_lineage.exporting import node_json
-from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.exchange.exporting import node_json
+from ringmaster.model_lineage.graph.bisection import Blame, Culprit, blame, every_bad, first_bad
+from ringmaster.model_lineage.graph.snapshot import Node
 from ringmaster.model_lineage.tensors.objects import write_once
 
 Told = Callable[[str], None]
-"""Takes a line of progress for a person."""
+"""Receives a line of progress for a person."""
 
 
-class Verdicts:
-    """What a test said of models, and of checkpoints by "ID step N"; kept in a file until the search has ended."""
+class TestResults:
+    """Results of a test by model id, and by "ID step N" for checkpoints; stored in a file until the search ends."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self.known: dict[str, bool | None] = json.loads(file.read_text()) if file.exists() else {}
 
     @classmethod
-    def of(cls, folder: Path, *, model: str, test: str) -> Verdicts:
-        """Those of an interrupted search for what broke `model` by `test`, if there are any."""
+    def of(cls, folder: Path, *, model: str, test: str) -> TestResults:
+        """Returns the stored results of an interrupted search for what broke `model` by `test`, or an empty object."""
         return cls(folder / f"{hashlib.sha256(json.dumps([model, test]).encode()).hexdigest()[:32]}.json")
 
     def put(self, key: str, is_good: bool | None) -> None:
-        """Keeps a verdict, None for what cannot be tested."""
+        """Stores a result; None means that the model cannot be tested."""
         self.known[key] = is_good
         write_once(self._file, json.dumps(self.known).encode())
 
     def forget(self) -> None:
-        """The search has ended, or begins anew."""
+        """Deletes all results, as the search has ended, or starts anew."""
         self.known.clear()
         self._file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """One search: a test, over the models of a home. every: whether all are tested, whatever the answers are."""
+class Bisection:
+    """One search, with a test, over the models of a home.
+
+    home: the lineage.
+    test: the test.
+    results: its stored results.
+    every: whether to test all models, whatever the results are.
+    told: receives the progress.
+    """
 
     home: LineageHome
     test: MetricTest | CommandTest
-    verdicts: Verdicts
+    results: TestResults
     every: bool
     told: Told
 
     def run(self, node: Node) -> Blame:
-        """Finds who broke a model. Raises InputError where the model passes, or cannot be tested."""
+        """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""
         graph = self.home.snapshot.graph
         if node.id not in graph:
             raise InputError([f"{node.label} is a component: no adaptation made it. To fix: name a model"])
         if self.is_good(node.id) is not False:
             passes = self.is_good(node.id)
-            self.verdicts.forget()  # by the next time the test or the files may be others
+            self.results.forget()  # by the next time the test or the files may have changed
             said = f"{node.label} passes the test: nothing broke it. To fix: name a model that fails"
             raise InputError([said if passes else self._untestable(node)])
         return blame(graph, node.id, self.is_good, every=self.every)
 
     def is_good(self, id: str) -> bool | None:
-        """Tests a model, and says so; None where it cannot be tested."""
+        """Tests a model, and reports the result; None if it cannot be tested."""
         node = self.home.snapshot.nodes.get(id)
         if node is None:  # deleted
             return None
         return self._judged(node.id, node.label, lambda: self._tested(node))
 
     def describe(self, culprit: Culprit, *, checkpoints: bool) -> dict[str, Any]:
-        """What is known of an adaptation that broke something."""
+        """Returns the facts about an adaptation that broke a model, as JSON values."""
         label = self.home.snapshot.label
         node = self.home.snapshot.nodes[culprit.child]
         said: dict[str, Any] = {
@@ -89,8 +96,8 @@ class Search:
         return said
 
     def _steps(self, node: Node, test: CommandTest) -> dict[str, Any] | None:
-        """Between which steps of a training its model became bad; None where no checkpoint is left."""
-        from ringmaster.techniques.engine.models.at_checkpoint import checkpoint_steps
+        """Returns between which training steps a model became bad; None if it has no checkpoints left."""
+        from ringmaster.techniques.runtime.models.at_checkpoint import checkpoint_steps
 
         root, last = node.record.origin.checkpoints, node.record.origin.num_steps
         assert root is not None, "there is a place to look"
@@ -113,8 +120,8 @@ class Search:
         return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
 
     def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
-        from ringmaster.techniques.engine.models.at_checkpoint import export_checkpoint
-        from ringmaster.techniques.engine.scratch import ScratchFolder
+        from ringmaster.techniques.runtime.models.at_checkpoint import export_checkpoint
+        from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"
@@ -125,11 +132,11 @@ class Search:
             return test.is_good(folder)
 
     def _judged(self, key: str, label: str, judge: Callable[[], bool | None]) -> bool | None:
-        """A verdict that is known from before, else a new one, which is kept."""
-        if key in self.verdicts.known:
-            return self.verdicts.known[key]
+        """Returns the stored result, or runs the test and stores its result."""
+        if key in self.results.known:
+            return self.results.known[key]
         is_good = judge()
-        self.verdicts.put(key, is_good)
+        self.results.put(key, is_good)
         self.told(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
         return is_good
 
@@ -138,7 +145,7 @@ class Search:
             return self.test.is_good(node) if self.test.applies_to(node) else None
         try:
             folder = self.home.model_dir(node)
-        except ValueError:  # deleted, or nowhere that can be reached
+        except ValueError:  # deleted, or out of reach
             return None
         return self.test.is_good(folder) if any(folder.rglob("*.safetensors")) else None
 

@@ -1,4 +1,4 @@
-"""What the lineage commands work on: the ledger and the tensor store of this home, and the models' files."""
+"""Access to a home's lineage for commands: the ledger, the tensor store, and the files of models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger, Ledger
 from ringmaster.techniques.adapters.moving import has_lost_base, on_base
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.snapshot import Node, Snapshot
+    from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
     from ringmaster.model_lineage.tensors import TensorStore
 
 Model = Annotated[
@@ -32,14 +32,18 @@ Refresh = Annotated[bool, typer.Option("--refresh", help="Ask an MLflow server f
 
 @dataclass(frozen=True, kw_only=True)
 class LineageHome:
-    """The lineage that is recorded from this home. is_fresh: whether to ask a server for everything anew."""
+    """The lineage that was recorded from this home.
+
+    folder: the home.
+    is_fresh: whether to read everything anew from an MLflow server, and not from the cache.
+    """
 
     folder: Path
     is_fresh: bool = False
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The ledger, which nothing has opened yet."""
+        """The ledger, with its environment set up; no connection is open yet."""
         address = settings.pool()
         for name, value in {**QUIET_ENVIRONMENT, **(address.environment() if address else {})}.items():
             os.environ.setdefault(name, value)
@@ -47,21 +51,21 @@ class LineageHome:
 
     @cached_property
     def store(self) -> TensorStore:
-        """The tensors."""
+        """The tensor store."""
         from ringmaster.model_lineage.tensors import TensorStore
 
         return TensorStore(settings.tensors(self.folder))
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """The lineage as it is now."""
-        from ringmaster.model_lineage.snapshot import Snapshot
+        """A snapshot of the lineage, taken on first use."""
+        from ringmaster.model_lineage.graph.snapshot import Snapshot
 
         return Snapshot.of(self.ledger, cache=self.folder / "cache" / "lineage", is_fresh=self.is_fresh)
 
     def find(self, name: str) -> Node:
-        """The node of that name. Raises InputError with close names."""
-        from ringmaster.model_lineage.snapshot import UnknownName
+        """Returns the node of that name. Raises InputError with similar names if there is none."""
+        from ringmaster.model_lineage.graph.snapshot import UnknownName
 
         try:
             return self.snapshot.find(name)
@@ -69,10 +73,10 @@ class LineageHome:
             raise InputError([str(error)]) from error
 
     def model_dir(self, node: Node) -> Path:
-        """The folder of a model's files: MLflow's own where that is on a disk here, else a copy in the cache.
+        """Returns a folder with a model's files: MLflow's own if it is on a local disk, else a copy in the cache.
 
-        Where MLflow's files are gone, what the tensor store has. An adapter whose base is no longer where it was
-        names the base as this home has it, in a copy. Raises InputError where nobody has the files.
+        If MLflow's files are gone, the copy comes from the tensor store. An adapter whose base has moved gets a copy
+        that names this home's path of the base. Raises InputError if the files are nowhere to be found.
         """
         folder = self._files(node)
         parents = [self.snapshot.nodes[id] for id in node.record.parents if id in self.snapshot.nodes]
@@ -98,7 +102,7 @@ class LineageHome:
         return self.ledger.download_model(node.id, cache)
 
     def _restored(self, id: str, folder: Path) -> Path:
-        """The folder, with what the tensor store has of a model; it appears complete or not at all."""
+        """Returns `folder` with a model from the tensor store; the folder appears atomically."""
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
@@ -108,7 +112,7 @@ class LineageHome:
         return folder
 
     def _whole(self, node: Node, restored: Path) -> Path | None:
-        """An imported model with its weights, which MLflow may not have: from the tensor store, or where it was."""
+        """Returns an imported model with its weights, which MLflow may lack, from the tensor store or its source."""
         source, id = node.record.origin.source, node.record.tensors_id
         if id is not None and id in self.store.ids():
             return self._restored(id, restored)
@@ -119,8 +123,8 @@ class LineageHome:
 
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
-    """The lineage of this home; what goes wrong is told: exit 2 for faults in the input, 1 for all else."""
-    from ringmaster.model_lineage.graph import Circle
+    """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1)."""
+    from ringmaster.model_lineage.graph.graph import Circle
     from ringmaster.model_lineage.tensors import StoreFault
 
     try:

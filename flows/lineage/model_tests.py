@@ -1,4 +1,4 @@
-"""Tests of models, as `bisect` runs them: a shell command on a model's files, or a bound on a recorded metric."""
+"""Tests of models for `bisect`: a shell command on a model's files, or a bound on a recorded metric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmaster.flows.faults import InputError
-from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.graph.snapshot import Node
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -20,36 +20,42 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 FOLDER_VARIABLE = "RINGMASTER_MODEL"
-SKIP = 125  # what git bisect run takes for "cannot be tested"
+SKIP = 125  # "cannot be tested", as in git bisect run
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricTest:
-    """Good where a recorded metric compares so with a value."""
+    """A test that a model passes if a recorded metric satisfies a bound.
+
+    metric: name of the metric.
+    comparison: a key of COMPARISONS.
+    value: the bound.
+    """
 
     metric: str
     comparison: str
     value: float
 
     def applies_to(self, node: Node) -> bool:
-        """Whether the model has that metric."""
+        """Returns whether the model has that metric."""
         return self.metric in node.metrics
 
     def is_good(self, node: Node) -> bool:
-        """Whether the model passes."""
+        """Returns whether the model passes."""
         return COMPARISONS[self.comparison](node.metrics[self.metric], self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandTest:
-    """Good where a shell command, given the model's folder as its last argument, ends with 0."""
+    """A test that a model passes if a shell command, with the model's folder as its last argument, exits with 0."""
 
     command: str
 
     def is_good(self, folder: Path) -> bool | None:
-        """Runs it; what it prints goes to stderr. None where it says that this model cannot be tested.
+        """Runs the command, with its output on stderr; returns None if the command reports that it cannot test this
+        model.
 
-        Raises InputError where it could not be run to its end, which says nothing of the model.
+        Raises InputError if the command failed to run to its end, which says nothing about the model.
         """
         done = subprocess.run(
             ["sh", "-c", f'exec 1>&2; {self.command} "$@"', "sh", str(folder)],
@@ -70,7 +76,10 @@ class CommandTest:
 
 
 def parse_test(text: str) -> MetricTest | CommandTest:
-    """`loss<2.5` is a bound on a recorded metric; all else is a shell command. Raises InputError on an empty one."""
+    """Parses a test: `loss<2.5` is a bound on a recorded metric, other text a shell command.
+
+    Raises InputError if the text is empty.
+    """
     if match := re.fullmatch(r"\s*([\w./-]+?)\s*(<=|>=|<|>)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*", text):
         return MetricTest(metric=match[1], comparison=match[2], value=float(match[3]))
     if not text.strip():

@@ -1,4 +1,4 @@
-"""Which models have read a row: by the content hashes that are kept with each job that read a data set with a name."""
+"""Search for the models that have read a row, by the content hashes that jobs store for named data sets."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import LedgerError
 from ringmaster.tasks.datasets.recording import ROWS
-from ringmaster.techniques.engine.data.manifest import Manifest
-from ringmaster.techniques.engine.data.rows import content_hash, read_rows
+from ringmaster.techniques.runtime.data.manifest import Manifest
+from ringmaster.techniques.runtime.data.rows import content_hash, read_rows
 
 USES = {"training": "trained", "held_out": "evaluated"}
 
 
 def content_of(row: str, text_column: str) -> str:
-    """What a job reads of a row: the text itself or, of FILE:LINE, what stands there.
+    """Returns the text that a job reads of a row: `row` itself or, if it has the form FILE:LINE, the text in that line.
 
-    Raises InputError where the file has no such row.
+    Raises InputError if the file has no such row.
     """
     match = re.fullmatch(r"(.+):(\d+)", row)
     if match is None or not Path(match[1]).is_file():
@@ -36,11 +36,11 @@ def content_of(row: str, text_column: str) -> str:
 
 
 def readers_of(content: str, home: LineageHome) -> list[dict[str, Any]]:
-    """The models that have read a row of that content, the newest last: model, how it was used, and in which data."""
+    """Returns the models that have read a row of that content, the newest last: model, use and data set."""
     key = content_hash(content)
     manifests: dict[
         str, Manifest | None
-    ] = {}  # by the digests of their rows: jobs that read the same are looked at once
+    ] = {}  # by the digests of the rows: jobs that read the same rows share an entry
     found = []
     for node in home.snapshot.models:
         for dataset in node.record.datasets:

@@ -1,4 +1,4 @@
-"""The lineage for people: trees, tables and sentences."""
+"""Views of the lineage for a terminal: trees, tables and sentences."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from ringmaster.model_lineage.differing import CHANGED, SAME, TensorChange
+from ringmaster.model_lineage.graph.diff import CHANGED, SAME, TensorChange
+from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.records import COMPONENT
-from ringmaster.model_lineage.snapshot import Node, Snapshot
 
-MOST_LINES = 60  # of a tree; the others are counted
+MOST_LINES = 60  # lines of a tree that are shown
 
 
 def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> RenderableType:
-    """A model with all that is known of it, above what it came from and what came from it."""
+    """Returns the facts about a model, above the trees of its ancestors and descendants."""
     parts: list[RenderableType] = [_heading(node), _facts(snapshot, node)]
     if node.record.kind == COMPONENT:
         below = Tree("[bold]part of[/]")
@@ -40,7 +40,7 @@ def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> Rend
 
 
 def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[Node], *, alias: str) -> RenderableType:
-    """Every model that something reached, those in production first."""
+    """Returns a table of the models that a data set, row or model has reached, those in production first."""
     table = Table("model", "kind", "aliases", "made", "parents", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for node in sorted((node.carrying(alias) or node for node in nodes), key=lambda node: alias not in node.aliases):
         style = "bold red" if alias in node.aliases else None
@@ -62,7 +62,7 @@ def diff_view(
     *,
     most: int,
 ) -> RenderableType:
-    """What differs between two models: tensors, those that changed most first, then what is recorded."""
+    """Returns the differences between two models: tensors, those that changed most first, then recorded facts."""
     parts: list[RenderableType] = [
         Text.from_markup(f"[bold]{escape(first.label)}[/] -> [bold]{escape(second.label)}[/]")
     ]
@@ -77,7 +77,7 @@ def diff_view(
 
 
 def print_view(view: RenderableType, console: Console) -> None:
-    """Prints a view; what does not fit a line is cut, not wrapped."""
+    """Prints a view; on a terminal, lines that are too long are cut, not wrapped."""
     console.print(view, soft_wrap=not console.is_terminal)
 
 
@@ -121,11 +121,11 @@ def _facts(snapshot: Snapshot, node: Node) -> Table:
 
 
 def _tree(title: str, snapshot: Snapshot, root: str, neighbours: Callable[[str], Iterable[str]], *, most: int) -> Tree:
-    """A tree from `root` along `neighbours`. What was met before stands there without what is below it."""
+    """Returns the tree from `root` along `neighbours`. A node's second occurrence has no children in the tree."""
     tree = Tree(title)
     met, queue = {root}, [(root, tree)]
     left_out = 0
-    for id, branch in queue:  # the nearest first, so that the farthest are left out
+    for id, branch in queue:  # breadth first, so that the farthest are left out
         for other in neighbours(id):
             if most <= 0:
                 left_out += other not in met

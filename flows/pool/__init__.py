@@ -1,1 +1,1 @@
-"""A pool at work: its executor, its nodes and their runs in Prefect, and what follows where one of them is gone."""
+"""A pool in operation: its executor, its nodes, their runs in Prefect, and the recovery from failures of each."""

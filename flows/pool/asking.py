@@ -1,4 +1,4 @@
-"""What a person asks of a pool about batches that run: found by name, asked, and answered."""
+"""Requests of a person about batches that run on a pool: finding the batch, asking, and waiting for the answer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.tasks.execution.journal import Journal
-from ringmaster.tasks.pool.database import Database
 from ringmaster.tasks.pool.requests import DONE, OPEN, Requests
 from ringmaster.tasks.pool.submissions import SUBMITTED, Submissions
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 
-DATABASE_PATIENCE_S = 15.0  # of a person at a command
-ANSWER_PATIENCE_S = 20.0  # longer than an executor takes to be replaced
+DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
+ANSWER_PATIENCE_S = 20.0  # longer than the replacement of an executor takes
 
 NO_POOL = (
     "no pool is up here. To fix: `ringmaster up` starts one on this machine; RINGMASTER_DATABASE, PREFECT_API_URL and "
@@ -28,7 +28,12 @@ NO_POOL = (
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the pool's executor said about one batch. is_done: whether it did what was asked; else it will."""
+    """The answer of a pool's executor about one batch.
+
+    batch: id of the batch.
+    is_done: whether the executor has performed the request; if not, it will.
+    message: the answer's text.
+    """
 
     batch: str
     is_done: bool
@@ -36,7 +41,7 @@ class Answer:
 
 
 def pool_address() -> settings.PoolAddress:
-    """The pool that this machine belongs to. Raises InputError where there is none."""
+    """Returns the pool that this machine belongs to. Raises InputError if there is none."""
     address = settings.pool()
     if address is None:
         raise InputError([NO_POOL])
@@ -45,7 +50,7 @@ def pool_address() -> settings.PoolAddress:
 
 @contextmanager
 def open_database(address: settings.PoolAddress) -> Iterator[Database]:
-    """The pool's database, for somebody who does not want to wait for long. Raises InputError where it is away."""
+    """Opens the pool's database with a short timeout. Raises InputError if it does not answer."""
     try:
         database = Database(address.database, patience_s=DATABASE_PATIENCE_S)
     except DBAPIError as error:
@@ -65,10 +70,12 @@ def ask_about(
     patience_s: float = ANSWER_PATIENCE_S,
     **more: Any,
 ) -> list[Answer]:
-    """Asks the pool's executor about a batch, or some of its jobs, and waits for its answers.
+    """Sends the pool's executor a request about a batch, or some of its jobs, and waits for its answers.
 
-    kind: of `tasks.pool.requests`. batch: an id, or a name, which stands for all standing batches that bear it. Raises
-    InputError where there is no such batch or job, or the executor refuses.
+    kind: a kind of request of `tasks.pool.requests`.
+    batch: an id, or a name, which stands for all active batches of that name.
+
+    Raises InputError if there is no such batch or job, or if the executor refuses.
     """
     requests = Requests(database)
     numbers = {
@@ -80,7 +87,7 @@ def ask_about(
     faults = [str(r.answer.get("message", r.status)) for r in found.values() if r.status not in (DONE, OPEN)]
     if faults:
         raise InputError(faults)
-    late = "no executor has answered yet: it is done once one leads (`ringmaster executor`)"
+    late = "no executor has answered yet: it is done once one leads (`ringmaster pool executor`)"
     return [
         Answer(batch=key, is_done=request.status == DONE, message=str(request.answer.get("message", late)))
         for key, request in found.items()
@@ -89,7 +96,7 @@ def ask_about(
 
 @contextmanager
 def in_time(patience_s: float) -> Iterator[Callable[[], bool]]:
-    """What tells whether so many seconds are over."""
+    """Yields a function that returns whether `patience_s` seconds have passed."""
     over = threading.Event()
     timer = threading.Timer(patience_s, over.set)
     timer.start()
@@ -100,9 +107,9 @@ def in_time(patience_s: float) -> Iterator[Callable[[], bool]]:
 
 
 def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, list[str]]:
-    """The standing batches, by id, that a person means, and which jobs of each; [] stands for all of them.
+    """Returns the active batches, by id, that `batch` names, and which of `jobs` each has; [] stands for all jobs.
 
-    Raises InputError, with what there is, where there is nothing of that name.
+    Raises InputError, which lists the existing names, if there is nothing of that name.
     """
     every = Submissions(database).names()
     standing = {key: name for key, name, status in every if status == SUBMITTED}
@@ -111,8 +118,8 @@ def meant(database: Database, *, batch: str, jobs: Sequence[str]) -> dict[str, l
         there = ", ".join(sorted({f"{name} ({key})" for key, name in standing.items()})) or "none"
         has_ended = any(batch in (key, name) for key, name, _ in every)
         what = f"batch {batch!r} has ended" if has_ended else f"there is no batch {batch!r}"
-        late = "" if has_ended else "; one that was handed over just now stands once its jobs are measured"
-        raise InputError([f"{what}; batches that stand: {there}{late}"])
+        late = "" if has_ended else "; one that was handed over just now is active once its jobs are measured"
+        raise InputError([f"{what}; active batches: {there}{late}"])
     if not jobs:
         return {key: [] for key in chosen}
     names = {key: list(Journal(database, batch=key).jobs()) for key in chosen}

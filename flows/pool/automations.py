@@ -1,7 +1,7 @@
-"""The automations of a pool's Prefect server that tell people of alarms; `flows.deployments` makes them.
+"""The automations of a pool's Prefect server that notify people of alarms; `flows.deployments` makes them.
 
-Where they are sent is one setting: a webhook's address, or one of Prefect's notification blocks (Slack, Teams, e-mail,
-...) by its type and name, as in `slack-webhook/on-call`.
+One setting names their target: a webhook's URL, or the type and name of one of Prefect's notification blocks (Slack,
+Teams, e-mail, ...), such as `slack-webhook/on-call`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
 
 BLOCK = "ringmaster-alarms"
-"""The block that is made of a webhook's address."""
+"""Name of the block that is made from a webhook's URL."""
 SUBJECTS = {
     "ringmaster-batch-failed": ("A batch has failed", {alarms.BATCH_FAILED}),
     "ringmaster-deadline-in-danger": ("A deadline is in danger", {alarms.DEADLINE_IN_DANGER}),
@@ -32,10 +32,12 @@ BODY = "{{ event.payload.message }}"
 
 
 def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
-    """Makes the automations of all alarms. notify: where they are sent, by default what the environment says.
+    """Makes the automations of all alarms.
 
-    Without any of both they do nothing but stand there: what a person has made of them in Prefect's pages stays so.
-    Raises InputError where the block is not there.
+    notify: target of the notifications; by default the environment's.
+
+    Without a target, missing automations are made without an action, and existing ones stay as people have set them in
+    Prefect's pages. Raises InputError if the notification block does not exist.
     """
     said = notify or os.environ.get(NOTIFY)
     block = _block(client, said) if said else None
@@ -51,7 +53,7 @@ def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
 
 
 def _automation(name: str, subject: str, events: set[str], block: UUID | None) -> AutomationCore:
-    """Each event of an alarm is told."""
+    """Returns an automation that sends a notification for each event of an alarm."""
     action: ActionTypes = DoNothing()
     if block is not None:
         action = SendNotification(block_document_id=block, subject=f"Ringmaster: {subject}", body=BODY)
@@ -70,7 +72,7 @@ def _automation(name: str, subject: str, events: set[str], block: UUID | None) -
 
 
 def _block(client: SyncPrefectClient, said: str) -> UUID:
-    """The notification block that a setting means."""
+    """Returns the id of the notification block that a setting names."""
     if "://" in said:
         text = {"text": "{{subject}}: {{body}}", "subject": "{{subject}}", "message": "{{body}}"}
         webhook = CustomWebhookNotificationBlock(name=BLOCK, url=said, json_data=text, headers=None, cookies=None)

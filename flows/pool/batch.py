@@ -1,6 +1,6 @@
-"""Trains a batch on a pool: measures what is not known, hands the jobs to the pool's executor, and follows them.
+"""Trains a batch on a pool: profiles its jobs, submits them to the pool's executor, and follows and records them.
 
-The jobs are the pool's from then on: this process may end, and be started again, without any of them noticing.
+From then on the pool owns the jobs: this process may end and be started again without any effect on them.
 """
 
 from __future__ import annotations
@@ -21,72 +21,74 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch_artifacts import DecisionArtifact
-from ringmaster.flows.batch_records import finish_records, log_decision, tell_refused
-from ringmaster.flows.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
-from ringmaster.flows.fusing import choose_together
-from ringmaster.flows.interrupts import stopped_by_signals
-from ringmaster.flows.page_links import flow_run_page, show_records
+from ringmaster.flows.batch.artifacts import DecisionArtifact
+from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, root_run
+from ringmaster.flows.batch.fusing import choose_together
+from ringmaster.flows.batch.records import finish_records, log_decision, tell_refused
+from ringmaster.flows.batch.result import BatchResult, collect
+from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
+from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import profile_on_pool
 from ringmaster.flows.pool.run import IS_OVER, PoolRun, place_of_run, reopen
-from ringmaster.flows.result import BatchResult, collect
-from ringmaster.flows.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
+from ringmaster.flows.process.interrupts import stopped_by_signals
+from ringmaster.flows.reports.page_links import flow_run_page, show_records
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.flows.views import current_view
-from ringmaster.flows.waiting import for_prefect, notices
-from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.directions import GOAL, Directions
 from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
-from ringmaster.tasks.execution.historian import Historian
-from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.steering import GOAL, SteeringRequest
 from ringmaster.tasks.execution.task import GanttArtifact, ProgressArtifact
+from ringmaster.tasks.execution.timeline.reader import TimelineReader
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.handed_over import followed
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.releases import check_release
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission
-from ringmaster.tasks.pool.told import Told
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.recording import PoolRecorder, Recorded
-from ringmaster.tasks.scribe import FLOW_RUN_PAGE
-from ringmaster.tasks.sweeping.conductor import Conductor
-from ringmaster.techniques.surveys import Refusal, Survey
-from ringmaster.techniques.values import digest, from_json, to_json
+from ringmaster.tasks.recording.async_recorder import PoolRecorder, Recorded
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.techniques.interface.preflight import Preflight, Refusal
+from ringmaster.techniques.interface.values import digest, from_json, to_json
 
-FUSING_TIME_LIMIT_S = 10.0  # for choosing which jobs are trained together
+FUSING_TIME_LIMIT_S = 10.0  # to choose which jobs are trained together
 SILENCE_S = 30.0  # longer than a first plan takes
-SILENCE = "the pool has no plan for it yet: see that an executor leads (`ringmaster executor`) and that nodes serve"
+SILENCE = (
+    "the pool has no plan for it yet: see that an executor leads (`ringmaster pool executor`) and that nodes serve"
+)
 
 
 class OpenLedger(Protocol):
-    """How the pool's records are opened, as `Ledger` does it."""
+    """A function that opens the pool's records, such as `Ledger`."""
 
     def __call__(self, uri: str, /, *, waiting: Waiting | None = None) -> Ledger:
-        """The records at an address; calls wait for a server that is away where something is given to wait by."""
+        """Opens the records at a URI; with `waiting`, calls wait for a server that is away."""
 
 
 class ProfileJobs(Protocol):
-    """How the jobs of a batch are measured, as `profile_on_pool` does it."""
+    """A function that profiles the jobs of a batch, such as `profile_on_pool`."""
 
     def __call__(self, batch: Batch, *, key: str, database: Database) -> Profiled:
-        """What was measured."""
+        """Returns the profiles of the batch, which has the id `key` in the pool."""
 
 
 def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
-    """Listeners that show a batch's progress, its part of the pool's plan and what is decided in Prefect's pages."""
+    """Returns listeners that show a batch's progress, its part of the plan and its decisions in Prefect's pages."""
     total_steps = sum(job.total_steps for job in submission.jobs)
-    historian = Historian(run.database, name="the pool", is_pool=True)
+    timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
     return [
         ProgressArtifact(run.journal, total_steps=total_steps).listen,
-        GanttArtifact(historian, batch=run.id).listen,
+        GanttArtifact(timeline_reader, batch=run.id).listen,
         log_decision,
         DecisionArtifact().listen,
     ]
@@ -101,15 +103,21 @@ def train_on_pool(
     profile: ProfileJobs = profile_on_pool,
     open_ledger: OpenLedger = Ledger,
     shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
-    conductor: Conductor | None = None,
+    sweep_scheduler: SweepScheduler | None = None,
 ) -> BatchResult:
-    """Has a pool train the jobs of a batch, and returns what became of them.
+    """Trains the jobs of a batch on a pool, and returns its result.
 
-    A flow run that is run again finds the jobs that it has handed over already, and follows those. resume: goes on with
-    the newest run of the batch. conductor: of the sweep whose trials the jobs are.
+    A flow run that is run again finds the jobs that it has submitted before, and follows those.
 
-    Raises InputError where devices, base models or a batch to resume are not there, OtherRelease where the pool is of
-    another release.
+    batch: the batch.
+    address: the pool.
+    resume: whether to resume the newest run of the batch.
+    checkpoint_every_s: seconds between checkpoints; None to derive them from the cost of one checkpoint.
+    profile, open_ledger, shown: parts that tests replace.
+    sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
+
+    Raises InputError if devices, base models or a batch to resume do not exist, OtherRelease if the pool is of another
+    release.
     """
     home = settings.home()
     view = current_view.get()
@@ -122,7 +130,7 @@ def train_on_pool(
         stack.enter_context(followed(database, root_run()))
         key, folder = place_of_run(batch, database, home=home, resume=resume)
         note_start(batch, home)
-        # A process that followed the run before us, and was taken for dead, may still be about to end.
+        # An earlier process that followed the run, and was considered dead, may still be about to end.
         stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
@@ -133,7 +141,7 @@ def train_on_pool(
                 home=home,
                 profile=profile,
                 checkpoint_every_s=checkpoint_every_s,
-                conductor=conductor,
+                sweep_scheduler=sweep_scheduler,
             )
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
@@ -141,7 +149,7 @@ def train_on_pool(
                 shown_until = reopen(run, submission)
             view.notice(f"{key} is followed again")
         begun(batch, home)
-        return _follow(run, submission, shown, after=shown_until, conductor=conductor)
+        return _follow(run, submission, shown, after=shown_until, sweep_scheduler=sweep_scheduler)
 
 
 def _hand_over(
@@ -150,9 +158,9 @@ def _hand_over(
     home: Path,
     profile: ProfileJobs,
     checkpoint_every_s: float | None,
-    conductor: Conductor | None = None,
+    sweep_scheduler: SweepScheduler | None = None,
 ) -> Submission:
-    """Measures the batch, and submits it to the pool; the ledger of `run` waits for an MLflow that is away."""
+    """Profiles the batch and submits it to the pool; the ledger of `run` waits for an MLflow server that is away."""
     batch, journal = run.batch, run.journal
     run.ledger.warm_up()
     since_s, started_s = time.time(), time.monotonic()
@@ -167,14 +175,14 @@ def _hand_over(
     journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - started_s})
     journal.put(
         "surveyed",
-        {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.surveys.items()},
+        {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.preflights.items()},
     )
     jobs = tuple(job for job in profiled.jobs if job.name not in faults)
     details: Mapping[str, Mapping[str, Any]] = {}
-    if conductor is not None:
-        jobs = conductor.judged(jobs)
-        conductor.begin(journal, jobs, num_slots=_num_devices(run))
-        details = conductor.details()
+    if sweep_scheduler is not None:
+        jobs = sweep_scheduler.judged(jobs)
+        sweep_scheduler.begin(journal, jobs, num_slots=_num_devices(run))
+        details = sweep_scheduler.details()
     together = choose_together(
         profiled,
         jobs=jobs,
@@ -195,7 +203,7 @@ def _hand_over(
         folder=str(run.folder),
         cache_dir=str(home / "cache"),
         terms=to_json(batch.terms),
-        data={job.name: profiled.surveys[job.name].data for job in jobs},
+        data={job.name: profiled.preflights[job.name].data for job in jobs},
         weights={name: str(folder) for name, folder in weights.items()},
         import_paths=(str(batch.folder),),
         checkpoint_every_s=checkpoint_every_s,
@@ -211,7 +219,7 @@ def _hand_over(
 
 
 def with_orphans(profiled: Profiled) -> dict[str, str]:
-    """The faults, and those of the jobs that adapt a job which cannot be trained."""
+    """Returns the faults of the jobs, and those of all jobs that adapt a job which cannot be trained."""
     faults = dict(profiled.faults)
     while True:
         left = [job for job in profiled.jobs if job.name not in faults]
@@ -228,19 +236,19 @@ def _follow(
     shown: Callable[[PoolRun, Submission], Sequence[Listener]],
     *,
     after: int,
-    conductor: Conductor | None = None,
+    sweep_scheduler: SweepScheduler | None = None,
 ) -> BatchResult:
-    """Shows, after an event, and records what becomes of a batch until it has ended."""
+    """Shows and records the events of a batch after event number `after` until the batch has ended."""
     view, journal, notice = current_view.get(), run.journal, notices()
-    told = Told(run.database)
+    told = EventLog(run.database)
     profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
-    surveys = surveys_of(submission, journal.get("surveyed", {}))
+    preflights = preflights_of(submission, journal.get("surveyed", {}))
     tensors = TensorStore(settings.tensors(settings.home()))
     recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=notice, tensors=tensors)
     recorder.begin(
         Recorded(
             jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
-            surveys=surveys,
+            preflights=preflights,
             profiles=submission.profiles,
         ),
         devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
@@ -251,9 +259,9 @@ def _follow(
     since_s = float(journal.get("since_s"))
     keep_plan = partial(_keep_first_plan, journal, since_s=since_s)
     listeners: list[Listener] = [keep_plan, view.listen, *for_prefect(lambda: shown(run, submission))]
-    if conductor is not None:
-        listeners.append(conductor.listen)
-        _conduct(conductor, run, submission)
+    if sweep_scheduler is not None:
+        listeners.append(sweep_scheduler.listen)
+        _conduct(sweep_scheduler, run, submission)
     silence = threading.Timer(SILENCE_S, view.notice, [SILENCE])
     silence.daemon = True
     with _cancelled_by_signals(run) as is_left, ExitStack() as stack:
@@ -274,42 +282,46 @@ def _follow(
         since_s=since_s,
         num_trials=profiling["num_trials"],
         profiling_s=profiling["seconds"],
-        refused=lambda name: to_json(surveys[name].refusals) if name in surveys else [],
+        refused=lambda name: to_json(preflights[name].refusals) if name in preflights else [],
     )
     result = summary()
     journal.put("status", result.status)
     finish_records(recorder, result)
-    # Nobody waits for a run that Prefect has started: it ends once all is recorded, however long that takes.
+    # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
     faults = recorder.close(patience_s=math.inf if is_started_by_prefect() else None)
-    if conductor is not None:
-        conductor.close(run_id=recorder.run_of())
+    if sweep_scheduler is not None:
+        sweep_scheduler.close(run_id=recorder.run_of())
     journal.put("is_recorded", recorder.is_complete)
-    result = summary(faults=faults)  # the models have their addresses now
+    result = summary(faults=faults)  # the models have their URIs now
     show_records(recorder, result)
     journal.put(IS_OVER, True)
     return result
 
 
-def _conduct(conductor: Conductor, run: PoolRun, submission: Submission) -> None:
-    """Has a sweep's trials steered from here; what was asked for before we died is asked for again."""
+def _conduct(sweep_scheduler: SweepScheduler, run: PoolRun, submission: Submission) -> None:
+    """Attaches the sweep scheduler to the run; repeats the steering requests that an earlier process has made."""
 
-    def ask(directions: Directions) -> None:
-        if directions and not run.has_ended():
-            Requests(run.database).ask(wishes.DIRECT, {"batch": run.id, **directions.to_json()})
+    def ask(steering: SteeringRequest) -> None:
+        if steering and not run.has_ended():
+            Requests(run.database).ask(wishes.DIRECT, {"batch": run.id, **steering.to_json()})
 
-    conductor.begin(run.journal, submission.jobs, num_slots=_num_devices(run))
-    ask(conductor.asked())
-    conductor.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
+    sweep_scheduler.begin(run.journal, submission.jobs, num_slots=_num_devices(run))
+    ask(sweep_scheduler.asked())
+    sweep_scheduler.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
 
 
 def _num_devices(run: PoolRun) -> int:
     return sum(len(node.devices) for node in Nodes(run.database).all())
 
 
-def surveys_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Survey]:
-    """What was found of each job before it was measured, as far as records tell it. known: what was kept of it."""
+def preflights_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Preflight]:
+    """Returns the preflights of the jobs, as far as they are stored.
+
+    submission: has the facts of the jobs' data.
+    known: the other facts and the refusals, by job.
+    """
     return {
-        name: Survey(
+        name: Preflight(
             job=name,
             data=submission.data.get(name, {}),
             facts=found["facts"],
@@ -321,16 +333,17 @@ def surveys_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Su
 
 
 def _keep_first_plan(journal: Journal, event: ExecutionEvent, *, since_s: float) -> None:
-    """The first plan since then is what the result is compared with; the pool's own are of all its batches."""
+    """Stores the first plan since then, to compare the result with; the pool's own plans are of all its batches."""
     if isinstance(event, Planned) and not journal.plans(since_s=since_s):
         journal.write_plan({"problem": event.problem.to_json(), "plan": event.plan.to_json()}, why=event.why)
 
 
 @contextmanager
 def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
-    """Ctrl-C or SIGTERM cancels the batch: its jobs write checkpoints and end; once more, and we do not wait for it.
+    """Makes Ctrl-C or SIGTERM cancel the batch: its jobs write checkpoints and end. A second signal ends this process.
 
-    A process that Prefect has started and ends for another reason leaves the batch alone: the event tells so.
+    A process that Prefect has started, and that a signal ends without a cancellation, leaves the batch alone: it sets
+    the event that this context yields.
     """
     is_left = threading.Event()
     notice = current_view.get().notice

@@ -1,4 +1,4 @@
-"""The executor of a pool as a process: stands by, leads, and leaves whatever runs to the next one."""
+"""The process of a pool's executor: stands by, leads, and leaves running segments to the next executor."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.pool.alarms import PoolAlarms
-from ringmaster.flows.pool.batch_runs import BatchRuns
-from ringmaster.flows.pool.child_runs import ChildRuns
-from ringmaster.flows.pool.crashed_runs import CrashedRuns
-from ringmaster.flows.pool.late_answers import LateAnswers
-from ringmaster.flows.pool.process_log import log_to_stderr
+from ringmaster.flows.pool.runs.batch_runs import BatchRuns
+from ringmaster.flows.pool.runs.child_runs import ChildRuns
+from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
+from ringmaster.flows.pool.runs.late_answers import LateAnswers
+from ringmaster.flows.process.process_log import log_to_stderr
+from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.flows.views import describe
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.journal import Journal
-from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.tasks.pool.database import Database, DatabaseClosed
-from ringmaster.tasks.pool.leadership import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.execution.replanning.replanner import Replanner
+from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.patience import Patience
 from ringmaster.tasks.pool.releases import check_release, note_release
-from ringmaster.tasks.pool.runner import PoolRunner
-from ringmaster.tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.storage.journal import Journal
 
 logger = logging.getLogger(__name__)
 
 NAME = "pool"
-STAND_BY_S = 1.0  # between two looks at who leads
-FAREWELL_S = 3.0  # for a database that is away when the process is to end
+STAND_BY_S = 1.0  # interval of the leader checks
+FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
 
 Notice = Callable[[str], None]
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
-    """Serves until SIGTERM or SIGINT: as the leader, or standing by for it. What runs then goes on without us.
+    """Serves until SIGTERM or SIGINT, as the leader or standing by. Running segments go on after its end.
 
-    seed: of the planner. The process ends at once, without a further word, where another executor has taken the lead.
+    seed: seed of the planner.
+
+    The process ends at once, with an error in its log only, if another executor has taken the lead.
     """
     log_to_stderr()
     with _signals() as on_stop:
@@ -62,12 +64,12 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
             stack.enter_context(_beating(leadership))
             stopping = threading.Event()
             led = leadership.guarded(database, on_deposed=_end_at_once)
-            with suppress(DatabaseClosed):  # it was away when we were told to end
+            with suppress(DatabaseClosed):  # the database was away when we were asked to end
                 led.write(note_release)
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))
-                impatience = threading.Timer(FAREWELL_S, database.close)
-                impatience.daemon = True
-                on_stop += [stopping.set, executor.stop, impatience.start]
+                timeouts_fault = threading.Timer(FAREWELL_S, database.close)
+                timeouts_fault.daemon = True
+                on_stop += [stopping.set, executor.stop, timeouts_fault.start]
                 notice(f"leading the pool (epoch {leadership.epoch})")
                 say_ready()
                 executor.serve()
@@ -76,15 +78,15 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
 @contextmanager
 def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> Iterator[Executor]:
-    """An executor that is where the former one was, with all that serves it."""
+    """Yields an executor in the recovered state of the former one, with its controller, runner and watchers."""
     with ExitStack() as stack:
         runs = ChildRuns(Submissions(database))
         stack.callback(runs.close)
         runner = PoolRunner(database, launch=runs.launch)
         stack.callback(runner.close)
-        steward = Steward(database, runner=runner, patience=Patience.of_environment(), seed=seed)
-        replanner = Replanner(name=NAME, make_plan=steward.make_plan, on_terms=steward.on_terms)
-        steward.on_objective, steward.on_speed = replanner.pursue, replanner.hear
+        controller = PoolController(database, runner=runner, timeouts=Timeouts.of_environment(), seed=seed)
+        replanner = Replanner(name=NAME, make_plan=controller.make_plan, on_terms=controller.on_terms)
+        controller.on_objective, controller.on_speed = replanner.pursue, replanner.hear
         executor = Executor(
             name=NAME,
             cluster=Cluster(nodes=()),
@@ -92,21 +94,21 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             holder=HOLDER_OF_SEGMENTS,
             journal=Journal(database, batch=None),
             submit=runner.submit,
-            make_plan=steward.make_plan,
-            on_terms=steward.on_terms,
-            listeners=[steward.listen, _log],
+            make_plan=controller.make_plan,
+            on_terms=controller.on_terms,
+            listeners=[controller.listen, _log],
             replanner=replanner,
             steer=runner.steer,
         )
-        steward.take_over(executor)
+        controller.take_over(executor)
         runner.on_deaf = partial(executor.call, _give_up)
         runner.start()
-        pacemaker = threading.Thread(target=partial(steward.keep_ticking, stopping), name="pacemaker", daemon=True)
+        pacemaker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
         crashed = CrashedRuns(Submissions(database))
         threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
-        # No device is at stake, and a process that has just begun may be slow.
-        batch_runs = BatchRuns(database, silent_s=2 * Patience.of_environment().lost_after_s)
+        # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
+        batch_runs = BatchRuns(database, silent_s=2 * Timeouts.of_environment().lost_after_s)
         threading.Thread(target=batch_runs.keep_looking, args=(stopping,), name="batch-runs", daemon=True).start()
         alarms = PoolAlarms(database)
         threading.Thread(target=alarms.keep_looking, args=(stopping,), name="alarms", daemon=True).start()
@@ -116,7 +118,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
 
 
 def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
-    """Waits for the lead. Raises OtherRelease where one of another release has it: there is nothing to stand by for."""
+    """Waits for the lead. Raises OtherRelease if an executor of another release has it, which it would not give up."""
     is_told = False
     while not leadership.claim():
         database.read(check_release)
@@ -128,7 +130,7 @@ def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
 
 @contextmanager
 def _beating(leadership: Leadership) -> Iterator[None]:
-    """Says that this leader lives, again and again."""
+    """Sends this leader's heartbeats inside the context."""
     over = threading.Event()
 
     def beat() -> None:
@@ -148,7 +150,7 @@ def _beating(leadership: Leadership) -> Iterator[None]:
 
 
 def _resign(leadership: Leadership, address: PoolAddress) -> None:
-    """Leaves the lead to the next one at once; where the database is away, that one waits for our silence."""
+    """Gives up the lead, so that another executor leads at once; if the database is away, it leads after a timeout."""
     with suppress(SQLAlchemyError):
         hasty = Database(address.database, patience_s=FAREWELL_S)
         leadership.resign(hasty)
@@ -156,12 +158,12 @@ def _resign(leadership: Leadership, address: PoolAddress) -> None:
 
 
 def _give_up() -> None:
-    """In the executor's thread: ends this process, so that another one leads."""
+    """Ends this process from the executor's thread, so that another executor leads."""
     raise RuntimeError("what gangs say cannot be read any more: the log says why. The next executor goes on")
 
 
 def _end_at_once() -> None:
-    """Another executor leads: whatever this process still wants to do is not its to do any more."""
+    """Ends this process at once, as another executor leads: it must not act on the pool any more."""
     logger.error("another executor leads this pool: this one ends")
     logging.shutdown()
     os._exit(1)
@@ -169,9 +171,10 @@ def _end_at_once() -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[Callable[[], None]]]:
-    """SIGTERM and SIGINT end the process in order, also where whoever started us had them ignored.
+    """Handles SIGTERM and SIGINT inside the context, even if the parent process had them ignored.
 
-    Gives a list of what is to be called then; while it is empty nothing is begun, and the process just ends.
+    Yields a list of the functions that a signal calls. While the list is empty, nothing has begun, and a signal just
+    ends the process.
     """
     on_stop: list[Callable[[], None]] = []
 
@@ -179,7 +182,7 @@ def _signals() -> Iterator[list[Callable[[], None]]]:
         if not on_stop:
             raise SystemExit(0)
         acts = on_stop.copy()
-        on_stop[:] = [lambda: None]  # told twice, it does no more
+        on_stop[:] = [lambda: None]  # a second signal does nothing more
         for act in acts:
             act()
 
@@ -192,6 +195,6 @@ def _signals() -> Iterator[list[Callable[[], None]]]:
 
 
 def _log(event: ExecutionEvent) -> None:
-    """An executor's listener: what was decided, and why."""
+    """Logs an event of the executor: what was decided, and why."""
     if line := describe(event):
         logger.info("%s", Text.from_markup(line).plain)

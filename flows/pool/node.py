@@ -1,4 +1,4 @@
-"""Makes this machine a node of a pool: waits for the pool, holds the devices, and serves them."""
+"""Makes this machine a node of a pool: waits for the pool, reserves the devices, and serves them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,39 @@ from urllib.parse import urlsplit
 import httpx
 
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool.process_log import log_to_stderr
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
+from ringmaster.flows.process.process_log import log_to_stderr
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Device
-from ringmaster.tasks.execution.leases import leases_of
-from ringmaster.tasks.pool.database import Database, DatabaseClosed
+from ringmaster.tasks.execution.local.leases import leases_of
 from ringmaster.tasks.pool.faults import OtherRelease
-from ringmaster.tasks.pool.holding import AlreadyServed, hold_devices
-from ringmaster.tasks.pool.host import DRAIN_S, GangHost
-from ringmaster.tasks.pool.patience import Patience
+from ringmaster.tasks.pool.node.agent import DRAIN_S, NodeAgent
+from ringmaster.tasks.pool.node.device_monitor import Telemetry
+from ringmaster.tasks.pool.node.holding import AlreadyServed, hold_devices
 from ringmaster.tasks.pool.releases import check_release
-from ringmaster.tasks.pool.telemetry import Telemetry
-from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0
-RELEASE_EVERY_S = 5.0  # between two looks at which release leads
+RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What a node is to be. address: by which other nodes reach it, None for the one that reaches the pool."""
+    """The options of a node.
+
+    home: RINGMASTER_HOME of this machine.
+    pool: address of the pool.
+    name: name of the node.
+    cluster: the devices that it serves.
+    address: address for the other nodes; None for the address of this machine that reaches the pool.
+    serves_flows: whether its worker runs flows too.
+    drain_s: seconds for gangs to stop at a checkpoint when the worker ends.
+    """
 
     home: Path
     pool: PoolAddress
@@ -51,52 +60,53 @@ class NodeOptions:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """That it serves, in their order."""
+        """The devices that it serves, in their order."""
         return self.cluster.devices
 
 
 def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
-    """Serves until SIGTERM or SIGINT; returns False where another worker has taken the node over.
+    """Serves until SIGTERM or SIGINT; returns False if another worker has taken the node over.
 
-    Raises InputError where the devices are another worker's, OtherRelease where the pool is of another release, or
-    comes to be.
+    Raises InputError if another worker holds the devices, OtherRelease if the pool is of another release, at the start
+    or later.
     """
     log_to_stderr()
     _hold(options, notice)
     database = Database(options.pool.database)
     _wait_for(f"{options.pool.prefect_api}/health", notice)
     database.read(check_release)
-    patience = Patience.of_environment()
+    timeouts = Timeouts.of_environment()
     folder = options.home / "nodes" / options.name
     folder.mkdir(parents=True, exist_ok=True)
-    gauges = Telemetry(options.name, options.devices)
-    gauges.start()
-    server = ForkServer(log=folder / "forkserver.log", fence_after_s=patience.fence_after_s)
-    host = GangHost(
+    device_monitor = Telemetry(options.name, options.devices)
+    device_monitor.start()
+    server = ForkServer(log=folder / "forkserver.log", fence_after_s=timeouts.fence_after_s)
+    host = NodeAgent(
         name=options.name,
         address=options.address or _address_towards(options.pool.prefect_api),
         devices=options.devices,
         database=database,
         server=server,
-        gauges=gauges,
-        patience=patience,
+        device_monitor=device_monitor,
+        timeouts=timeouts,
     )
     try:
-        server.start()  # takes seconds, in which a signal may end us as it likes: nothing is registered
+        server.start()  # takes seconds, in which a signal may end the process: nothing is registered yet
         with _noted_signals() as is_asked:
             host.start()
             asyncio.run(_serve(host, options, notice, is_asked, database))
         return not host.was_replaced
     finally:
         host.close()
-        gauges.close()
+        device_monitor.close()
         database.close()
 
 
 @contextmanager
 def _noted_signals() -> Iterator[threading.Event]:
-    """Notes that this process was told to end while it registers its node, which must leave in order then: it would be
-    missed for a minute. Told again, the process ends at once.
+    """Notes a signal to end that comes during registration. A second signal ends the process at once.
+
+    The node must then leave in order, as the pool would otherwise notice its absence only after a minute.
     """
     is_asked = threading.Event()
 
@@ -113,13 +123,13 @@ def _noted_signals() -> Iterator[threading.Event]:
 
 
 async def _serve(
-    host: GangHost, options: NodeOptions, notice: Notice, is_asked: threading.Event, database: Database
+    host: NodeAgent, options: NodeOptions, notice: Notice, is_asked: threading.Event, database: Database
 ) -> None:
     worker = NodeWorker(
         host, work_pool=options.pool.work_pool, serves_flows=options.serves_flows, drain_s=options.drain_s
     )
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:  # also where whoever started us had it ignored
+    for number in SIGNALS:  # even if the parent process had them ignored
         loop.add_signal_handler(number, worker.stop)
     if is_asked.is_set():
         worker.stop()
@@ -134,9 +144,9 @@ async def _serve(
 
 @contextmanager
 def _watched_release(database: Database, *, stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` once an executor of another release leads the pool; raises OtherRelease then, at the end.
+    """Calls `stop` once an executor of another release leads the pool; raises OtherRelease at the end of the context.
 
-    Whoever upgrades may forget a worker: it leaves in order, and its jobs go on from their checkpoints elsewhere.
+    A worker may be forgotten in an upgrade: it leaves in order, and its jobs resume from their checkpoints elsewhere.
     """
     over, found = threading.Event(), list[OtherRelease]()
 
@@ -174,7 +184,7 @@ def _hold(options: NodeOptions, notice: Notice) -> None:
 
 
 def _wait_for(url: str, notice: Notice) -> None:
-    """Until the server answers, and does not refuse the name by which it is asked for."""
+    """Waits until the server answers successfully, which it does not if it refuses the requested host name."""
     told = False
     while True:
         try:
@@ -191,10 +201,10 @@ def _wait_for(url: str, notice: Notice) -> None:
 
 
 def _address_towards(url: str) -> str:
-    """The address of this machine on the way to a server."""
+    """Returns the address of this machine on the route to a server."""
     parts = urlsplit(url)
     family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(target)  # sends nothing: the kernel only says from where it would
+        probe.connect(target)  # sends nothing: the kernel only chooses the source address
         address: str = probe.getsockname()[0]
         return address

@@ -1,4 +1,4 @@
-"""The machine that we are on, as a node of a pool: the devices that the pool has of it, kept for trials."""
+"""The pool node on this machine: its record, and the lease of its idle devices for trials."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.database import Database
 from ringmaster.tasks.pool.nodes import SERVING, NodeRecord, Nodes
-from ringmaster.tasks.pool.patience import Patience
 from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.profiling.lending import DevicesBusy, DevicesWanted
+from ringmaster.tasks.storage.database import Database
 
-IDLE_WITHIN_S = 120.0  # trials wait so long for idle devices
+IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolNode:
-    """A node whose devices its pool's executor leases."""
+    """A node whose devices the pool's executor leases.
+
+    record: the node in the pool's database.
+    requests: the requests to the executor.
+    """
 
     record: NodeRecord
     requests: Requests
 
     @property
     def cluster(self) -> Cluster:
-        """The node alone, with the devices that may be used."""
+        """A cluster of this node alone, with its healthy devices."""
         return Cluster(nodes=(healthy(self.record),))
 
     @contextmanager
     def lent(self, whose: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
-        """Idle devices of the node, which no job that is ready waits for.
+        """Yields idle devices of the node that no ready job waits for.
 
-        Raises DevicesBusy where there are too few for long, and NodeGone where the executor refuses.
+        Raises DevicesBusy if there are too few for too long, NodeGone if the executor refuses.
         """
         with lent(self.requests, self.record, whose=whose, wanted=wanted) as devices:
             yield devices
@@ -47,7 +51,7 @@ class PoolNode:
 
 @contextmanager
 def own_node() -> Iterator[PoolNode | None]:
-    """The machine that we are on, where it serves a pool; None otherwise."""
+    """Yields this machine's node if it serves a pool, else None."""
     address = settings.pool()
     if address is None:
         yield None
@@ -61,12 +65,12 @@ def own_node() -> Iterator[PoolNode | None]:
 
 
 def is_here(node: NodeRecord) -> bool:
-    """Whether this process runs on that node: as its worker has said, or by the machine's name."""
+    """Returns whether this process runs on that node, by the variable that the node's worker sets or by host name."""
     return node.status == SERVING and node.name == os.environ.get(settings.OWN_NODE, platform.node())
 
 
 def healthy(node: NodeRecord) -> Node:
-    """The node with those of its devices that may be used."""
+    """Returns the node with its healthy devices only."""
     return Node(
         name=node.name,
         devices=tuple(device for number, device in enumerate(node.devices) if str(number) not in node.health),
@@ -74,7 +78,7 @@ def healthy(node: NodeRecord) -> Node:
 
 
 class NodeGone(InputError):
-    """The devices of a node cannot be had, as it has left the pool, for good or for a moment."""
+    """The devices of a node are not available, as it has left the pool, for good or for a moment."""
 
 
 @contextmanager
@@ -84,16 +88,23 @@ def lent(
     *,
     whose: str,
     wanted: DevicesWanted,
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
     idle_within_s: float | None = None,
 ) -> Iterator[tuple[Device, ...]]:
-    """Asks a pool's executor for idle devices of a node, and gives them back.
+    """Requests idle devices of a node from a pool's executor, yields them, and gives them back.
 
-    The request is renewed for as long as it stands, so that it ends with this process, however that ends.
-    idle_within_s: after which it is given up; None for as long as trials wait, or for ever for whoever presses. Raises
-    DevicesBusy then, and NodeGone where the executor refuses.
+    The request is renewed by heartbeats while it is open, so that it ends with this process, however that ends.
+
+    node: the node.
+    whose: name of the borrower.
+    wanted: how many devices, and how urgently.
+    timeouts: the pool's timeouts; by default those of the environment.
+    idle_within_s: seconds after which the request is given up; None for the trials' default, or for no limit if
+        `wanted.presses`.
+
+    Raises DevicesBusy if the devices are not idle in time, NodeGone if the executor refuses.
     """
-    beat_every_s = (patience or Patience.of_environment()).beat_every_s
+    beat_every_s = (timeouts or Timeouts.of_environment()).beat_every_s
     if idle_within_s is None:
         idle_within_s = math.inf if wanted.presses else IDLE_WITHIN_S
     content = {"node": node.name, "for": whose, "beats": 0, **asdict(wanted)}
@@ -112,5 +123,5 @@ def lent(
 
 
 def is_withdrawn(requests: Requests, number: int) -> bool:
-    """Whether a request stands no more."""
+    """Returns whether a request was withdrawn."""
     return requests.read(number).status == wishes.WITHDRAWN

@@ -1,4 +1,4 @@
-"""Measures a batch on a pool: each kind of devices on one node that has them, this machine's own where it is one."""
+"""Profiles a batch on a pool: each kind of device on one node that has it, preferably on this machine."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
 from ringmaster.flows import settings
+from ringmaster.flows.batch.context import NodeContext, open_bench
+from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
-from ringmaster.flows.views import current_view
-from ringmaster.flows.waiting import for_prefect, notices
-from ringmaster.flows.workshop import Bench, open_bench
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.journal import Journal
-from ringmaster.tasks.pool.database import Database
 from ringmaster.tasks.pool.nodes import SERVING, NodeRecord, Nodes
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.task import profile_task
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 LOOK_EVERY_S = 1.0
 GONE = "it has left the pool"
-MOST_ATTEMPTS = 3  # of measuring on a node that is lost, or fails, meanwhile
+MOST_ATTEMPTS = 3  # failed measurements, on nodes that are lost or fail meanwhile
 
 
 @flow(name="profile-node", flow_run_name="profile {key} on {node}", persist_result=False)
 def profile_node(node: str, key: str) -> None:
-    """Measures the jobs of a batch on the node where it runs; batches start it, nobody else needs to.
+    """Profiles the jobs of a batch on the node where it runs. Batches start it; nobody else needs to.
 
     Args:
         node: The node on which it runs.
-        key: The batch in the pool, whose facts have its jobs, and get what is measured of them.
+        key: Id of the batch in the pool. Its facts hold the jobs, and receive their profiles.
     """
     address = settings.pool()
     if address is None:
@@ -64,10 +64,12 @@ def profile_node(node: str, key: str) -> None:
 
 
 def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
-    """Profiles the jobs of a batch under every kind of devices of the pool that it may use.
+    """Profiles the jobs of a batch under every kind of device of the pool that it may use.
 
-    key: the batch in the pool; its journal has the batch itself. What was measured for it before is taken as it is.
-    Raises InputError where the pool has no such devices.
+    key: id of the batch in the pool; its journal holds the batch itself, and the profiles that were measured before,
+        which are used as they are.
+
+    Raises InputError if the pool has no such devices.
     """
     journal = Journal(database, batch=key)
     failed: list[str] = []
@@ -82,14 +84,14 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
         if not faults:
             found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
             return merged(found)
-        # That a node is gone says nothing about the batch, however often it happens.
+        # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
         failed += [name for name, fault in faults.items() if name not in gone and GONE not in fault]
         notices()(f"not measured: {'; '.join(f'{node}: {fault}' for node, fault in faults.items())}")
     raise RuntimeError(f"the jobs could not be measured, {len(failed)} times, on {', '.join(sorted(set(failed)))}")
 
 
 def _measure_here(batch: Batch, journal: Journal, database: Database) -> dict[str, str]:
-    """Measures the batch on this machine; returns why it could not, by node, where that has left the pool."""
+    """Profiles the batch on this machine; returns the reason, by node, if it has left the pool."""
     with open_bench(batch, home=settings.home()) as bench:
         if not bench.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
@@ -101,9 +103,9 @@ def _measure_here(batch: Batch, journal: Journal, database: Database) -> dict[st
 
 
 def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[str, NodeRecord]:
-    """For each kind of devices, the node to measure on: this one, else the one with the most of them.
+    """Returns, for each kind of device, the node to measure on: this machine, else the node with most of them.
 
-    avoid: nodes that are taken only where there is no other.
+    avoid: nodes that are chosen only if there is no other.
     """
     chosen: dict[str, NodeRecord] = {}
     for node in sorted(nodes, key=lambda n: (n.name not in avoid, is_here(n), len(healthy(n).devices))):
@@ -112,16 +114,16 @@ def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[st
 
 
 def merged(found: Mapping[str, Profiled]) -> Profiled:
-    """What was measured of the same jobs under each kind of devices, as one answer.
+    """Merges the profiles of the same jobs under each kind of device.
 
-    A job that one kind at least can train has no fault. Of several kinds, each profile says which it is of.
+    A job that at least one kind can train has no fault. If there are several kinds, each profile names its kind.
     """
     first, *others = found.values()
     if not others:
         return first
     names = dict.fromkeys(job.name for profiled in found.values() for job in profiled.jobs)
     jobs = {job.name: job for profiled in found.values() for job in profiled.jobs}
-    surveys = {name: survey for profiled in found.values() for name, survey in profiled.surveys.items()}
+    preflights = {name: preflight for profiled in found.values() for name, preflight in profiled.preflights.items()}
     profiles = {
         name: tuple(
             replace(profile, device_type=kind)
@@ -141,7 +143,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
             faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in told.items())
     return Profiled(
         jobs=tuple(jobs[name] for name in names),
-        surveys=surveys,
+        preflights=preflights,
         profiles=profiles,
         faults=faults,
         groups=groups,
@@ -149,7 +151,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
     )
 
 
-def _measure(bench: Bench, database: Database) -> Profiled:
+def _measure(bench: NodeContext, database: Database) -> Profiled:
     notice, node = current_view.get().notice, bench.cluster.nodes[0]
     serving = [healthy(each) for each in Nodes(database).all() if each.status == SERVING]
     kind = bench.cluster.device_kind()
@@ -167,14 +169,14 @@ def _measure(bench: Bench, database: Database) -> Profiled:
 
 
 def _is_like(node: Node, other: Node, kind: str) -> bool:
-    """Whether two nodes have as many devices of the same kind, so that a gang may be spread over both."""
+    """Returns whether two nodes have equally many devices of the same kind, so that a gang may span both."""
     return len(node.devices) == len(other.devices) and Cluster(nodes=(node,)).device_kind() == kind
 
 
 def _slim(profiled: Profiled) -> Profiled:
-    """Without the candidates, which are many and have had their turn."""
-    surveys = {name: replace(survey, candidates=()) for name, survey in profiled.surveys.items()}
-    return replace(profiled, surveys=surveys)
+    """Returns the profiles without the preflights' candidates, which are many and no longer needed."""
+    preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
+    return replace(profiled, preflights=preflights)
 
 
 def _fact(cluster: Cluster) -> str:
@@ -182,9 +184,9 @@ def _fact(cluster: Cluster) -> str:
 
 
 def serving(batch: Batch, database: Database) -> list[NodeRecord]:
-    """The nodes that the batch may use; waits for a first one.
+    """Returns the nodes that the batch may use; waits for the first one.
 
-    Raises InputError where there are nodes, and none with the devices that the batch asks for.
+    Raises InputError if there are nodes, but none with the devices that the batch requests.
     """
     kind = next(iter(batch.devices)) if isinstance(batch.devices, Mapping) else None
     told = False
@@ -197,16 +199,18 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
             there = ", ".join(f"{node.name} ({len(node.devices)} {node.devices[0].kind})" for node in nodes)
             raise InputError([f"the batch asks for devices of kind {kind}; the pool has {there}"])
         if not told:
-            current_view.get().notice("waiting for a first node of the pool: `ringmaster worker` makes a machine one")
+            current_view.get().notice(
+                "waiting for a first node of the pool: `ringmaster pool worker` makes a machine one"
+            )
             told = True
         threading.Event().wait(LOOK_EVERY_S)
 
 
 def _start(node: str, key: str) -> FlowRun:
-    """Has a node measure the batch, in a flow run of its own."""
+    """Starts a flow run that profiles the batch on a node."""
     parameters: dict[str, Any] = {"node": node, "key": key}
     current_view.get().notice(f"measuring on {node}")
-    key = uuid.uuid4().hex  # asked for once more, it is the same run
+    key = uuid.uuid4().hex  # a repeated request returns the same run
     run: Any = for_prefect(
         lambda: run_deployment(
             "profile-node/profile-node",
@@ -221,14 +225,14 @@ def _start(node: str, key: str) -> FlowRun:
 
 
 def _wait(run: FlowRun, *, node: str, database: Database) -> str:
-    """Waits until a node's flow run has ended; returns what went wrong, nothing where all is well.
+    """Waits until a node's flow run has ended; returns what went wrong, or an empty text.
 
-    A run that had not begun when its node left the pool is cancelled: nobody else takes it from that node's queue.
+    A run that had not begun when its node left the pool is cancelled, as no other node serves its queue.
     """
     clock = threading.Event()
     with get_client(sync_client=True) as client:
         while True:
-            with suppress(httpx.HTTPError, PrefectException):  # the server is away: it will say later
+            with suppress(httpx.HTTPError, PrefectException):  # the server is away, and is read again later
                 state = client.read_flow_run(run.id).state
                 if state is not None and state.is_final():
                     return "" if state.is_completed() else f"{state.name}: {state.message}"

@@ -1,4 +1,4 @@
-"""A run of a batch on a pool: made, found again by the flow run that made it, and gone on with after its end."""
+"""A run of a batch on a pool: creating it, finding it again from its flow run, and resuming it after its end."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ringmaster.flows.batch.flow_runs import root_run, runs_fact
+from ringmaster.flows.batch.run_folder import fresh_folder, was_being_started
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.flow_runs import root_run, runs_fact
-from ringmaster.flows.run_folder import fresh_folder, was_being_started
-from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.journal import DONE, PAUSED, STOPPED, WAITING, Journal
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.database import Database
+from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import ENDED, Submission, Submissions
-from ringmaster.tasks.pool.told import Told
-from ringmaster.techniques.values import digest
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import DONE, PAUSED, STOPPED, WAITING, Journal
+from ringmaster.techniques.interface.values import digest
 
 IS_OVER = "is_over"
-"""A run's fact: whoever followed it has recorded its end, and told it. Only then does running it again mean to go on;
-else its process had died on the way."""
+"""Fact of a run: its follower has recorded and reported its end. Only then does running it again mean to resume it;
+otherwise its process had died on the way.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRun:
-    """One run of a batch on a pool. id: of its submission. folder: on storage that all nodes share."""
+    """One run of a batch on a pool.
+
+    batch: the batch.
+    id: id of its submission.
+    folder: folder of the run, on storage that all nodes share.
+    database: the pool's database.
+    ledger: the pool's MLflow records.
+    """
 
     batch: Batch
     id: str
@@ -38,7 +46,7 @@ class PoolRun:
 
     @property
     def journal(self) -> Journal:
-        """What is known of this run."""
+        """The journal of this run."""
         return Journal(self.database, batch=self.id)
 
     @property
@@ -47,30 +55,30 @@ class PoolRun:
         return Submissions(self.database)
 
     def ask(self, kind: str) -> None:
-        """Asks the executor for something about the whole batch."""
+        """Sends the executor a request about the whole batch."""
         Requests(self.database).ask(kind, {"batch": self.id, "jobs": []})
 
     def has_ended(self) -> bool:
-        """Whether all of its jobs have ended, and all is told of them."""
+        """Returns whether all jobs have ended, and all their events are in the log."""
         return self.submissions.status(self.id) == ENDED
 
 
 def reopen(run: PoolRun, submission: Submission) -> int:
-    """Has the jobs of a batch go on that were cancelled or paused, or have failed: somebody has mended something.
+    """Resumes the jobs of a batch that were cancelled or paused, or have failed, after somebody has fixed the cause.
 
-    Returns the last event of what was before.
+    Returns the number of the last event before that.
     """
     records = run.journal.jobs()
     if not run.has_ended():
         if any(record.status == PAUSED for record in records.values()):
             run.ask(wishes.RESUME)
         return 0
-    # The executor has forgotten a batch that has ended: it takes what it finds here.
-    # Some may wait already: whoever reopened it before us may have died on the way.
+    # The executor has dropped a batch that has ended, and reads it again from here.
+    # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
     again = [job.name for job in submission.jobs if records[job.name].status not in (DONE, STOPPED)]
     for name in again:
         run.journal.write_job(name, status=WAITING, message="")
-    last = Told(run.database).newest(run.id)
+    last = EventLog(run.database).newest(run.id)
     if again:
         run.journal.put_all({"since_s": time.time(), "is_recorded": False, IS_OVER: False})
         run.submissions.reopen(run.id)
@@ -78,7 +86,7 @@ def reopen(run: PoolRun, submission: Submission) -> int:
 
 
 def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) -> tuple[str, Path]:
-    """The id and folder of this run: those that this flow run had before, else the newest ones or new ones."""
+    """Returns the id and folder of this run: those that this flow run had before, else the newest or new ones."""
     pool = Journal(database, batch="")
     root = root_run()
     known: Mapping[str, Any] = pool.get(runs_fact(root), {}) if root else {}
@@ -87,7 +95,7 @@ def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) 
         key, folder = known[which]
         return str(key), Path(folder)
     found = newest_run(batch, database, home) if resume else None
-    if found is None:  # also where the last one was killed before the pool had it
+    if found is None:  # also if the last run was killed before it reached the pool
         folder = fresh_folder(batch, home)
         found = f"{batch.name}-{folder.name}", folder
     key, folder = found
@@ -97,9 +105,10 @@ def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) 
 
 
 def newest_run(batch: Batch, database: Database, home: Path) -> tuple[str, Path] | None:
-    """The newest run of the batch on the pool, which must not be done and must be of the same file.
+    """Returns the newest run of the batch on the pool. Raises InputError if that run is done, or is of a changed file.
 
-    None where there is nothing to resume: the pool has none, or the last one was killed before the pool had it.
+    Returns None if there is nothing to resume: the pool has no run, or the last one was killed before it reached the
+    pool.
     """
     submissions = Submissions(database)
     mine = [key for key, name, _ in submissions.names() if name == batch.name]

@@ -1,7 +1,7 @@
-"""A node's worker: one of Prefect's process workers that runs segments inside itself, from its own fork server.
+"""A node's worker: a process worker of Prefect that runs segments inside itself, from its own fork server.
 
-A segment thus starts in a fraction of a second, where a new Prefect process costs five seconds of a core. All other
-flow runs (where the node's worker serves flows, too) are child processes, as Prefect's own worker starts them.
+A segment thus starts in a fraction of a second, while a new Prefect process costs five seconds of a core. All other
+flow runs (if the worker serves flows too) are child processes, which Prefect's own worker class starts.
 """
 
 from __future__ import annotations
@@ -23,71 +23,76 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 from prefect.workers.process import ProcessWorker
 
-from ringmaster.flows.pool.segment_runs import ANSWER_S, AWAY, Excused, SegmentRuns
-from ringmaster.tasks.pool.host import DRAIN_S, GangHost
-from ringmaster.tasks.pool.mail import OrderRecord
+from ringmaster.flows.pool.runs.segment_runs import ANSWER_S, AWAY, Excused, SegmentRuns
+from ringmaster.tasks.pool.message_store import OrderRecord
+from ringmaster.tasks.pool.node.agent import DRAIN_S, NodeAgent
 
 logger = logging.getLogger(__name__)
 
 SEGMENT = "segment"  # the name of the flow, and of its deployment
-DEFAULT_QUEUE = "default"  # where flows wait
-POLL_EVERY_S = 2.0  # for flows; for segments at once when an order has come
-SYNC_EVERY_S = 15.0  # a worker that was silent for three of these is shown as offline
-FIRST_PAUSE_S = 0.05  # between looks for the run of an order; each is longer than the one before
-OVERDUE_S = 5.0  # after which an order's run that is in no queue is asked for by itself
-LAST_STATES_S = 4.0  # for Prefect to hear how the last runs ended
+DEFAULT_QUEUE = "default"  # the queue of flows other than segments
+POLL_EVERY_S = 2.0  # interval of polling for flows; segments are polled at once when an order has come
+SYNC_EVERY_S = 15.0  # Prefect shows a worker as offline after three missed intervals
+FIRST_PAUSE_S = 0.05  # first pause between polls for the run of an order; each pause is longer than the one before
+OVERDUE_S = 5.0  # waiting time after which an order's run that is in no queue is read by its id
+LAST_STATES_S = 4.0  # time to report the final states of the last runs to Prefect
 
 
 def queue_of(node: str) -> str:
-    """The queue of a node in the work pool."""
+    """Returns the queue of a node in the work pool."""
     return f"node-{node}"
 
 
 class NodeWorker(ProcessWorker):
-    """Serves the node of `host`, which is started already, from `serve` until `stop` or until the host has ended.
+    """Serves the node of `host`, which must be started, from `serve` until `stop` or until the host has ended.
 
-    serves_flows: whether flows run here, too. drain_s: for gangs to stop at a checkpoint when the worker ends.
+    host: the node agent.
+    work_pool: Prefect's work pool.
+    serves_flows: whether the worker runs flows too.
+    drain_s: seconds for gangs to stop at a checkpoint when the worker ends.
     """
 
-    def __init__(self, host: GangHost, *, work_pool: str, serves_flows: bool = False, drain_s: float = DRAIN_S) -> None:
+    def __init__(
+        self, host: NodeAgent, *, work_pool: str, serves_flows: bool = False, drain_s: float = DRAIN_S
+    ) -> None:
         queues = [queue_of(host.name), *([DEFAULT_QUEUE] if serves_flows else [])]
         super().__init__(work_pool_name=work_pool, work_queues=queues, name=host.name)
         self._host, self._queue_names, self._drain_s = host, queues, drain_s
         self._segments = SegmentRuns(host, lambda: self.client)
-        self._deployments: dict[UUID, bool] = {}  # whether it is that of segments
+        self._deployments: dict[UUID, bool] = {}  # by id, whether it is the deployment of segments
         self._loop = asyncio.get_running_loop()
         self._ordered, self._stopping = asyncio.Event(), asyncio.Event()
-        self._given_s: dict[int, float] = {}  # by segment, since when an order is seen to wait
+        self._given_s: dict[int, float] = {}  # by segment, since when its order has waited
         self._pause_s = FIRST_PAUSE_S
-        self._runs: set[anyio.CancelScope] = set()  # of all that must not outlast the worker
+        self._runs: set[anyio.CancelScope] = set()  # scopes of the runs that must not outlast the worker
 
     @classmethod
     def __dispatch_key__(cls) -> str | None:
-        """Under which Prefect's registry knows this class; its `type` is that of the work pool, "process"."""
+        """Returns the key of this class in Prefect's registry; its `type` is that of the work pool, "process"."""
         return "ringmaster-node"
 
     def stop(self) -> None:
-        """Has `serve` end in order. Call it in the worker's loop, as signal handlers do."""
+        """Makes `serve` end in order. Call it in the worker's event loop, as signal handlers do."""
         self._stopping.set()
         self._ordered.set()
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Serves until it is stopped; then gangs checkpoint and stop, and the node leaves the pool."""
+        """Serves until it is stopped; then gangs write a checkpoint and stop, and the node leaves the pool."""
         self._host.on_orders = self._on_orders
         try:
             await self._serve()
         finally:
-            self._host.on_orders = _nobody  # our loop is about to close
+            self._host.on_orders = _nobody  # our event loop is about to close
 
     async def __aenter__(self) -> Self:
-        """Prefect's process worker also brings a runner, for flows that are submitted to it from Python: none are."""
+        """Skips the runner of Prefect's process worker, which serves flows that are submitted to it from Python."""
         await BaseWorker.__aenter__(self)
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
-        """Ends what `__aenter__` began."""
+        """Closes what `__aenter__` has opened."""
         await BaseWorker.__aexit__(self, *exc_info)
 
     async def _serve(self) -> None:
@@ -108,7 +113,7 @@ class NodeWorker(ProcessWorker):
                 scope.cancel()
 
     async def _keep(self, failing: str, action: Callable[[], Awaitable[Any]], every_s: float | None) -> None:
-        """Does something again and again, or, without `every_s`, until it goes well; Prefect may be away."""
+        """Repeats an action every `every_s` seconds or, if that is None, until it succeeds; Prefect may be away."""
         excused, is_done = Excused(failing), False
         while not is_done:
             with excused:
@@ -124,13 +129,13 @@ class NodeWorker(ProcessWorker):
                 continue
 
     async def _poll(self) -> None:
-        """Looks for runs every now and then, and soon again and again while the run of an order is still to come."""
+        """Polls for runs periodically, and with short pauses while the run of an order is missing."""
         excused = Excused("no run can be begun")
         while not (self._stopping.is_set() or self._host.ended.is_set()):
             with excused, anyio.fail_after(ANSWER_S):
                 await self.get_and_submit_flow_runs()
                 await self._ask_for_overdue()
-            if excused.is_away:  # devices must not idle for want of a picture of what they do
+            if excused.is_away:  # devices must not idle for lack of a flow run that shows their work
                 for order in self._overdue():
                     await self._segments.run_unseen(order.segment)
             wait_s = POLL_EVERY_S
@@ -142,11 +147,11 @@ class NodeWorker(ProcessWorker):
         self.stop()
 
     def _on_orders(self) -> None:
-        """Orders wait, as their host sees it; called every now and then, by a thread of its own."""
+        """Notes that the node agent has waiting orders; the agent calls it periodically, in a thread of its own."""
         self._loop.call_soon_threadsafe(self._hurry)
 
     def _hurry(self) -> None:
-        """New orders have their runs looked for at once."""
+        """Polls for the runs of new orders at once."""
         now_s, waiting = self._loop.time(), {order.segment for order in self._host.waiting}
         if waiting - self._given_s.keys():
             self._pause_s = FIRST_PAUSE_S
@@ -154,7 +159,7 @@ class NodeWorker(ProcessWorker):
         self._given_s = {segment: self._given_s.get(segment, now_s) for segment in waiting}
 
     async def _ask_for_overdue(self) -> None:
-        """Begins runs that were claimed where Prefect's answer was lost: they are in no queue any more."""
+        """Starts runs whose claim succeeded but whose answer from Prefect was lost: they are no longer in a queue."""
         for order in self._overdue():
             if order.flow_run is None:
                 continue
@@ -166,14 +171,14 @@ class NodeWorker(ProcessWorker):
                 self._begin(flow_run, is_claimed=True)
 
     def _overdue(self) -> list[OrderRecord]:
-        """The orders that have waited for long."""
+        """Returns the orders that have waited for at least OVERDUE_S."""
         due_s = self._loop.time() - OVERDUE_S
         return [order for order in self._host.waiting if self._given_s.get(order.segment, math.inf) <= due_s]
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
-        """Prefect's, but that runs of segments are begun in this process."""
+        """Starts runs of segments in this process; leaves other runs to Prefect's method."""
         segments = [entry for entry in flow_run_response if await self._is_segment(entry.flow_run)]
         for entry in segments:
             self._begin(entry.flow_run)
@@ -203,7 +208,7 @@ class NodeWorker(ProcessWorker):
                 logger.warning("%s cannot be claimed yet: %s", flow_run.name, error)
 
     async def _submit_run(self, flow_run: FlowRun) -> None:
-        """Prefect's, which would take the worker down with it where the server is away just now."""
+        """Calls Prefect's method, which would end the worker if the server is away."""
         try:
             await super()._submit_run(flow_run)
         except AWAY as error:
@@ -213,7 +218,7 @@ class NodeWorker(ProcessWorker):
     async def _submit_run_and_capture_errors(
         self, flow_run: FlowRun, task_status: anyio.abc.TaskStatus[int | Exception] | None = None
     ) -> BaseWorkerResult | Exception:
-        """Prefect's; the process of the run ends with the worker."""
+        """Calls Prefect's method; ends the process of the run when the worker ends."""
         results = list[BaseWorkerResult | Exception]()
         with self._ending_with_us():
             results.append(await super()._submit_run_and_capture_errors(flow_run, task_status=task_status))
@@ -233,4 +238,4 @@ class NodeWorker(ProcessWorker):
 
 
 def _nobody() -> None:
-    """Whom orders are told of while no worker serves."""
+    """Ignores orders, while no worker serves."""

@@ -1,1 +1,1 @@
-"""The servers of a pool and the processes beside them: which there are, how they are kept up and told apart."""
+"""The servers of a pool and the processes beside them: their start, supervision, passwords, files and end."""

@@ -1,16 +1,16 @@
-"""Whether the executor and the node that were started have arrived in the pool's database."""
+"""Detects in the pool's database that the executor and the node that were started have begun to serve."""
 
 from __future__ import annotations
 
 from sqlalchemy import Connection, select
 
-from ringmaster.tasks.pool.database import Database
 from ringmaster.tasks.pool.nodes import Nodes
-from ringmaster.tasks.pool.schema import EXECUTOR
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import EXECUTOR
 
 
 class Members:
-    """What has happened in `database` since this was made; `close` closes it."""
+    """The executor and nodes that have begun to serve in `database` since this object was made."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -19,19 +19,19 @@ class Members:
         self._nodes_before = {(node.incarnation, node.beats) for node in self._nodes.all()}
 
     def leader(self) -> str | None:
-        """Says that an executor leads, once one has beaten; None before."""
+        """Returns a message once a new executor leads and has sent a heartbeat; None before."""
         executor = self._executor()
         return None if executor in (None, self._executor_before) else "an executor leads"
 
     def node(self) -> str | None:
-        """Says which node serves, once one has registered or beaten; None before."""
+        """Returns a message that names a node once one has registered or sent a heartbeat; None before."""
         for node in self._nodes.all():
             if (node.incarnation, node.beats) not in self._nodes_before:
                 return f"node {node.name}: {len(node.devices)} devices of kind {node.devices[0].kind}"
         return None
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._database.close()
 
     def _executor(self) -> tuple[str, int] | None:

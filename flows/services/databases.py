@@ -1,4 +1,4 @@
-"""The three databases of a pool: its own, Prefect's and MLflow's; SQLite files, or made on one PostgreSQL server."""
+"""The three databases of a pool (its own, Prefect's, MLflow's), as SQLite files or on one PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from sqlalchemy.exc import ArgumentError
 from ringmaster.flows.faults import InputError
 
 DEFAULT_NAME = "ringmaster"
-MAINTENANCE = ("postgres", "template1")  # databases that every server has
+MAINTENANCE = ("postgres", "template1")  # every server has them
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolDatabases:
-    """The addresses, each with the driver that its reader wants. prefect is None for the file in Prefect's own home."""
+    """The URLs of a pool's databases, each with the driver that its reader needs.
+
+    pool: URL of the pool's own database.
+    prefect: URL of Prefect's database; None for the SQLite file in Prefect's own home.
+    mlflow: URL of MLflow's database.
+    """
 
     pool: str = field(repr=False)
     prefect: str | None = field(repr=False)
@@ -26,13 +31,13 @@ class PoolDatabases:
 
 
 def databases(url: str | None, *, home: Path) -> PoolDatabases:
-    """Where the databases are, without making any. Raises InputError where `url` is no PostgreSQL server's."""
+    """Returns the URLs of the databases, and makes none. Raises InputError where `url` is no PostgreSQL server."""
     if url is None:
         return PoolDatabases(
             pool=f"sqlite:///{home / 'pool' / 'pool.db'}", prefect=None, mlflow=f"sqlite:///{home / 'mlflow.db'}"
         )
     server = _parsed(url)
-    # asyncpg knows sslmode by another name.
+    # asyncpg has another name for sslmode.
     query = {("ssl" if key == "sslmode" else key): value for key, value in server.query.items()}
     prefect = _named(server, "_prefect").set(drivername="postgresql+asyncpg", query=query)
     return PoolDatabases(
@@ -43,7 +48,7 @@ def databases(url: str | None, *, home: Path) -> PoolDatabases:
 
 
 def make_databases(url: str) -> list[str]:
-    """Makes those that are missing on the server of `url`; returns their names. Raises InputError with the remedy."""
+    """Makes the missing databases on the server of `url`; returns their names. Raises InputError with the remedy."""
     server = _parsed(url)
     wanted = [_named(server, suffix).database or "" for suffix in ("", "_prefect", "_mlflow")]
     with _connected(server) as connection:
@@ -53,7 +58,7 @@ def make_databases(url: str) -> list[str]:
             try:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
             except psycopg.errors.DuplicateDatabase:
-                continue  # another machine was quicker
+                continue  # another machine has just made it
             except psycopg.errors.InsufficientPrivilege as error:
                 commands = "".join(f'\n  CREATE DATABASE "{each}" OWNER "{server.username}";' for each in missing)
                 raise InputError(
@@ -63,7 +68,7 @@ def make_databases(url: str) -> list[str]:
 
 
 def _connected(server: URL) -> psycopg.Connection[tuple[str]]:
-    """To any database that is there: the named one may be missing still, and the others may be closed to this user."""
+    """Connects to any database of the server: the named one may not exist yet, and others may refuse this user."""
     said: list[str] = []
     for name in (_named(server).database, *MAINTENANCE):
         address = _text(server.set(database=name))
@@ -87,7 +92,7 @@ def _parsed(url: str) -> URL:
 
 
 def _named(server: URL, suffix: str = "") -> URL:
-    """The same with the name of one of ours: the one that the user has given, or `ringmaster`."""
+    """Returns the URL with the name of one of our databases: the name that the user has given, or `ringmaster`."""
     name = server.database if server.database not in (None, "", *MAINTENANCE) else DEFAULT_NAME
     return server.set(database=f"{name}{suffix}")
 

@@ -1,4 +1,4 @@
-"""By which names the servers of a machine are asked for, and which of its addresses others cannot reach."""
+"""Host names under which a machine's servers may be requested, and checks of listening addresses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import psutil
 
 ALLOWED_HOSTS = "RINGMASTER_ALLOWED_HOSTS"
-"""Further names, with commas between them, by which the servers may be asked for: that of a reverse proxy, say."""
+"""Environment variable with further host names of the servers, separated by commas, such as that of a reverse proxy."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches what listens there."""
+    """Returns whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
@@ -25,22 +25,22 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means all addresses of this machine."""
+    """Returns whether `host` stands for all addresses of this machine."""
     return host in ("0.0.0.0", "::")
 
 
 def in_url(host: str) -> str:
-    """As it stands in a URL: IPv6 in brackets."""
+    """Returns the host as it is written in a URL: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def hosts_of(text: str) -> tuple[str, ...]:
-    """The names that `text` says, with commas between them; without brackets."""
+    """Returns the host names in `text`, which are separated by commas, without brackets."""
     return tuple(name.strip().strip("[]") for name in text.split(",") if name.strip())
 
 
 def names_of(host: str, *, further: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names by which a server that listens on `host` may be asked for, without ports and brackets."""
+    """Returns the names under which a server that listens on `host` may be requested, without ports and brackets."""
     own = _names_of_this_machine() if is_wildcard(host) else (host,)
     return tuple(dict.fromkeys([*LOOPBACK, *own, *further]))
 

@@ -1,4 +1,4 @@
-"""Which processes a pool needs on the machine that holds its servers, and what each is told."""
+"""The processes that a pool needs on the machine of its servers, with the command and environment of each."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
 PREFECT, MLFLOW, DEPLOYMENTS, EXECUTOR, WORKER = "prefect", "mlflow", "deployments", "executor", "worker"
-DRAIN_S = 300.0  # for the jobs of this machine's worker to write their checkpoints before it ends
+DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """What a person chooses. host: of this machine, on which the servers listen. password: for both servers. worker:
-    whether it is a node too.
+    """The options of a pool that a person chooses.
 
-    notify: where alarms go, see `ringmaster.flows.pool.automations`; what the environment says where it is empty.
+    home: RINGMASTER_HOME of the pool.
+    databases: addresses of its databases.
+    password: password of both servers.
+    host: address of this machine on which the servers listen.
+    port_prefect, port_mlflow: ports of the servers.
+    worker: whether this machine is a node too.
+    notify: target of alarms, see `ringmaster.flows.pool.automations`; where it is empty, the environment's.
     """
 
     home: Path
@@ -40,11 +45,11 @@ class PoolOptions:
 
     @property
     def folder(self) -> Path:
-        """Of the services' files."""
+        """The folder of the services' files."""
         return self.home / "pool"
 
     def address(self) -> PoolAddress:
-        """By which this machine and others reach the pool."""
+        """Returns the address by which this machine and others reach the pool."""
         host = in_url(socket.gethostname() if is_wildcard(self.host) else self.host)
         return PoolAddress(
             database=self.databases.pool,
@@ -55,7 +60,7 @@ class PoolOptions:
 
 
 def faults(options: PoolOptions) -> list[str]:
-    """What is wrong with the choice, found before anything starts."""
+    """Returns the faults of the options, found before anything starts."""
     found = []
     if len(options.password) < SHORTEST_PASSWORD:
         found.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
@@ -68,7 +73,7 @@ def faults(options: PoolOptions) -> list[str]:
 
 
 def port_fault(host: str, port: int, name: str) -> str | None:
-    """Why a server cannot listen there, or None."""
+    """Returns why a server cannot listen on a port, or None."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as trial:
@@ -84,7 +89,7 @@ def port_fault(host: str, port: int, name: str) -> str | None:
 
 
 def compose(options: PoolOptions) -> tuple[Service, ...]:
-    """The services in the order in which they start; they end in the opposite one."""
+    """Returns the services in the order in which they start; they end in the reverse order."""
     address = options.address()
     member: dict[str, str | None] = {
         **base_environment(options.home),
@@ -118,7 +123,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         ),
         Service(
             name=EXECUTOR,
-            command=(*python, "ringmaster.flows.cli", "executor"),
+            command=(*python, "ringmaster.flows.cli", "pool", "executor"),
             environment=member,
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
@@ -129,7 +134,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     if options.worker:
         worker = Service(
             name=WORKER,
-            command=(*python, "ringmaster.flows.cli", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
+            command=(*python, "ringmaster.flows.cli", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
             after=(EXECUTOR,),
             says_ready=True,
@@ -141,7 +146,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
 
 
 def base_environment(home: Path) -> dict[str, str]:
-    """What holds for every process: nothing phones home, no result is a pickle, no stray file is imported."""
+    """Returns the variables of every process: no telemetry, no pickled results, no imports from the working folder."""
     return {
         **QUIET_ENVIRONMENT,
         **JSON_RESULTS,
@@ -164,7 +169,7 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
         origins.append(f"http://localhost:{options.port_prefect}")
     return {
         "PREFECT_UI_API_URL": address.prefect_api,
-        # As shipped, any page that a browser shows may use the API; this leaves its own.
+        # By default any page in a browser may use the API; this allows only Prefect's own page.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins),
         "PREFECT_SERVER_API_AUTH_STRING": f"{address.username}:{options.password}",
         ALLOWED_HOSTS: ",".join(_names(options)),
@@ -175,14 +180,14 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
 
 def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
     environment: dict[str, str | None] = {
-        "MLFLOW_TRACKING_URI": None,  # it is the server
-        # In the environment, not among the arguments, which everybody on the machine may read.
+        "MLFLOW_TRACKING_URI": None,  # this process is the server
+        # A variable, as every user of the machine can read a process's arguments.
         "MLFLOW_BACKEND_STORE_URI": options.databases.mlflow,
         "MLFLOW_ARTIFACTS_DESTINATION": str(options.home / "mlartifacts"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_AUTH_CONFIG_PATH": str(options.folder / "mlflow-auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
-        # By default MLflow takes any name that begins like a private address: 10.evil.example, for one.
+        # By default MLflow accepts any name with the prefix of a private address, such as 10.evil.example.
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
             pattern for name in _names(options) for pattern in (in_url(name), _with_any_port(name))
         ),
@@ -197,5 +202,5 @@ def _names(options: PoolOptions) -> tuple[str, ...]:
 
 
 def _with_any_port(name: str) -> str:
-    """A pattern of MLflow's, to which a bracket is special, for a name and any port."""
+    """Returns MLflow's pattern for a name with any port. A bracket is special in such patterns, and is escaped."""
     return f"{in_url(name).replace('[', '[[]')}:*"

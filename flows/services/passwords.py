@@ -1,4 +1,4 @@
-"""The password of a pool's servers: one that a person gives, or one that is drawn; kept where only its owner reads."""
+"""The password of a pool's servers: given by a person or generated, and stored in a file that its owner alone reads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from pathlib import Path
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.services.files import write_secret
 
-SHORTEST_PASSWORD = 12  # what MLflow takes
-# MLflow hashes the password anew in each request, which takes a quarter of a second, unless it remembers who was right.
+SHORTEST_PASSWORD = 12  # MLflow's minimum
+# MLflow hashes the password in each request, which takes a quarter of a second, unless it caches who was authenticated.
 REMEMBERED_S = 60
 
 
 def password_file(folder: Path) -> Path:
-    """Where the password of the servers of a home is kept. folder: that of the home's services."""
+    """Returns the file that stores the password of a home's servers. folder: the folder of the home's services."""
     return folder / "password"
 
 
 def choose_password(folder: Path, *, given: Path | None) -> str:
-    """What `given` holds, else what was chosen before, else a new password. Raises InputError where a file is unfit.
+    """Returns the password in the file `given`, else the stored one, else a new one. Raises InputError where a file is
+    unfit.
 
-    Nothing is written: `keep_password` does that once all else is known to be right.
+    It writes nothing: `keep_password` stores the password once all other options are known to be valid.
     """
     if given is not None:
         return read_password(given)
@@ -30,7 +31,7 @@ def choose_password(folder: Path, *, given: Path | None) -> str:
 
 
 def read_password(file: Path) -> str:
-    """The one line of a password file. Raises InputError where others may read it, or it is no such file."""
+    """Returns the one line of a password file. Raises InputError if others can read the file, or if it is invalid."""
     try:
         if file.stat().st_mode & 0o077:
             raise InputError([f"others than you may read {file}. To fix: chmod 600 {file}"])
@@ -43,12 +44,12 @@ def read_password(file: Path) -> str:
 
 
 def keep_password(folder: Path, *, username: str, password: str) -> None:
-    """Keeps the password, for the next time and for people, and tells MLflow who may enter.
+    """Stores the password for later starts and for people, and writes MLflow's authentication file.
 
     Raises InputError where MLflow's users were made with another password.
     """
     users, file = folder / "mlflow-users.db", folder / "mlflow-auth.ini"
-    # Read by configparser, to which a % is special.
+    # MLflow reads the file with configparser, where % has a special meaning.
     line = f"admin_password = {password.replace('%', '%%')}"
     if users.exists() and file.exists() and line not in file.read_text().splitlines():
         raise InputError(

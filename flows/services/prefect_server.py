@@ -1,8 +1,8 @@
 """Prefect's server behind a check of the Host header: `python -m ringmaster.flows.services.prefect_server --port PORT`.
 
-Prefect as shipped answers whatever name a browser has asked for, so a page whose name is made to point to this machine
-(DNS rebinding) may talk to it. Everything else, the services that schedule and trigger included, is as in
-`prefect server start`.
+Prefect by default answers requests for any host name, so a page whose name is made to point to this machine (DNS
+rebinding) may use its API. Everything else, including the services that schedule and trigger runs, is as in `prefect
+server start`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from prefect.settings import get_current_settings
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from ringmaster.flows import ownership
+from ringmaster.flows.process import ownership
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of, in_url
 
-END_PATIENCE_S = 10.0  # for open requests, once nobody wants the server any more
+END_PATIENCE_S = 10.0  # time for open requests, once the server is no longer needed
 
 
 def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
-    """The application, for requests and websockets that ask for one of `hosts`; all others get 400. Ports are free."""
+    """Returns the application for requests and websockets to one of `hosts`, on any port; others get status 400."""
     return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves until SIGTERM; with --until-stdin-ends also until then, which is when the process that started it ends."""
+    """Serves until SIGTERM or, with --until-stdin-ends, until stdin ends, as it does when the parent process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)

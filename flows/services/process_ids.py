@@ -1,4 +1,4 @@
-"""Processes that another process started, named so that nobody else is ever taken for them."""
+"""Identities of processes, which tell a process from a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ringmaster.tasks.pool.whereabouts import identity
+from ringmaster.tasks.pool.process_identity import identity
 
-KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, and more on a machine that is busy
+KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
 
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One very process: `pid` alone may be another's later. born: the machine's boot, and ticks from there.
+    """The identity of one process; a later process may have the same `pid`.
 
-    No clock is in it, so that a clock that is set does not make a stranger of a process.
+    pid: process id.
+    born: id of the machine's boot, and the clock ticks from boot to the start of the process. It has no wall-clock
+        time, so the identity stays valid when somebody sets the clock.
     """
 
     pid: int
@@ -25,27 +27,27 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The process that has this pid now; None where there is none, or one that has ended already."""
+        """Returns the identity of the process that has this pid now; None if there is none, or if it has ended."""
         born = identity(pid)
         return cls(pid, born) if born else None
 
     def lives(self) -> bool:
-        """Whether it still runs."""
+        """Returns whether the process still runs."""
         return ProcessId.of(self.pid) == self
 
     def open(self) -> int | None:
-        """A descriptor that becomes readable when the process ends, for the caller to close; None where it has."""
+        """Returns a descriptor, for the caller to close, that is readable once the process ends; None if it ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return None
-        if self.lives():  # looked at with the descriptor in hand: from here on it cannot be another's
+        if self.lives():  # checked after opening the descriptor, which cannot become another process's
             return descriptor
         os.close(descriptor)
         return None
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> bool:
-        """Sends a signal to this process and nobody else, or to the group that it leads; False where it has ended."""
+        """Sends a signal to this process alone, or to the process group that it leads; returns False if it ended."""
         descriptor = self.open()
         if descriptor is None:
             return False
@@ -61,7 +63,7 @@ class ProcessId:
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until it has ended, and returns whether it has."""
+        """Waits until the process has ended; returns whether it has."""
         descriptor = self.open()
         if descriptor is None:
             return True
@@ -72,9 +74,9 @@ class ProcessId:
         return bool(ready)
 
     def end(self, *, grace_s: float, group: bool = False) -> bool:
-        """SIGTERM, and SIGKILL to what has not ended after `grace_s`; returns whether SIGTERM was enough.
+        """Sends SIGTERM, and SIGKILL after `grace_s` where the process still runs; returns whether SIGTERM was enough.
 
-        group: whether all of the group that it leads is meant.
+        group: whether to signal the whole process group that it leads.
         """
         self.signal(signal.SIGTERM, group=group)
         in_order = self.wait(grace_s)
@@ -85,9 +87,10 @@ class ProcessId:
 
 
 def reap(pid: int, *, group: bool = False) -> int | None:
-    """The exit status of a child that has ended, or None of one that was another's; what is left of its group ends.
+    """Returns the exit status of a child that has ended, or None where the process was no child of ours.
 
-    A child that has ended keeps its number, which is its group's too, until here: nobody else is killed.
+    group: whether to kill the rest of the process group that it led. A child that has ended keeps its pid, which is its
+        group's id too, until it is reaped: no other process can be hit.
     """
     if group:
         with suppress(ProcessLookupError, PermissionError):

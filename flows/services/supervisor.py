@@ -1,8 +1,8 @@
-"""Keeps the services of a pool running, in a process of its own.
+"""The supervisor process, which keeps the services of a pool running.
 
-`python -m ringmaster.flows.services.supervisor FOLDER` starts them in order, each once what it needs answers; starts
-again what ends, later each time; and on SIGTERM ends them in the opposite order. Should it die itself, they live on,
-and the next one takes them over.
+`python -m ringmaster.flows.services.supervisor FOLDER` starts each service once the services that it needs answer. It
+restarts services that end, with growing delays. On SIGTERM it ends them in the reverse order. If the supervisor dies,
+the services go on, and the next supervisor takes them over.
 """
 
 from __future__ import annotations
@@ -35,27 +35,38 @@ from ringmaster.flows.services.files import (
 )
 from ringmaster.flows.services.process_ids import ProcessId, reap
 
-LOOK_EVERY_S = 0.25  # at what is starting
+LOOK_EVERY_S = 0.25  # interval of the checks of starting services
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
-LASTED_S = 60.0  # after which an end is the first again
+LASTED_S = 60.0  # a service that was up for so long starts again with the first delay
 
 
 @dataclass
 class Child:
-    """A service, and the process that provides it now."""
+    """A service, and the process that provides it now.
+
+    service: the service.
+    status: its status, as in ServiceState.
+    process: its process; None where none runs.
+    descriptor: pidfd of the process.
+    since_s: time of the last change of status.
+    due_s: earliest time of the next start.
+    num_failures: number of failures in a row.
+    num_restarts: number of all restarts.
+    message: reason of the last failure, or what the service still lacks.
+    """
 
     service: Service
     status: str = WAITING
     process: ProcessId | None = None
     descriptor: int | None = None
-    since_s: float = 0.0  # of its status
-    due_s: float = 0.0  # before which it is not started again
-    num_failures: int = 0  # in a row
+    since_s: float = 0.0
+    due_s: float = 0.0
+    num_failures: int = 0
     num_restarts: int = 0
     message: str = ""
 
     def state(self) -> ServiceState:
-        """What others may know of it."""
+        """Returns the state of the service, for other processes."""
         return ServiceState(
             name=self.service.name,
             status=self.status,
@@ -67,7 +78,7 @@ class Child:
 
 
 def answers(url: str) -> bool:
-    """Whether a server is up: it answers, be it that it asks for a password."""
+    """Returns whether a server is up: it answers, even if it asks for a password."""
     try:
         with urllib.request.urlopen(url, timeout=5):
             return True
@@ -78,12 +89,18 @@ def answers(url: str) -> bool:
 
 
 def delay_s(num_failures: int) -> float:
-    """Seconds until a service that has ended is started again, having done so `num_failures` times in a row before."""
+    """Returns the seconds until an ended service is restarted, after `num_failures` earlier failures in a row."""
     return float(min(FIRST_DELAY_S * 2 ** min(num_failures, 10), LONGEST_DELAY_S))
 
 
 class Supervisor:
-    """The services of the pool in `files`. is_up: whether a URL answers. clock: monotonic seconds."""
+    """Supervises the services of the pool in `files`.
+
+    services: the services, in the order in which they start.
+    files: the files of the services, which hold their states and logs.
+    is_up: returns whether a server answers at a URL.
+    clock: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -105,13 +122,13 @@ class Supervisor:
             self._adopt(state)
 
     def stop(self) -> None:
-        """Has `run` end the services, and return; may be called by a signal's handler."""
+        """Makes `run` end the services and return; a signal handler may call it."""
         self._ending = True
         with contextlib.suppress(BlockingIOError):
             os.write(self._rope, b"x")
 
     def run(self) -> None:
-        """Keeps the services running until `stop`."""
+        """Keeps the services running until `stop` is called."""
         while not self._ending:
             self.step()
             for key, _ in self._selector.select(self._patience_s()):
@@ -120,7 +137,7 @@ class Supervisor:
         self._end_all()
 
     def step(self) -> None:
-        """Starts what may start, and looks whether what was started is up."""
+        """Starts the services that are due, and checks whether started ones are up."""
         for child in self._children.values():
             if child.status == WAITING and self._clock() >= child.due_s and self._may_start(child):
                 self._start(child)
@@ -147,7 +164,7 @@ class Supervisor:
                     stderr=log,
                     start_new_session=True,
                 )
-        except OSError as error:  # a full disk, or no room for another process: that passes
+        except OSError as error:  # a full disk, or no memory for another process: such errors pass
             self._try_later(child, f"could not be started: {error}")
             return
         process.returncode = 0  # we reap our children ourselves; Popen must not do so when it is collected
@@ -159,7 +176,7 @@ class Supervisor:
         self._selector.register(descriptor, selectors.EVENT_READ, child)
 
     def _adopt(self, state: ServiceState) -> None:
-        """Takes over what a supervisor that died has left running."""
+        """Takes over a service that a dead supervisor has left running."""
         child, process = self._children.get(state.name), state.process
         descriptor = process.open() if process is not None else None
         if child is None:
@@ -185,7 +202,7 @@ class Supervisor:
         return child.service.ready_url is None or self._is_up(child.service.ready_url)
 
     def _ended(self, child: Child) -> None:
-        """A process has ended: its service is started again, later each time."""
+        """Schedules the restart of a service whose process has ended, with growing delays."""
         code = self._let_go(child)
         now_s = self._clock()
         if child.service.once and code == 0:
@@ -211,7 +228,7 @@ class Supervisor:
         return code
 
     def _patience_s(self) -> float | None:
-        """How long nothing is to be done unless something happens."""
+        """Returns how long to wait for an event; None for no limit."""
         statuses = {child.status for child in self._children.values()}
         if STARTING in statuses:
             return LOOK_EVERY_S
@@ -236,14 +253,14 @@ class Supervisor:
         if states != self._told:
             try:
                 self._files.write_states(states)
-            except OSError as error:  # the services matter more; they are told of at the next step
-                sys.stderr.write(f"how the services stand cannot be written: {error}\n")
+            except OSError as error:  # the services matter more; the next step writes the states again
+                sys.stderr.write(f"the states of the services cannot be written: {error}\n")
                 return
             self._told = states
 
 
 def main(folder: Path) -> int:
-    """Supervises the pool of `folder` until SIGTERM; 1 where another process does so already."""
+    """Supervises the pool of `folder` until SIGTERM; returns 1 where another process does so already."""
     files = ServiceFiles(folder)
     with files.alone() as alone:
         if not alone:
@@ -256,7 +273,7 @@ def main(folder: Path) -> int:
         def stop(_: int, __: FrameType | None) -> None:
             supervisor.stop()
 
-        # A handler, be it one that was ignored so far: what is ignored would be ignored by all children too.
+        # Handlers replace dispositions that ignore a signal: the children would inherit those.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, stop)
         supervisor.run()

@@ -1,4 +1,4 @@
-"""Brings a pool's services up and down, and tells a person how far that is."""
+"""Starts and stops a pool's services, and reports the progress on the terminal."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from ringmaster.flows.services.needed import EXECUTOR, WORKER, PoolOptions, comp
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.tasks.pool.database import Database
-from ringmaster.techniques.values import to_json
+from ringmaster.tasks.storage.database import Database
+from ringmaster.techniques.interface.values import to_json
 
 LOOK_EVERY_S = 0.2
-LONGEST_LINE = 12  # of a log that is shown
-ANSWER_PATIENCE_S = 300.0  # of a server that is up, and has to open its database yet
-DEADLINE_S = 900.0  # for all of it to be up; each server has a shorter one of its own
+LONGEST_LINE = 12  # lines of a log that are shown
+ANSWER_PATIENCE_S = 300.0  # timeout of a server that is up and still has to open its database
+DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
 
 
 def files_of(home: Path) -> ServiceFiles:
-    """The files of the services of a home's pool."""
+    """Returns the files of the services of a home's pool."""
     return ServiceFiles(home / "pool")
 
 
 def is_up(home: Path) -> bool:
-    """Whether a supervisor keeps the services of this home running, and an `up` has seen that all of them are there."""
+    """Returns whether a supervisor runs the services of this home, and an `up` has seen all of them up."""
     return files_of(home).supervisor() is not None and settings.pool_file(home).exists()
 
 
 def start(options: PoolOptions, *, database_server: str | None) -> bool:
-    """Starts all of a pool, and returns once it is up; False where it is not, and then nothing is left running, unless
-    this takes over a pool that was up.
+    """Starts all services of a pool; returns whether they are up. On failure it ends what it started, unless the pool
+    was up before.
 
-    Goes on with what another `up` began that was ended on its way, with a terminal that was closed for one.
-    Raises InputError where it cannot be started as asked, or another `up` is at it; then nothing was.
+    It continues what an interrupted `up` has begun, for example one whose terminal was closed.
+    Raises InputError where the options are invalid, or where another `up` is running; then nothing was started.
     """
     files = files_of(options.home)
     if not (files.supervisor() or _living(files)) and (found := faults(options)):
@@ -85,7 +85,7 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
         if is_there and is_let_in(address):
             write_secret(settings.pool_file(options.home), json.dumps(to_json(address), indent=1) + "\n")
             return True
-        if was_up:  # batches run in it: nothing is gained by ending them
+        if was_up:  # batches run in it: ending them would gain nothing
             console.print("what runs goes on, and what does not is tried again: see the logs", highlight=False)
             return False
         console.print("ending what was started", highlight=False)
@@ -96,7 +96,7 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
 
 
 def is_let_in(address: PoolAddress) -> bool:
-    """Whether MLflow takes the password: it keeps its users, and what they were made with may be another one."""
+    """Returns whether MLflow accepts the password: it stores its users, which may have been made with another one."""
     request = urllib.request.Request(f"{address.mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0")
     if address.password:
         credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
@@ -106,7 +106,7 @@ def is_let_in(address: PoolAddress) -> bool:
             return True
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
-            return True  # it answers, and what else it says is not about the password
+            return True  # it answers, and any other status is not about the password
     except OSError as error:
         error_console().print(f"[red]MLflow did not say whether it takes the password:[/] {error}", highlight=False)
         return False
@@ -124,7 +124,7 @@ def stop(home: Path) -> bool:
     supervisor = files.supervisor()
     if supervisor is not None:
         _end(supervisor, files, console)
-    for state, service in reversed(_survivors(files)):  # of a supervisor that was killed
+    for state, service in reversed(_survivors(files)):  # services of a supervisor that was killed
         console.print(f"ending {state.name}", highlight=False)
         if state.process is not None:
             state.process.end(grace_s=service.grace_s, group=service.group)
@@ -138,7 +138,7 @@ def stop(home: Path) -> bool:
 
 
 def print_states(home: Path) -> None:
-    """How each service stands."""
+    """Prints the state of each service."""
     console = error_console()
     for state in files_of(home).states():
         console.print(_line(state), highlight=False)
@@ -156,7 +156,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
 
 
 def _supervise(files: ServiceFiles) -> ProcessId:
-    """Starts the supervisor, apart from this terminal."""
+    """Starts the supervisor, detached from this terminal."""
     with files.log("supervisor").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "ringmaster.flows.services.supervisor", str(files.folder)],
@@ -167,14 +167,17 @@ def _supervise(files: ServiceFiles) -> ProcessId:
             stderr=log,
             start_new_session=True,
         )
-    process.returncode = 0  # it is to outlive us: nobody waits for it
+    process.returncode = 0  # it is to outlive this process: Popen must not wait for it
     supervisor = ProcessId.of(process.pid) or ProcessId(process.pid, "")
     files.write_supervisor(supervisor)
     return supervisor
 
 
 def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restarts: dict[str, int]) -> bool:
-    """Prints a line for each service that is up; True once all are. restarts: what each had behind it before."""
+    """Prints a line for each service that is up; returns True once all are.
+
+    restarts: number of earlier restarts of each service.
+    """
     console, began_s = error_console(), time.monotonic()
     names = [service.name for service in files.services()]
     here: dict[str, Callable[[], str | None]] = {EXECUTOR: members.leader, WORKER: members.node}
@@ -207,7 +210,8 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
     shown: dict[str, str] = {}
     while time.monotonic() < deadline_s:
         ended = supervisor.wait(LOOK_EVERY_S)
-        for state in reversed(files.states()):  # as they end: between two looks several may have
+        # In the order in which they end: several may have ended since the last check.
+        for state in reversed(files.states()):
             if state.status != shown.get(state.name):
                 shown[state.name] = state.status
                 if state.status not in (UP, DONE):
@@ -217,7 +221,7 @@ def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
 
 
 def _living(files: ServiceFiles) -> list[ServiceState]:
-    """The services that run."""
+    """Returns the services that run."""
     return [state for state in files.states() if state.lives()]
 
 

@@ -1,13 +1,13 @@
-"""The tensor store: the weights of many models, each tensor kept once, and what was adapted as a difference.
+"""A tensor store that holds each distinct tensor once, and adapted tensors as differences to their parents.
 
     store = TensorStore(Path("tensors"))
     base = store.add(Path("models/base"))
     child = store.add(Path("models/child"), parent=base.id)
-    store.restore(child.id, Path("out"))  # the very bytes that were added
+    store.restore(child.id, Path("out"))  # the same bytes that were added
 
-Its parts: `folders` (which files a model has), `planes` (how bytes are arranged and compressed), `objects` (files named
-by what they hold), `layout` (what a safetensors file consists of), `lists` (what a model consists of), `store` (models,
-restoring, `gc` and `fsck`).
+Modules: `folders` (the files of a model), `planes` (byte order and compression), `objects` (files named by their
+content's digest), `layout` (the parts of a safetensors file), `lists` (the list of a model's files and tensors),
+`store` (adding and restoring models, `gc` and `fsck`).
 """
 
 from ringmaster.model_lineage.tensors.lists import StoredModel

@@ -1,8 +1,9 @@
-"""The files of a model's folder, which may come from anywhere: what is no plain file of that folder is refused.
+"""Validated listing of the files in an untrusted model folder.
 
-A link to a file is followed where it stays in the folder. Hugging Face's cache keeps a model in `models--OWNER--NAME`,
-where `snapshots/REVISION/model.safetensors` is a link to `../../blobs/...`; so in such a snapshot links may lead
-anywhere in that one model's folder, and no further. Links to folders, pipes and devices are refused.
+A file that is not a plain file of the folder is refused. A link to a file is followed if it stays in the folder.
+Hugging Face's cache stores a model in `models--OWNER--NAME`, where `snapshots/REVISION/model.safetensors` is a link to
+`../../blobs/...`. In such a snapshot a link may therefore lead anywhere in that model's cache folder, but not out of
+it. Links to folders, pipes and devices are refused.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ REMEDY = "give a folder with the model's own files alone"
 
 
 def files_of(folder: Path) -> list[tuple[str, Path]]:
-    """(name below the folder, where its bytes are) of every file in a model's folder, by name.
+    """Returns (relative name, path of the bytes) of every file in a model's folder, sorted by name.
 
-    Raises ValueError where one of them is none of the folder's, or has a name that a program could take for another's.
+    Raises ValueError if a file lies outside of the folder, or if its name could be taken for another's.
     """
     root = folder.resolve()
     home = _home_of(root)
@@ -38,8 +39,8 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
 
 
 def name_fault(name: str) -> str:
-    """Why no file of a model may have such a relative name, empty where one may."""
-    if any(unicodedata.category(c)[0] == "C" for c in name):  # bytes that are no UTF-8 are read as half characters
+    """Returns why a file of a model may not have this relative name, or "" if it may."""
+    if any(unicodedata.category(c)[0] == "C" for c in name):  # bytes that are not UTF-8 are decoded as lone surrogates
         return "has control characters, or bytes that are no UTF-8"
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "/".join(parts) != name:
@@ -48,7 +49,7 @@ def name_fault(name: str) -> str:
 
 
 def _file_at(path: Path, relative: str, folder: Path, home: Path) -> Path:
-    """Where the bytes of a file are. Raises ValueError where it is no file, or a link that leads out of `home`."""
+    """Returns the resolved path of a file. Raises ValueError if it is no file, or a link that leads out of `home`."""
     try:
         real = path.resolve(strict=True)
         kind = real.stat().st_mode
@@ -65,7 +66,7 @@ def _file_at(path: Path, relative: str, folder: Path, home: Path) -> Path:
 
 
 def _home_of(root: Path) -> Path:
-    """The folder that links may not leave: the model's own, or all of that model in Hugging Face's cache."""
+    """Returns the folder that links must not leave: the model's own, or its whole folder in Hugging Face's cache."""
     for above in root.parents:
         if above.name.startswith("models--") and root.relative_to(above).parts[0] == "snapshots":
             return above

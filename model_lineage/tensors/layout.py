@@ -1,4 +1,4 @@
-"""What a safetensors file consists of: a header, kept as it is, and the bytes of each tensor."""
+"""Parser for safetensors files: the header, stored unchanged, and the bytes of each tensor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ITEM_BYTES = {
 }
 ITEM_BITS = {**{dtype: 8 * size for dtype, size in ITEM_BYTES.items()}, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
-MOST_DIMENSIONS = 64  # of a tensor; torch has no more
-DEEPEST_NAME = 100  # modules within one another, by the dots of a parameter's name
+MOST_DIMENSIONS = 64  # of a tensor; the limit of torch
+DEEPEST_NAME = 100  # the deepest nesting of modules, counted as the dots of a parameter's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPart:
-    """A tensor in a file. start, end: of its bytes, from the file's beginning."""
+    """A tensor in a file. start, end: the byte range, counted from the beginning of the file."""
 
     name: str
     dtype: str
@@ -37,27 +37,27 @@ class TensorPart:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one number; 1 for kinds of less than a byte."""
+        """Bytes of one number; 1 for dtypes that are smaller than a byte."""
         return ITEM_BYTES.get(self.dtype, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A mapped file: its header's bytes, and the tensors in the order of their bytes, which fill the rest of it."""
+    """A memory-mapped file: the bytes of its header, and the tensors in byte order, which fill the rest of the file."""
 
     content: memoryview
     header: memoryview
     tensors: tuple[TensorPart, ...]
 
     def bytes_of(self, tensor: TensorPart) -> memoryview:
-        """The bytes of a tensor."""
+        """Returns the bytes of a tensor."""
         return self.content[tensor.start : tensor.end]
 
 
 def read_layout(path: Path, *, named: str | None = None) -> Layout:
-    """The layout of a safetensors file. Raises ValueError where it is cut off or is none.
+    """Returns the layout of a safetensors file. Raises ValueError if the file is truncated or not safetensors.
 
-    named: what messages call it, where its bytes are kept under another name.
+    named: the file's name in messages, if its bytes are stored under another name.
     """
     content, named = map_file(path), named or str(path)
     remedy = "To fix: fetch or save the file again"
@@ -86,24 +86,27 @@ def read_layout(path: Path, *, named: str | None = None) -> Layout:
 
 
 def plain_layout(path: Path) -> Layout:
-    """A file that is no safetensors: all of it is its header."""
+    """Returns the layout of a file that is not safetensors: all of it is the header."""
     content = map_file(path)
     return Layout(content=content, header=content, tensors=())
 
 
 def full_name(path: str, name: str) -> str:
-    """What a tensor is called in a model that has others of its name: after its file, without the file's ending."""
+    """Returns a unique name for a tensor: the path of its file without suffix, and its name."""
     return f"{PurePosixPath(path).with_suffix('')}/{name}"
 
 
 def by_name(tensors: Sequence[tuple[str, str, T]]) -> dict[str, T]:
-    """(path of its file, name, tensor) by name, by the full name where several files have one: unet/ and vae/, say."""
+    """Maps names to tensors, from (path of the file, name, tensor). A name in several files is prefixed by the path.
+
+    Several files have the same names in, for example, diffusion models (unet/ and vae/).
+    """
     num_files = Counter(name for _, name, _ in tensors)
     return {name if num_files[name] == 1 else full_name(path, name): tensor for path, name, tensor in tensors}
 
 
 def map_file(path: Path) -> memoryview:
-    """A file's bytes, read as they are used."""
+    """Returns a memory map of a file."""
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             return memoryview(b"")
@@ -111,13 +114,13 @@ def map_file(path: Path) -> memoryview:
 
 
 def num_bytes(dtype: str, shape: Sequence[int]) -> int | None:
-    """What a tensor takes; None for kinds that are not known, and shapes that do not end with a whole byte."""
+    """Returns the size of a tensor in bytes; None for an unknown dtype, or if the last byte is incomplete."""
     bits = ITEM_BITS.get(dtype, 0) * math.prod(shape)
     return None if dtype not in ITEM_BITS or bits % 8 else bits // 8
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, whose keys must differ: of two tensors of one name nobody could say which is meant."""
+    """Returns a JSON object. Raises ValueError on duplicate keys: two tensors of one name would be ambiguous."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("it names something twice")

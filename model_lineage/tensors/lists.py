@@ -1,4 +1,4 @@
-"""The list of a model's files and tensors, as the store keeps it in JSON; whoever wrote one, it is read with care."""
+"""The list of a model's files and tensors, stored as JSON, and its validated parsing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringmaster.model_lineage.tensors.layout import ITEM_BYTES, by_name, num_byt
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor of a model: digest of its bytes, by which it is kept."""
+    """A tensor of a model. digest: of its bytes; the name of its object in the store."""
 
     name: str
     dtype: str
@@ -25,7 +25,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of a model: `head` is the digest of a safetensors header, or of the whole of any other file."""
+    """A file of a model. head: the digest of a safetensors header, or of the whole content of any other file."""
 
     path: str
     head: str
@@ -33,7 +33,7 @@ class StoredFile:
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """What it is made of, in its order."""
+        """The digests of the file's parts, in file order."""
         return (self.head, *(tensor.digest for tensor in self.tensors))
 
 
@@ -46,22 +46,22 @@ class StoredModel:
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
-        """Its tensors by name; after their files where names repeat."""
+        """The model's tensors by name; repeated names are prefixed with their file's path."""
         return by_name([(file.path, tensor.name, tensor) for file in self.files for tensor in file.tensors])
 
     @property
     def weight_bytes(self) -> int:
-        """Of its tensors, as a program has them."""
+        """The uncompressed size of the tensors."""
         return sum(math.prod(t.shape) * ITEM_BYTES.get(t.dtype, 1) for t in self.tensors.values())
 
     @property
     def digests(self) -> set[str]:
-        """The objects that it needs, without what those are differences to."""
+        """The objects that the model consists of, without the parents of those stored as differences."""
         return {digest for file in self.files for digest in file.digests}
 
 
 def files_in(entries: Any) -> tuple[StoredFile, ...]:
-    """The files of a list. Raises ValueError where it is none, or would write elsewhere than into a folder."""
+    """Parses a list of files. Raises ValueError if it is invalid, or if a path would lead out of the model's folder."""
     if not isinstance(entries, list):
         raise ValueError("it is no list")
     files = tuple(_file(entry) for entry in entries)
@@ -112,7 +112,7 @@ def _digest(said: Mapping[str, Any], key: str) -> str:
 
 
 def odd_tensors(model: StoredModel) -> Iterator[str]:
-    """What no file of safetensors should have said; kept before that was looked at."""
+    """Yields a message for each tensor with an invalid shape or dtype, which earlier releases stored unchecked."""
     for name, tensor in model.tensors.items():
         if min(tensor.shape, default=0) < 0 or num_bytes(tensor.dtype, tensor.shape) is None:
             yield f"{name} is said to be {list(tensor.shape)} of {tensor.dtype}, which no tensor is"

@@ -1,4 +1,4 @@
-"""Files that are named by what they hold: written once, never changed, and checked whenever they are read."""
+"""Content-addressed files: written once, never changed, and verified at every read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ringmaster.model_lineage.faults import RingmasterError
 from ringmaster.model_lineage.tensors.planes import Packed, needs_parent, pack, unpack
 
-DEEPEST = 4  # differences of differences: each costs another read
+DEEPEST = 4  # the longest chain of differences; each link costs another read
 _DIGEST_BYTES = 32
 _HEAD_BYTES = 4 + 1 + _DIGEST_BYTES
 _MAGIC = b"RMT1"
@@ -21,24 +21,24 @@ _NOBODY = bytes(_DIGEST_BYTES)
 
 
 class ObjectFault(RingmasterError, ValueError):
-    """An object is missing, or is not what its name says."""
+    """An object is missing, or its content does not match its name."""
 
 
 def digest_of(content: memoryview | bytes) -> str:
-    """The name of some content: its SHA-256, in hexadecimal."""
+    """Returns the name of some content: its SHA-256, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 class Objects:
-    """The objects under `root`. Safe between processes: a file appears complete or not at all."""
+    """The objects under `root`. Several processes may use them: a file appears complete or not at all."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def put(self, content: memoryview, *, item_bytes: int, parent: str | None = None) -> str:
-        """Keeps content (items of `item_bytes` each), as a difference to the object `parent` where that is smaller.
+        """Stores content (items of `item_bytes` each), as a difference to the object `parent` if that is smaller.
 
-        Returns its digest. What is kept already is not written again. Raises ObjectFault where the parent is damaged.
+        Returns the digest. An object that exists is not written again. Raises ObjectFault if the parent is damaged.
         """
         digest = digest_of(content)
         if digest in self:
@@ -50,33 +50,33 @@ class Objects:
         return digest
 
     def get(self, digest: str) -> memoryview:
-        """The content of that digest. Raises ObjectFault where it is missing or damaged.
+        """Returns the content of that digest. Raises ObjectFault if it is missing or damaged.
 
-        What it is a difference to is not checked by itself: were that damaged, this would have another digest.
+        A parent needs no verification of its own: if it were damaged, the result would have another digest.
         """
         content = self._unpacked(digest)
         if digest_of(content) != digest:
             parent = self.parent(digest)
             if parent is not None:
-                self._needed(parent, digest, self.get)  # tells which of the two it is
+                self._needed(parent, digest, self.get)  # raises for the parent if that is the damaged one
             raise ObjectFault(f"object {digest} is damaged: its content has another digest")
         return content
 
     def parent(self, digest: str) -> str | None:
-        """The object that this one is a difference to, if it is one."""
+        """Returns the object that this one is a difference to, or None."""
         head, data = self._read(digest)
         return head[5:].hex() if needs_parent(data) else None
 
     def depth(self, digest: str) -> int:
-        """How many objects must be read before this one."""
+        """Returns the number of objects that must be read before this one."""
         return self._read(digest)[0][4]
 
     def size(self, digest: str) -> int:
-        """Bytes on disk."""
+        """Returns the size of the object's file in bytes."""
         return self._path(digest).stat().st_size
 
     def remove(self, digest: str) -> None:
-        """Drops an object."""
+        """Deletes an object."""
         self._path(digest).unlink(missing_ok=True)
 
     def __contains__(self, digest: str) -> bool:
@@ -88,7 +88,7 @@ class Objects:
                 yield path.parent.name + path.name
 
     def _unpacked(self, digest: str) -> memoryview:
-        """The content of that digest, unchecked."""
+        """Returns the content of that digest without verifying it."""
         head, data = self._read(digest)
         parent = self._needed(head[5:].hex(), digest, self._unpacked) if needs_parent(data) else None
         try:
@@ -125,7 +125,7 @@ class Objects:
 
 
 def write_once(path: Path, *parts: bytes) -> None:
-    """A file with these bytes, synced before it has its name; one of that name that is there already is replaced."""
+    """Writes a file that is synced before it gets its name; an existing file of that name is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:

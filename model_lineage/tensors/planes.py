@@ -1,9 +1,9 @@
-"""How a tensor's bytes are made small without losing a bit: as a difference to a parent's, plane by plane, with zstd.
+"""Lossless compression of tensors: byte planes, as differences to a parent's tensor, with zstd.
 
-The bytes of one significance are put together (a byte plane): signs and exponents of neighbouring weights are alike and
-compress well, mantissas are noise and are left as they are. A fine-tuned weight differs little from its parent, so the
+Bytes of equal significance form a byte plane. The signs and exponents of neighbouring weights are similar and compress
+well; mantissas are noise and are stored uncompressed. A fine-tuned weight differs little from its parent, so the
 exclusive or of the two has zeros where signs, exponents and leading digits agree. ZipNN (Hershcovitch et al., 2024)
-measured both.
+measured both effects.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-LEVEL = 1  # of zstd: higher levels gain under 1 % on weights, at a tenth of the speed
-NOISE = 0.97  # a plane that does not get smaller than this share of itself is kept as it is: faster to read
+LEVEL = 1  # of zstd; higher levels gain under 1 % on weights, at a tenth of the speed
+NOISE = 0.97  # a plane that compresses to more than this fraction is stored uncompressed, which is faster to read
 SAMPLE_BYTES = 1 << 16
 
 RAW, PLAIN, XOR = 0, 1, 2
-_HEADER = struct.Struct("<BBHQ")  # arrangement, bytes of an item, unused, bytes of the whole
+_HEADER = struct.Struct("<BBHQ")  # arrangement, bytes of an item, unused, total bytes
 _PLANE = struct.Struct("<BQ")  # whether compressed, bytes
 
 Bytes = npt.NDArray[np.uint8]
 
-_local = threading.local()  # zstd's contexts are not to be shared between threads
+_local = threading.local()  # zstd's contexts must not be shared between threads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Packed bytes; needs_parent: whether the parent's bytes are needed to unpack them."""
+    """Packed bytes. needs_parent: whether unpacking them needs the parent's bytes."""
 
     data: bytes
     needs_parent: bool
 
 
 def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> Packed:
-    """The smallest form of `content` (items of `item_bytes` each), alone or as a difference to `parent`."""
+    """Packs `content` (items of `item_bytes` each) in its smallest form, alone or as a difference to `parent`."""
     best = _packed(content, PLAIN, item_bytes)
     if parent is not None and len(parent) == len(content) and _is_promising(content, parent, item_bytes):
         best = min(best, _packed(_differing(content, parent), XOR, item_bytes), key=len)
@@ -54,7 +54,7 @@ def needs_parent(data: memoryview) -> bool:
 
 
 def unpack(data: memoryview, *, parent: memoryview | None = None) -> memoryview:
-    """What was packed. Raises ValueError where the bytes are not what `pack` made, or the parent is missing."""
+    """Returns the unpacked bytes. Raises ValueError if the data are invalid, or if the parent is missing."""
     if len(data) < _HEADER.size:
         raise ValueError("it is cut off in its first bytes")
     arrangement, item_bytes, _, num_bytes = _HEADER.unpack_from(data)
@@ -74,7 +74,7 @@ def unpack(data: memoryview, *, parent: memoryview | None = None) -> memoryview:
 
 
 def _is_promising(content: memoryview, parent: memoryview, item_bytes: int) -> bool:
-    """Whether a difference may be smaller: tried on a sample from the middle, since most of the time is spent here."""
+    """Whether a difference may be smaller, estimated on a sample from the middle to save time."""
     size = SAMPLE_BYTES - SAMPLE_BYTES % item_bytes
     start = max(0, len(content) // 2 - size // 2) // item_bytes * item_bytes
     mine, its = content[start : start + size], parent[start : start + size]
@@ -117,8 +117,10 @@ def _joined(data: memoryview, *, item_bytes: int, num_bytes: int) -> memoryview:
 
 
 def _interleaved(planes: list[Bytes]) -> Bytes:
-    """The items whose bytes stand in planes, least significant first: two planes become one of items twice as wide, and
-    so on, by shifts, which take half the time of storing single bytes. There are 1, 2, 4 or 8 planes.
+    """Joins byte planes, least significant first, into items. There are 1, 2, 4 or 8 planes.
+
+    Each pass joins two planes into one of items twice as wide by shifts, which takes half the time of storing single
+    bytes.
     """
     width = 1
     wide: list[npt.NDArray[Any]] = list(planes)

@@ -1,8 +1,8 @@
-"""Models in a folder, each a list of files whose tensors are objects: equal tensors are kept once.
+"""The tensor store: models in a folder, as lists of files whose tensors are content-addressed objects.
 
-A model's id is the digest of its list, so that equal models are one. Nothing is ever changed: writers need no lock
-against each other. Only `gc` takes things away, and waits for the writers. Who wants a model is marked beside it, so
-that several lineages can share a folder: a model goes with the last of its owners.
+Equal tensors are stored once. A model's id is the digest of its list, so equal models are one. Stored data never
+change, so writers need no lock against each other; only `gc` deletes, and it waits for the writers. The owners of a
+model are marked beside it, so that several lineages can share a folder: a model is deleted with its last owner.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ from ringmaster.model_lineage.tensors.layout import Layout, TensorPart, full_nam
 from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor, files_in, odd_tensors
 from ringmaster.model_lineage.tensors.objects import ObjectFault, Objects, digest_of, write_once
 
-NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy let others run meanwhile
+NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy release the GIL
 WEIGHTS = ".safetensors"
-SOMEBODY = "somebody"  # owns what was there before owners were marked, and never gives it up
+SOMEBODY = "somebody"  # owner of models from before owners were marked; never dropped
 
 
 class StoreFault(RingmasterError, ValueError):
-    """A model cannot be added, or cannot be read from the store; says which file or object, and why."""
+    """A model cannot be added or read; the message names the file or object, and the reason."""
 
 
 class TensorStore:
-    """The models under a folder; several processes may use it at once."""
+    """The models under a folder; several processes may use it concurrently."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.objects = Objects(folder / "objects")
 
     def add(self, model_dir: Path, *, parent: str | None = None, owner: str | None = None) -> StoredModel:
-        """Keeps the model in a folder; tensors that a parent has too are kept as differences where that is smaller.
+        """Stores the model in a folder; tensors that a parent has too are stored as differences if that is smaller.
 
-        parent: id of a model in the store. owner: who wants it, for `gc`; what nobody ever wanted stays. Raises
-        StoreFault where a file is damaged or none of the folder's, or the parent is not there. Where it raises,
-        nothing of the model is left behind.
+        parent: the id of a model in the store.
+        owner: the name that owns the model until `gc` drops it; a model without any owner is never deleted.
+
+        Raises StoreFault if a file is damaged or lies outside of the folder, or if the parent does not exist. A failed
+        call leaves nothing of the model behind.
         """
         related = {} if parent is None else self.model(parent).tensors
         layouts = _layouts(model_dir)
         try:
             return self._added(layouts, related, owner=owner)
         except BaseException:
-            with suppress(StoreFault, OSError):  # damage, or another writer: the next `gc` takes it away
+            with suppress(StoreFault, OSError):  # damage or another writer; the next `gc` cleans up
                 self.gc(drop=(), waits=False)
             raise
 
@@ -73,10 +75,10 @@ class TensorStore:
         return model
 
     def restore(self, id: str, folder: Path) -> None:
-        """Writes the files of a model into a folder, bit for bit as they were; each appears complete or not at all.
+        """Writes the files of a model into a folder, bit for bit; each appears complete or not at all.
 
-        Raises StoreFault where something is missing or damaged; nothing is written then under its name, and a folder
-        that was not there is not there afterwards.
+        Raises StoreFault if something is missing or damaged. Nothing is written under its name then, and a folder that
+        was created is removed.
         """
         model = self.model(id)
         with (
@@ -98,7 +100,7 @@ class TensorStore:
                 (Path(aside) / str(number)).replace(target)
 
     def model(self, id: str) -> StoredModel:
-        """A model that was added. Raises StoreFault where there is none of that id, or its list is another."""
+        """Returns a stored model. Raises StoreFault if there is none of that id, or if its list is damaged."""
         try:
             content = self._path(id).read_bytes()
         except (OSError, ValueError):
@@ -111,24 +113,24 @@ class TensorStore:
             raise StoreFault(f"the list of model {id} is damaged: {error}. {self._remedy}") from error
 
     def ids(self) -> list[str]:
-        """The models that are there."""
+        """Returns the ids of all stored models."""
         return sorted(path.stem for path in (self.folder / "models").glob("*.json"))
 
     def disown(self, owner: str) -> None:
-        """Takes back that somebody wants what is there; what others want, too, stays."""
+        """Removes `owner` from all models; other owners stay."""
         for mark in (self.folder / "owners").glob(f"*/{owner}"):
             mark.unlink(missing_ok=True)
 
     def owners(self) -> set[str]:
-        """Everybody who wants a model."""
+        """Returns the owners of all models."""
         return {mark.name for mark in (self.folder / "owners").glob("*/*")}
 
     def tensor(self, stored: StoredTensor) -> memoryview:
-        """The bytes of a tensor. Raises StoreFault where they are missing or damaged."""
+        """Returns the bytes of a tensor. Raises StoreFault if they are missing or damaged."""
         return self._content(stored.digest)
 
     def size_bytes(self, ids: Collection[str] | None = None) -> int:
-        """Bytes on disk of what some models need together, all of them by default."""
+        """Returns the bytes on disk that the given models need together; None stands for all models."""
         models = [self.model(id) for id in (self.ids() if ids is None else ids)]
         needed = self._with_parents({digest for model in models for digest in model.digests})
         return sum(self.objects.size(digest) for digest in needed) + sum(
@@ -136,11 +138,11 @@ class TensorStore:
         )
 
     def gc(self, *, drop: Collection[str], waits: bool = True) -> int:
-        """Drops those owners, the models that nobody else owns, and every object that no other model needs.
+        """Drops owners, then the models that nobody else owns, and every object that no remaining model needs.
 
-        waits: for writers; else raises BlockingIOError where there are some.
-        Returns the bytes that are free now. Raises StoreFault, having dropped nothing, where it cannot be told what is
-        needed, as something is damaged.
+        waits: whether to wait for writers; otherwise raises BlockingIOError if there are any. Returns the number of
+        bytes freed. Raises StoreFault, without deleting anything, if damage makes it impossible to determine what is
+        needed.
         """
         gone = set(drop)
         with self._locked(fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -150,11 +152,11 @@ class TensorStore:
             left = set(marks) - set(dropped)
             needed = self._with_parents({digest for id in left for digest in self.model(id).digests})
             freed = sum(self._path(id).stat().st_size for id in dropped)
-            for id in dropped:  # before its marks: without any it would stay for ever
+            for id in dropped:  # before its marks: without marks it would stay forever
                 self._path(id).unlink()
             for mark in [mark for mark in self.folder.glob("owners/*/*") if mark.name in gone]:
                 mark.unlink()
-                with suppress(OSError):  # others own it
+                with suppress(OSError):  # others own the model
                     mark.parent.rmdir()
             for digest in [digest for digest in self.objects if digest not in needed]:
                 freed += self.objects.size(digest)
@@ -162,7 +164,7 @@ class TensorStore:
         return freed
 
     def fsck(self) -> list[str]:
-        """Reads everything; returns what is wrong, in words, and which models that touches."""
+        """Reads all objects and models; returns messages about damaged ones, and the models that these affect."""
         damaged: dict[str, str] = {}
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             for digest, fault in pool.map(self._fault, list(self.objects)):
@@ -184,8 +186,6 @@ class TensorStore:
                 faults.append(f"model {id} cannot be restored: {which}")
         return faults
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-
     def _add_file(
         self, name: str, layout: Layout, related: Mapping[str, StoredTensor], pool: ThreadPoolExecutor
     ) -> StoredFile:
@@ -206,7 +206,7 @@ class TensorStore:
                 parent=like.digest if is_like and like is not None else None,
             )
         except ObjectFault as error:
-            raise StoreFault(f"{tensor.name} cannot be kept as a difference to its parent's: {error}") from error
+            raise StoreFault(f"{tensor.name} cannot be stored as a difference to its parent's: {error}") from error
         return StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
 
     def _content(self, digest: str) -> memoryview:
@@ -247,14 +247,14 @@ class TensorStore:
         return self.folder / "owners" / id
 
     def _begin_owners(self) -> None:
-        """Gives an owner to what is there from before owners were marked: another lineage may want it."""
+        """Marks models from before owners were marked with an owner, as another lineage may need them."""
         if not (self.folder / "owners").exists():
             with TemporaryDirectory(dir=self.folder, prefix=".owners-") as aside:
                 for id in self.ids():
                     (Path(aside) / "owners" / id).mkdir(parents=True)
                     (Path(aside) / "owners" / id / SOMEBODY).touch()
                 (Path(aside) / "owners").mkdir(exist_ok=True)
-                with suppress(OSError):  # another process was first
+                with suppress(OSError):  # another process has done so
                     (Path(aside) / "owners").rename(self.folder / "owners")
 
     @contextmanager
@@ -266,7 +266,7 @@ class TensorStore:
 
 
 def _layouts(model_dir: Path) -> dict[str, Layout]:
-    """The files of a model by name, looked into before any is kept; one without tensors is its own header."""
+    """Returns the validated layouts of a model's files by name; a file without tensors is its own header."""
     try:
         found = {
             name: read_layout(path, named=str(model_dir / name)) if name.endswith(WEIGHTS) else plain_layout(path)
@@ -281,7 +281,7 @@ def _layouts(model_dir: Path) -> dict[str, Layout]:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """A folder to write into; where that fails, all of it that was not there before goes again."""
+    """Creates a folder to write into; on failure, removes whatever part of its path did not exist before."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Trains batches of deep-learning models: parallelism, devices and schedule are chosen by one optimizer.
+"""Trains batches of deep-learning models: one optimizer chooses parallelism, devices and schedule.
 
 from ringmaster import Batch, BatchFailed, DataSpec, Job, ModelSpec, OptimizerSpec, train_batch
 
@@ -10,19 +10,19 @@ jobs = [
 ]
 try:
     print(train_batch(Batch.of(name="rates", jobs=jobs).to_json()).jobs)
-except BatchFailed as failed:  # some jobs are not done
+except BatchFailed as failed:  # some jobs did not finish
     print(failed, failed.result.jobs)
 
-Names are imported when they are first used: describing jobs imports neither torch nor Prefect.
+Each name is imported when it is first used, so describing jobs imports neither torch nor Prefect.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ringmaster.flows.batch.result import BatchResult
     from ringmaster.flows.faults import BatchFailed
     from ringmaster.flows.profile_batch import profile_batch
-    from ringmaster.flows.result import BatchResult
     from ringmaster.flows.train_batch import train_batch
     from ringmaster.model_lineage.faults import RingmasterError
     from ringmaster.tasks.batch import Batch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Technique,
         register,
     )
+    from ringmaster.techniques.interface.data_parallel import DataParallel
 
 __all__ = [
     "AdaptationSpec",
@@ -45,6 +46,7 @@ __all__ = [
     "Batch",
     "BatchFailed",
     "BatchResult",
+    "DataParallel",
     "DataSpec",
     "EvaluationSpec",
     "Job",
@@ -61,7 +63,8 @@ __all__ = [
 _MODULES = {
     "Batch": "ringmaster.tasks.batch",
     "BatchFailed": "ringmaster.flows.faults",
-    "BatchResult": "ringmaster.flows.result",
+    "BatchResult": "ringmaster.flows.batch.result",
+    "DataParallel": "ringmaster.techniques.interface.data_parallel",
     "RingmasterError": "ringmaster.model_lineage.faults",
     "profile_batch": "ringmaster.flows.profile_batch",
     "train_batch": "ringmaster.flows.train_batch",
@@ -72,7 +75,7 @@ _FLOWS = ("profile_batch", "train_batch")
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _FLOWS:  # they import Prefect, which reads its settings then
+    if name in _FLOWS:  # these import Prefect, which reads its settings on import
         from ringmaster.flows import settings
 
         settings.embed(settings.home())

@@ -1,4 +1,4 @@
-"""Alarms: what a person is to be told of without looking."""
+"""Alarms: events of a batch, a pool or a model that Prefect's automations report to people."""
 
 from ringmaster.tasks.alarms.rules import (
     BATCH_FAILED,

@@ -1,6 +1,6 @@
-"""What a person is to be told of without looking: a batch that failed, a deadline in danger, lost devices, refusals.
+"""Alarms and the rules that raise them: failed batches, deadlines in danger, lost devices, refused promotions.
 
-Values and the rules by which they arise; `task.sound` tells Prefect, whose automations tell people.
+`task.sound` emits an alarm as an event in Prefect, whose automations notify people.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.chronicle import Chronicle
-from ringmaster.tasks.execution.journal import ENDED
-from ringmaster.tasks.planning.drawing import seconds_text
+from ringmaster.tasks.execution.timeline.run_timeline import RunTimeline
+from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
+from ringmaster.tasks.storage.journal import ENDED
 
 BATCH_FAILED = "ringmaster.batch.failed"
 DEADLINE_IN_DANGER = "ringmaster.deadline.in-danger"
@@ -22,10 +22,13 @@ EVENTS = (BATCH_FAILED, DEADLINE_IN_DANGER, DEVICE_LOST, PROMOTION_REFUSED)
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Something happened that somebody should know of.
+    """An event that a person should know of.
 
-    event: one of EVENTS. resource: names what it happened to, for ever, such as "ringmaster.node.alpha". name: of that,
-    for people. message: what happened, in a sentence. facts: the same for programs.
+    event: one of EVENTS.
+    resource: the permanent name of the object that is affected, such as "ringmaster.node.alpha".
+    name: the same object's name for people.
+    message: what happened, in one sentence.
+    facts: the content of the message for programs.
     """
 
     event: str
@@ -36,7 +39,7 @@ class Alarm:
 
 
 def batch_failed(batch: str, *, message: str) -> Alarm:
-    """Jobs of a batch failed for good. message: which, and why."""
+    """Returns the alarm for a batch with jobs that failed for good. message: the failed jobs and the causes."""
     return Alarm(
         event=BATCH_FAILED,
         resource=f"ringmaster.batch.{batch}",
@@ -47,7 +50,10 @@ def batch_failed(batch: str, *, message: str) -> Alarm:
 
 
 def promotion_refused(model: str, *, version: int | None, why: str, who: str = "") -> Alarm:
-    """A version of a registered model did not become its champion. who: the rule, policy or person that said so."""
+    """Returns the alarm for a version of a registered model that did not become its champion.
+
+    who: the rule, policy or person that refused the promotion.
+    """
     label = model if version is None else f"{model} version {version}"
     facts: dict[str, str | float] = {"model": model, "why": why, "who": who}
     return Alarm(
@@ -60,16 +66,16 @@ def promotion_refused(model: str, *, version: int | None, why: str, who: str = "
 
 
 class NodeAlarms:
-    """Looks at a pool's registry again and again: nodes that vanish, and devices that must not be used any more.
+    """Compares successive states of a pool's registry: nodes that vanish, and devices that must no longer be used.
 
-    A node whose worker was ended in order has said so before it goes.
+    A node whose worker ends in order announces it first, by the status "leaving", and raises no alarm.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, NodeRecord] = {}
 
     def look(self, records: Iterable[NodeRecord]) -> list[Alarm]:
-        """What has been lost since the last look."""
+        """Returns the alarms for nodes and devices that were lost since the last call."""
         now = {record.name: record for record in records}
         found = [_node_lost(was) for name, was in self._before.items() if name not in now and was.status != LEAVING]
         for name, record in now.items():
@@ -80,32 +86,33 @@ class NodeAlarms:
 
 
 class DeadlineAlarms:
-    """Looks at where a batch stands: jobs that are forecast to end after their deadline, each told once.
+    """Compares the timeline of a batch with its deadlines; raises one alarm per job that is forecast to end late.
 
-    deadlines_s: by job, in seconds from `started_s`, which is in seconds since the epoch.
+    deadlines_s: the deadline of each job, in seconds from `started_s`.
+    started_s: the start of the batch, in seconds since the epoch.
     """
 
     def __init__(self, batch: str, *, deadlines_s: Mapping[str, float], started_s: float) -> None:
         self._batch, self._deadlines_s, self._started_s = batch, deadlines_s, started_s
         self._told: set[str] = set()
 
-    def look(self, chronicle: Chronicle) -> list[Alarm]:
-        """The jobs whose deadline has come to be in danger since the last look."""
+    def look(self, run_timeline: RunTimeline) -> list[Alarm]:
+        """Returns the alarms for jobs whose deadline came to be in danger since the last call."""
         found = []
-        for line in chronicle.jobs:
+        for line in run_timeline.jobs:
             job = line.name.rpartition("/")[2]
             deadline_s = self._deadlines_s.get(job)
             if deadline_s is None or line.ends_s is None or line.status in ENDED or job in self._told:
                 continue
-            late_s = chronicle.zero_s + line.ends_s - self._started_s - deadline_s
+            late_s = run_timeline.zero_s + line.ends_s - self._started_s - deadline_s
             if late_s > 0:
                 self._told.add(job)
                 found.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
         return found
 
-    def tell(self, chronicle: Chronicle, sound: Callable[[Alarm], None]) -> None:
-        """Has them told."""
-        for alarm in self.look(chronicle):
+    def tell(self, run_timeline: RunTimeline, sound: Callable[[Alarm], None]) -> None:
+        """Passes the alarms that `look` returns to `sound`."""
+        for alarm in self.look(run_timeline):
             sound(alarm)
 
     def _alarm(self, job: str, *, deadline_s: float, late_s: float) -> Alarm:

@@ -1,4 +1,4 @@
-"""An alarm as an event in Prefect, whose automations tell people."""
+"""Emission of alarms as events in Prefect, whose automations notify people."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from ringmaster.tasks.alarms.rules import Alarm
 
 
 def sound(alarm: Alarm) -> None:
-    """Emits the alarm as an event, related to the flow run that we are in. Where Prefect is away, nobody is told."""
+    """Emits the alarm as a Prefect event, related to the current flow run; it is lost while Prefect is unreachable."""
     resource = {"prefect.resource.id": alarm.resource, "prefect.resource.name": alarm.name}
     emit_event(event=alarm.event, resource=resource, payload={"message": alarm.message, **alarm.facts})

@@ -1,4 +1,4 @@
-"""Batch files: YAML or Python to jobs, with every fault told at once, its place, its line and the way out."""
+"""Batch files: parsing of YAML or Python into jobs, with all faults reported at once, by place, line and remedy."""
 
 from ringmaster.tasks.batch.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.faults import BatchFileError, Fault

@@ -1,4 +1,4 @@
-"""Rules of adaptations: what each kind needs, and whether the models that it comes from fit each other."""
+"""Validation of adaptations: the keys of each kind, and whether the parent models fit each other."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, is_folder
-from ringmaster.techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
+from ringmaster.techniques.interface.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
 
 Raw = Mapping[str, Any]
 Edge = tuple[str, str]
-"""A job's name, and that of one of its parents."""
+"""(a job's name, the name of one of its parents)."""
 MOST_STEPS = 200_000
-"""Of the search for circles."""
+"""The step limit of the search for cycles."""
 MOST_NAMED = 500
-"""Jobs among which a remedy looks for the one that was meant."""
+"""The most jobs among which a remedy searches for a similar name."""
 
 OF_KIND = {
     "teacher": DISTILLED,
@@ -27,15 +27,15 @@ OF_KIND = {
     "parents": MERGED,
     "weights": MERGED,
 }
-"""The keys that one kind alone has."""
+"""The keys that only one kind has."""
 REWRITING = (QUANTIZED, MERGED)
-"""The kinds that train no step."""
+"""The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
-"""What of its data decides the vocabulary that a model learns, where no tokenizer is named."""
+"""The data keys that determine the vocabulary a model learns if no tokenizer is named."""
 
 
 def adaptation_findings(job: Raw) -> Iterator[Finding]:
-    """What is wrong with the adaptation of one job, its places seen from the job."""
+    """Yields the faults in the adaptation of one job; places are relative to the job."""
     said = _mapping(job.get("adaptation"))
     kind = str(said.get("kind"))
     if kind not in ADAPTATIONS:
@@ -55,17 +55,17 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
 
 
 def is_rewriting(job: Raw) -> bool:
-    """Whether a job's adaptation trains no step, ever."""
+    """Whether a job's adaptation never involves training."""
     return _mapping(job.get("adaptation")).get("kind") in REWRITING
 
 
 def may_have_no_steps(job: Raw) -> bool:
-    """Whether a job may be done without a step."""
+    """Whether a job may have zero steps."""
     return is_rewriting(job) or _mapping(job.get("adaptation")).get("kind") == PRUNED
 
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
-    """The models that a job comes from, as it names them, and where it does."""
+    """Yields the parent models of a job as the job names them, each with its place."""
     said = _mapping(job.get("adaptation"))
     parents = said.get("parents")
     named: list[tuple[Place, Any]] = [(("base",), job.get("base")), (("adaptation", "teacher"), said.get("teacher"))]
@@ -76,9 +76,11 @@ def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
 def parent_findings(
     place: Place, job: Raw, *, key: Place, parent: str, jobs: Mapping[str, Raw], circles: Mapping[Edge, list[str]]
 ) -> Iterator[Finding]:
-    """What is wrong with one model that a job comes from. key: where in the job it is named; place: in the batch.
+    """Yields the faults of one parent model of a job.
 
-    circles: of these jobs.
+    place: the parent's place in the batch.
+    key: its place in the job.
+    circles: the cycles among the jobs, from `circles_of`.
     """
     if parent.startswith("models:/"):
         if re.fullmatch(r"models:/[^/@]+", parent):
@@ -114,7 +116,7 @@ def parent_findings(
 
 
 def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """The jobs of a batch, with what follows from their adaptations: no steps, and the models of their teachers."""
+    """Returns the jobs of a batch with the values implied by their adaptations: zero steps, and teachers' models."""
     models = {job.name: job.model for job in jobs}
     said = []
     for job in jobs:
@@ -167,13 +169,13 @@ def _merged(job: Raw, said: Raw) -> Iterator[Finding]:
 
 
 def _others(job: Raw, kind: str) -> Iterator[Finding]:
-    """What no adaptation goes with."""
+    """Yields a fault for each key that no adaptation can be combined with."""
     if job.get("adapter") is not None:
         message = f"does not go with a {kind} model"
-        yield Finding(("adapter",), message, "train the adapter in a job of its own, and adapt what comes of it")
+        yield Finding(("adapter",), message, "train the adapter in a job of its own, and adapt its result")
     if _mapping(job.get("model")).get("command") is not None:
         message = f"is a command's, which cannot be {kind} from outside"
-        yield Finding(("model",), message, "remove the adaptation: the command adapts by itself")
+        yield Finding(("model",), message, "remove the adaptation: the command does it on its own")
 
 
 def _without_base(job: Raw, kind: str) -> Iterator[Finding]:
@@ -190,7 +192,7 @@ def _without_steps(job: Raw, kind: str) -> Iterator[Finding]:
 
 
 def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
-    """Why the weights of `other` do not fit `job`. exactly: configs that differ are told too."""
+    """Yields why the weights of `other` do not fit `job`. exactly: whether differing configs are faults too."""
     own, theirs = _mapping(job.get("model")), _mapping(other.get("model"))
     a, b = own.get("architecture"), theirs.get("architecture")
     if a and b and a != b:
@@ -207,7 +209,7 @@ def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: 
 
 
 def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
-    """Why the logits of the teacher `other` are about other tokens than those of `job`."""
+    """Yields why the teacher `other` and `job` have different vocabularies, so that their logits do not match."""
     own, theirs = _mapping(job.get("data")), _mapping(other.get("data"))
     if not (own.get("seq_len") or theirs.get("seq_len")):
         return
@@ -223,13 +225,13 @@ def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iter
 
 
 def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
-    """By (job, parent) on a circle: the way from the job over that parent back to itself.
+    """Returns, for each (job, parent) on a cycle, the path from the job over that parent back to the job.
 
-    The way is told once, by the first job on it; to the others it is empty. Of so many circles that finding them would
-    take long, only some are found.
+    Only the first job of a cycle gets the path; the others get an empty list, so that a cycle is reported once. If
+    there are so many cycles that the search would take long, only some are found.
     """
     parents = {name: [p for _, p in parents_of(job) if p in jobs] for name, job in jobs.items()}
-    # What has no parent left, or is nobody's parent, is on no circle.
+    # Jobs without remaining parents, or without remaining children, are on no cycle.
     for is_upwards in (True, False):
         done = set(_in_order(parents if is_upwards else _reversed(parents)))
         parents = {name: [p for p in ps if p not in done] for name, ps in parents.items() if name not in done}
@@ -255,7 +257,7 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
 
 
 def _way(name: str, parent: str, came_from: Mapping[str, str]) -> list[str]:
-    """The circle of a job over a parent, from itself to itself, where each was come to from another."""
+    """Returns the cycle of a job over a parent, from the job back to itself, from the predecessors of a search."""
     way = [name]
     while parent != name and came_from[way[-1]] != parent:
         way.append(came_from[way[-1]])
@@ -271,11 +273,11 @@ def _reversed(ways: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 def _in_order(ways: Mapping[str, list[str]]) -> list[str]:
-    """Those from which no way leads into a circle."""
+    """Returns the nodes that lead to no cycle, in topological order."""
     back = _reversed(ways)
     left = {name: len(others) for name, others in ways.items()}
     done = [name for name, num in left.items() if not num]
-    for name in done:  # which grows
+    for name in done:  # `done` grows during the loop
         for other in back[name]:
             left[other] -= 1
             if not left[other]:

@@ -1,4 +1,4 @@
-"""Rules of adapters: what each kind has, and what the model and the base must be."""
+"""Validation of adapters: the keys of each kind, and the requirements on model and base."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -8,7 +8,7 @@ from typing import Any
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.references import closest
 from ringmaster.techniques.adapters.sources import architecture_in, attribute_names, linear_names
-from ringmaster.techniques.job import ADAPTERS, Adapter
+from ringmaster.techniques.interface.job import ADAPTERS, Adapter
 
 Raw = Mapping[str, Any]
 
@@ -21,13 +21,13 @@ OF_KINDS = {
     "num_virtual_tokens": ("prefix",),
     "modules_to_save": ("lora", "ia3"),
 }
-"""The keys that some kinds alone have."""
+"""The kinds that have each key, for the keys that not all kinds have."""
 DEFAULTS = {field.name: field.default for field in fields(Adapter)}
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def adapter_findings(job: Raw) -> Iterator[Finding]:
-    """What is wrong with the adapter of one job, its places seen from the job."""
+    """Yields the faults in the adapter of one job; places are relative to the job."""
     said = job.get("adapter")
     if not isinstance(said, Mapping):
         return
@@ -42,7 +42,7 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
 
 
 def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    """What is wrong where the base of a job, as it names it among the jobs of a batch, is an adapter."""
+    """Yields a fault if the base of a job is a job of the batch that trains an adapter."""
     base = job.get("base")
     if not isinstance(base, str) or not isinstance(jobs.get(base, {}).get("adapter"), Mapping):
         return
@@ -97,7 +97,7 @@ def _on_model(job: Raw, said: Raw, kind: str) -> Iterator[Finding]:
 
 
 def _architecture(model: Raw) -> str | None:
-    """The class of a model, as far as the file and the folders on this machine say it."""
+    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
     named, folder = model.get("architecture"), model.get("from_pretrained")
     if isinstance(named, str):
         return named

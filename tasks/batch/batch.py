@@ -1,4 +1,4 @@
-"""A batch: the jobs that are planned together, read from a file or built in Python, under the same rules."""
+"""A batch of jobs that are planned together, read from a file or built in Python under the same rules."""
 
 import json
 import re
@@ -17,27 +17,27 @@ from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.batch.schema import PLANNED, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
+from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.planning.search import Objective
-from ringmaster.tasks.planning.terms import Terms
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.values import from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The jobs that are planned together, with an objective, on some devices.
+    """The jobs that are planned together, with an objective and the devices to use.
 
     jobs: those of the file, then those of its grid; the paths in them are absolute.
-    objective: what plans minimise: "makespan", when the last job ends; "weighted", the sum of weight x end over the
-        jobs; "cost", what the devices cost. Deadlines come first.
-    deadlines_s: by job name, seconds from the batch's start by which it must have ended.
-    weights: by job name, of its end; 1 for those that are not named.
+    objective: what plans minimise: "makespan", the end of the last job; "weighted", the sum of weight x end over the
+        jobs; "cost", the cost of the devices. Deadlines come first.
+    deadlines_s: by job name, the seconds from the batch's start within which the job must end.
+    weights: by job name, the weight of the job's end; 1 by default.
     price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
-    profiling_share: the most of the batch's predicted time that measuring its jobs may take.
+    profiling_share: the largest fraction of the batch's predicted time that profiling may take.
     devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
-    folder: the file's, absolute; workers append it to their import path, to find a user's factories.
-    text: the file as it was read, for the records.
+    folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
+    text: the text of the file, for the records.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def terms(self) -> Terms:
-        """What is asked of the batch's plans."""
+        """The objective, deadlines, weights and price that the batch's plans must follow."""
         return Terms(
             objective=cast(Objective, self.objective),
             deadlines_s=self.deadlines_s,
@@ -75,10 +75,9 @@ class Batch:
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
     ) -> Self:
-        """A batch built in Python. Relative paths and factories are looked for in `folder`, by default the
-        working directory.
+        """Builds a batch in Python. Relative paths and factories are resolved in `folder` or the working directory.
 
-        Raises BatchFileError with every fault, at places such as `jobs[2].num_steps`.
+        Raises BatchFileError with all faults, at places such as `jobs[2].num_steps`.
         """
         folder = (folder or Path()).resolve()
         raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
@@ -123,7 +122,7 @@ class Batch:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The batch as plain values; `from_json` reads them back."""
+        """Returns the batch as plain values, which `from_json` reads."""
         return {
             "name": self.name,
             "jobs": [to_json(job) for job in self.jobs],
@@ -139,13 +138,13 @@ class Batch:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The batch whose `to_json` is `data`; what it refers to is not looked up again."""
+        """Returns the batch whose `to_json` is `data`, without checking its references again."""
         jobs = tuple(from_json(Job, job) for job in data["jobs"])
         return cls(**{**data, "jobs": jobs, "folder": Path(data["folder"])})
 
 
 def load_batch(path: Path) -> Batch:
-    """The batch of a YAML or JSON file. Raises BatchFileError with every fault in it."""
+    """Loads a batch from a YAML or JSON file. Raises BatchFileError with all faults."""
     try:
         text = text_of(path)
     except OSError as error:
@@ -159,9 +158,9 @@ def load_batch(path: Path) -> Batch:
 
 
 def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
-    """The batch that a file's text says. Raises BatchFileError with every fault in it.
+    """Parses the text of a batch file. Raises BatchFileError with all faults.
 
-    folder: where relative paths and factories are looked for. name: what messages call the file.
+    folder: the folder in which relative paths and factories are resolved. name: the file's name in messages.
     """
     read = document.read(text)
     if read.data is None:
@@ -172,8 +171,8 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
 
 
 def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[JobEntry], list[Finding]]:
-    """A batch's plain values as the schema has them (None where they do not fit it), its jobs', and every fault."""
-    from ringmaster.tasks.datasets.naming import NamedData  # which describes data sets in the words of this package
+    """Validates a batch's plain values. Returns the batch (None if it does not match the schema), jobs and faults."""
+    from ringmaster.tasks.datasets.naming import NamedData  # imported here because naming imports this package
 
     context = {"folder": folder}
     jobs: list[JobEntry] = []
@@ -208,12 +207,12 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
 
 
 def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.Combination]:
-    """The jobs of the grid entries; what keeps one from being expanded is added to `found`."""
+    """Yields the jobs of the grid entries; adds the faults that prevent an expansion to `found`."""
     for i, value in enumerate(entries):
         try:
             entry = GridEntry.model_validate(value)
         except ValidationError:
-            continue  # told already, as a part of the whole
+            continue  # already reported by the validation of the whole batch
         combinations, wrong = grid.combinations(entry.model_dump(), at=("grid", i))
         found += wrong
         yield from combinations
@@ -229,7 +228,7 @@ def _job(entry: JobEntry) -> Job:
 
 
 def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:
-    """One fault a place (the first that was found there), in the order of the file or, without one, of the jobs."""
+    """Returns one fault per place (the first found there), in the order of the file or, without a file, of the jobs."""
     first: dict[Place, Finding] = {}
     for finding in found:
         first.setdefault(finding.place, finding)

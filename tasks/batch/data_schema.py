@@ -1,4 +1,4 @@
-"""What a batch file says of data: where samples come from, and data sets by name and version."""
+"""Schema of the data section of a batch file: sample sources, and data sets by name and version."""
 
 from typing import Annotated
 
@@ -7,18 +7,18 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.field_types import ColumnType, Factory, FileFormat, Folder, Kwargs, Positive, Source, Whole
-from ringmaster.techniques import job
-from ringmaster.techniques.engine.data.rows import FORMATS
+from ringmaster.techniques.interface import job
+from ringmaster.techniques.runtime.data.rows import FORMATS
 
 
 class Section(BaseModel):
-    """What every part of a batch file keeps to: no other keys, no guessing of types."""
+    """Base of all sections of a batch file: unknown keys are refused, and types are not coerced."""
 
     model_config = ConfigDict(extra="forbid", strict=True, title=None)
 
 
 class Window(Section):
-    """Which rows of a data set are read: one of last_days, last_rows, and since with until or either alone."""
+    """The rows of a data set to read: one of last_days, last_rows, and since, until or both."""
 
     last_days: Positive | None = Field(default=None, description="days back from the newest row, such as 30")
     last_rows: Whole | None = Field(default=None, description="a number of rows, the last ones, such as 10000")
@@ -27,14 +27,14 @@ class Window(Section):
 
 
 class Data(Section):
-    """Where samples come from: exactly one of source, path, dataset, factory, and the name of a data set."""
+    """The source of the samples: exactly one of source, path, dataset, factory, and the name of a data set."""
 
     source: Source | None = Field(
         default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
     )
     path: Annotated[str, AfterValidator(references.files)] | None = Field(
         default=None,
-        description='text, JSONL, CSV or Parquet files, seen from the batch file, such as "data/*.jsonl"',
+        description='text, JSONL, CSV or Parquet files, relative to the batch file, such as "data/*.jsonl"',
     )
     dataset: Folder | None = Field(default=None, description="a Hugging Face datasets name or folder, such as wikitext")
     factory: Factory | None = Field(
@@ -57,7 +57,7 @@ class Data(Section):
     split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
     held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
     held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=job.DataSpec.held_out, description="the share kept for evaluation, such as 0.1"
+        default=job.DataSpec.held_out, description="the share held out for evaluation, such as 0.1"
     )
     name: str | None = Field(default=None, description="the name of a data set under `datasets:`, such as reviews")
     version: int | str | None = Field(default=None, description="a version of the data set, such as 3, or latest")
@@ -77,12 +77,12 @@ class DatasetVersion(Section):
         default={}, description="paths by split, such as {train: data/train.jsonl, test: data/test.jsonl}"
     )
     digest: str | None = Field(
-        default=None, description="the fingerprint that its content must have; `ringmaster datasets show` tells it"
+        default=None, description="the fingerprint that its content must have; `ringmaster datasets show` prints it"
     )
 
 
 class Dataset(DatasetVersion):
-    """A data set with a name. What has one version only may have its files here."""
+    """A data set with a name. If it has one version only, its files may be given here."""
 
     versions: dict[str, DatasetVersion] = Field(
         default={}, description="the versions, the newest last, such as {1: {path: ...}, 2: {path: ...}}"

@@ -1,7 +1,7 @@
-"""A YAML text as plain values, with the line of every one of them.
+"""Parser from YAML text to plain values with the line of each value.
 
-Scalars are read by the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3), not by PyYAML's 1.1: `3e-4` is a
-number and `no`, `on` and `2026-01-01` are text, as their writers mean them. JSON is YAML, and is read alike.
+Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3), not PyYAML's 1.1: `3e-4` is a number, and `no`,
+`on` and `2026-01-01` are text, as their writers intend. JSON is a subset of YAML and is read in the same way.
 """
 
 import re
@@ -15,25 +15,25 @@ from ringmaster.tasks.batch.faults import Finding, Place
 from ringmaster.tasks.messages import shortened
 
 MAX_DEPTH = 50
-"""Levels of lists and mappings within one another: a batch file needs about six."""
+"""The deepest nesting of lists and mappings; a batch file needs about six levels."""
 MAX_VALUES = 100_000
-"""Values that a batch file may hold once its aliases are written out: above any real file, below any bomb."""
+"""The most values after the expansion of aliases: more than any real file has, less than an alias bomb expands to."""
 MAX_DIGITS = 300
-"""Of a whole number: what is longer fits in no number with a point, nor in any database."""
+"""The most digits of an integer; a longer one fits neither a float nor a database."""
 
 _FLATTER = "write flat lists of jobs, without anchors inside anchors"
 
 
 @dataclass
 class Document:
-    """The `data` of a text, the line (from 1) of each place, and what kept parts of it from being read."""
+    """The `data` of a text, the line (from 1) of each place, and the faults of the parts that could not be read."""
 
     data: Any = None
     lines: dict[Place, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def line(self, place: Place) -> int | None:
-        """The line of `place`, or of the nearest thing around it where it is missing from the text."""
+        """Returns the line of `place` or, if the text lacks it, of its nearest enclosing value."""
         while place not in self.lines:
             if not place:
                 return None
@@ -42,7 +42,7 @@ class Document:
 
 
 def read(text: str) -> Document:
-    """Read one YAML document. What is wrong stands in its `findings`; nothing is raised."""
+    """Reads one YAML document. Faults are collected in its `findings`; nothing is raised."""
     document = Document(lines={(): 1})
     try:
         node = yaml.compose(text, Loader=_CoreLoader)
@@ -68,7 +68,7 @@ def read(text: str) -> Document:
 
 
 class _UnreadableError(Exception):
-    """Too deep or too large a text, at `line`."""
+    """A text that is nested too deeply or too large, at `line`."""
 
     def __init__(self, message: str, *, node: yaml.Node) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class _UnreadableError(Exception):
 
 
 class _Reader:
-    """Turns nodes into values. Aliases are written out, so each use of an anchor has its own place."""
+    """Converts nodes to values. Aliases are expanded, so that each use of an anchor has its own place."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -128,7 +128,7 @@ class _Reader:
         return values
 
     def merge(self, source: yaml.Node, *, place: Place) -> dict[str, Any]:
-        """The values of `source` for `<<: *source`; the keys beside the merge go before them."""
+        """Returns the values of `source` for `<<: *source`; the keys beside the merge take precedence."""
         if not isinstance(source, yaml.MappingNode):
             self.add(place, "merges (<<) something that is no mapping", "merge an anchored mapping", node=source)
             return {}
@@ -152,10 +152,10 @@ class _Reader:
         return None
 
     def whole(self, text: str, *, place: Place, node: yaml.Node) -> str:
-        """`text` with its characters in one piece: JSON escapes one beyond 16 bits as two halves, which YAML leaves."""
+        """Joins surrogate pairs in `text`: JSON escapes a character beyond 16 bits as two halves, which YAML keeps."""
         joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if "\N{REPLACEMENT CHARACTER}" in joined and "\N{REPLACEMENT CHARACTER}" not in text:
-            self.add(place, "holds half a character (\\ud800 to \\udfff by itself)", "write the whole one", node=node)
+            self.add(place, "holds half a character (\\ud800 to \\udfff alone)", "write the whole one", node=node)
         return joined
 
     def add(self, place: Place, message: str, remedy: str, *, node: yaml.Node) -> None:
@@ -167,7 +167,7 @@ def _is_merge(key: yaml.Node) -> bool:
 
 
 class _CoreLoader(yaml.SafeLoader):
-    """Resolves plain scalars by YAML 1.2's core schema. Only composes: it builds no objects."""
+    """Resolves plain scalars by YAML 1.2's core schema. It only composes nodes and constructs no objects."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (yaml's own way)
 
@@ -189,7 +189,7 @@ for _name, _pattern, _starts in _PATTERNS:
 
 
 class _TooLongError(ValueError):
-    """A number with more digits than anybody means."""
+    """An integer with more than MAX_DIGITS digits."""
 
 
 def _int(text: str) -> int:

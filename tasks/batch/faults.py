@@ -1,4 +1,4 @@
-"""What is wrong with a batch, told all at once: the place, the line, the fault and the way out."""
+"""Faults of a batch file, each with place, line, message and remedy, reported all at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from ringmaster.model_lineage.faults import RingmasterError
 from ringmaster.tasks.messages import listed, printable, shortened
 
 MOST_PLACE, MOST_SAID = 200, 1000
-"""Characters of a place, and of a message or a remedy, that a fault prints: a file may hold keys of any length."""
+"""The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""
 
 Place = tuple[str | int, ...]
-"""Where a value stands in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
+"""The path of a value in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
 
 
 def place_text(place: Place) -> str:
-    """`place` as a person writes it: jobs[3].optimizer.lr."""
+    """Formats `place` for display: jobs[3].optimizer.lr."""
     text = ""
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -23,9 +23,9 @@ def place_text(place: Place) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong. `place` is empty for the whole file, `line` None where there is no file.
+    """A fault. `place` is empty for the whole file; `line` is None if there is no file.
 
-    Prints as `mixed.yaml:12: jobs[3].optimizer.lr: must be greater than 0, got -1. To fix: ...`, on one line, whatever
+    Prints as `mixed.yaml:12: jobs[3].optimizer.lr: must be greater than 0, got -1. To fix: ...`, on one line whatever
     characters the file holds.
     """
 
@@ -43,10 +43,7 @@ class Fault:
 
 
 class BatchFileError(RingmasterError, ValueError):
-    """A batch that cannot be run: `faults` are all that were found in it, in the order of the file.
-
-    Its text has the first of them.
-    """
+    """A batch that cannot be run. `faults` are all of its faults, in file order; the error's text lists the first."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
@@ -56,7 +53,7 @@ class BatchFileError(RingmasterError, ValueError):
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault before its file is known. `line` is given only where it is another one than its place's."""
+    """A fault before its file is known. `line` is given only if it differs from the line of the place."""
 
     place: Place
     message: str
@@ -65,7 +62,7 @@ class Finding:
 
 
 def got(value: object) -> str:
-    """How a message quotes what was found."""
+    """Returns the part of a message that quotes the value found."""
     if value is None:
         return "got nothing"
     if isinstance(value, bool):

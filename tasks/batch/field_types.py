@@ -1,4 +1,4 @@
-"""What a key of a batch file may hold: the types of single values, checked as they are read."""
+"""Types of the values in a batch file, with the validation of single values."""
 
 from typing import Annotated, Any
 
@@ -6,15 +6,15 @@ from pydantic import Field, StringConstraints, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.planning.terms import OBJECTIVES
-from ringmaster.techniques import job
-from ringmaster.techniques.engine.data import SOURCES
-from ringmaster.techniques.engine.data.rows import FORMATS
+from ringmaster.tasks.planning.problems.terms import OBJECTIVES
+from ringmaster.techniques.interface import job
+from ringmaster.techniques.runtime.data import SOURCES
+from ringmaster.techniques.runtime.data.rows import FORMATS
 
 COLUMN_TYPES = tuple(
     kind + mark for kind in ("text", "integer", "number", "boolean", "time", "tokens", "any") for mark in ("", "?")
 )
-"""What a column of a data set may hold; with "?" it may be missing, or null."""
+"""The types of a data set's column; with "?" its values may be missing or null."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 

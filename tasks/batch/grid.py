@@ -1,4 +1,4 @@
-"""A grid entry as jobs: a template and lists of values to try, of which every combination is a job."""
+"""Expansion of a grid entry into jobs: a template, and every combination of lists of values."""
 
 import copy
 import itertools
@@ -13,16 +13,16 @@ from ringmaster.tasks.batch.faults import Finding, Place
 from ringmaster.tasks.batch.schema import section_at
 
 MAX_JOBS = 10_000
-"""Jobs of a batch, its own and those that its grids make; more are a slip of the pen that would fill the memory."""
+"""The most jobs of a batch, including those of its grids; more are a mistake that would fill the memory."""
 MAX_VALUES = 2_000_000
-"""Values of all these jobs together, such as numbers and texts: 200 of each of 10,000 jobs."""
+"""The most values, such as numbers and texts, in all of these jobs together: 200 in each of 10,000 jobs."""
 MAX_KEYS = 50
-"""Keys that one grid entry may vary."""
+"""The most keys that one grid entry may vary."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A job of a grid entry: its plain values, and where in the file each of them came from."""
+    """A job of a grid entry: its plain values, and the place of each in the file."""
 
     raw: dict[str, Any]
     template: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Combination:
     choices: Mapping[str, int]
 
     def origin(self, place: Place) -> Place:
-        """The place in the file of the job's `place`: in `over` for what was varied, else in the template."""
+        """Returns the place in the file of the job's `place`: in `over` for varied values, else in the template."""
         for key, choice in self.choices.items():
             path = tuple(key.split("."))
             if place[: len(path)] == path:
@@ -44,18 +44,18 @@ class Combination:
 
 
 def num_jobs(over: Any) -> int:
-    """How many jobs a grid entry makes, without making them; 0 where its shape is wrong."""
+    """Returns the number of jobs of a grid entry without creating them; 0 if its shape is invalid."""
     if not isinstance(over, Mapping):
         return 0
     return math.prod(len(values) if isinstance(values, list) else 0 for values in over.values())
 
 
 def too_many(jobs: Sequence[Any], entries: Sequence[Any]) -> Finding | None:
-    """Why a batch of these jobs and grid entries would be too large, told before it is made; None where it is not."""
+    """Returns a fault if a batch of these jobs and grid entries would be too large, before it is created, else None."""
     grids = [entry for entry in entries if isinstance(entry, Mapping)]
     nums = [num_jobs(entry.get("over")) for entry in grids]
     if max(nums, default=0) > MAX_JOBS:
-        return None  # of that entry alone, which is told where it stands
+        return None  # the fault of that entry alone, which is reported at its place
     place: Place = ("grid",) if grids else ("jobs",)
     if (num := len(jobs) + sum(nums)) > MAX_JOBS:
         return Finding(place, f"makes a batch of {num:,} jobs", f"keep to {MAX_JOBS:,}, or divide it into several")
@@ -67,14 +67,14 @@ def too_many(jobs: Sequence[Any], entries: Sequence[Any]) -> Finding | None:
 
 
 def _num_values(value: Any) -> int:
-    """How many values there are in lists and mappings within one another."""
+    """Counts the values in nested lists and mappings."""
     if isinstance(value, Mapping):
         return 1 + sum(_num_values(item) for item in value.values())
     return 1 + sum(_num_values(item) for item in value) if isinstance(value, list) else 1
 
 
 def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combination], list[Finding]]:
-    """The jobs of a grid entry whose shape is right, and what keeps it from being expanded."""
+    """Returns the jobs of a grid entry of valid shape, and the faults that prevent its expansion."""
     template, over = entry["template"], entry["over"]
     found = list(_findings(template, over, at=at))
     if found:
@@ -97,7 +97,7 @@ def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combinati
 
 
 def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at: Place) -> Iterator[Finding]:
-    if (num := num_jobs(over)) > MAX_JOBS:  # first: what follows compares the values with each other
+    if (num := num_jobs(over)) > MAX_JOBS:  # first, because the other checks compare the values with each other
         yield Finding((*at, "over"), f"makes {num:,} jobs", f"keep to {MAX_JOBS:,} combinations")
         return
     if len(over) > MAX_KEYS:
@@ -118,7 +118,7 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
 
 
 def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    """Put `value` at `path`; a way barred by what is no mapping is a fault that is told elsewhere."""
+    """Sets `value` at `path`. A path through a value that is not a mapping is ignored; another check reports it."""
     for key in path[:-1]:
         if raw.get(key) is None:
             raw[key] = {}
@@ -129,7 +129,7 @@ def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:
-    """The last part of each dotted key, with parts before it where two keys end alike."""
+    """Returns the last part of each dotted key, with preceding parts if two keys end alike."""
     shorts = {}
     for key in keys:
         parts = key.split(".")
@@ -142,7 +142,7 @@ def _short_keys(keys: list[str]) -> dict[str, str]:
 
 
 def _word(key: str, value: Any, position: int) -> str:
-    """What a job's name says of one varied value: lr3e-4, seed0, exact-true, adamw, else a position."""
+    """Returns the part of a job's name for one varied value: lr3e-4, seed0, exact-true, adamw, or a position."""
     if isinstance(value, bool):
         return f"{key}-{str(value).lower()}"
     if isinstance(value, (int, float)):
@@ -153,7 +153,7 @@ def _word(key: str, value: Any, position: int) -> str:
 
 
 def number_text(value: float) -> str:
-    """The shortest of the usual ways to write a number: 3e-4, 0.1, 128."""
+    """Returns the shortest usual notation of a number: 3e-4, 0.1, 128."""
     if isinstance(value, int) or not math.isfinite(value):
         return str(value)
     scientific, plain = f"{Decimal(repr(value)).normalize():e}", repr(value)

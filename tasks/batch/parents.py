@@ -1,4 +1,4 @@
-"""Folders of models that jobs come from: do they fit each other, and what do they say of themselves?"""
+"""Checks of the model folders that jobs adapt: whether they fit each other, and which models they hold."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.techniques.adaptations.folders import model_of_folder, quantization_of, tensor_shapes
-from ringmaster.techniques.job import MERGED, Job
+from ringmaster.techniques.interface.job import MERGED, Job
 
 TOKENIZER = "tokenizer.json"
 
 
 def unfit_parents(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[str]:
-    """In words, every folder that a job cannot come from as it wants to.
+    """Returns a message for every folder that a job cannot adapt as it requests.
 
-    folders: of bases by the job that adapts them, of other models by the name that they are given.
+    folders: the folders of bases by the job that adapts them, and of other models by the name that jobs give them.
     """
     return [f"job {job.name}: {fault}" for job in jobs for fault in _faults(job, folders)]
 
 
 def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:
-    """The jobs, those whose teacher is in a folder with the model that the folder says it is."""
+    """Returns the jobs; a job whose teacher is in a folder gets the model that the folder describes."""
     said = []
     for job in jobs:
         how = job.adaptation

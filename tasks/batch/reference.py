@@ -1,4 +1,4 @@
-"""Every key of a batch file on one page, made from the schema itself: `python -m ringmaster.tasks.batch.reference`."""
+"""Generator of the reference page of all batch file keys: `python -m ringmaster.tasks.batch.reference`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ INTRODUCTION = f"""# Batch files
 
 Every key that a batch file may have. A file with a fault is refused before anything starts, with all its faults, their
 lines and what to do. [mixed_batch.yaml](../examples/mixed_batch.yaml) is one to begin with; `ringmaster run FILE
---dry-run` says what a file would come to. Editors that know JSON schemas complete and check the keys as they are typed:
+--dry-run` shows what a run of the file would do. Editors that know JSON schemas complete and check the keys as they are
+typed:
 
     .venv/bin/python -m ringmaster.tasks.batch.reference --schema > batch.schema.json
 
@@ -30,7 +31,7 @@ A batch has {MAX_JOBS:,} jobs at the most, those that its grids make included, a
 a grid entry varies {MAX_KEYS} keys at the most, and the file has {MAX_BYTES // 1_000_000} MB. What is larger is refused
 before it is expanded. {MOST_FAULTS} faults are printed, and the others counted.
 
-This page is made from what reads the files:
+This page is generated from the schema:
 `.venv/bin/python -m ringmaster.tasks.batch.reference > docs/batch-files.md`.
 """
 TITLES = {
@@ -42,12 +43,12 @@ TITLES = {
 
 
 def reference() -> str:
-    """The page, as Markdown: a table for each kind of section, in the order in which they are met."""
+    """Returns the page as Markdown: a table for each kind of section, in the order of their first use."""
     return "\n".join([INTRODUCTION, *(_described(section) for section in _sections(BatchEntry))])
 
 
 def _sections(section: type[Section]) -> dict[type[Section], None]:
-    """A section and all that may stand in it, each once, the outer ones first."""
+    """Returns a section and all sections within it, each once, the outer ones first."""
     found, waiting = dict.fromkeys([section]), [section]
     while waiting:
         for field in waiting.pop(0).model_fields.values():
@@ -58,7 +59,7 @@ def _sections(section: type[Section]) -> dict[type[Section], None]:
 
 
 def _sections_of(annotation: Any) -> Iterator[type[Section]]:
-    """The sections that a field may hold, in lists and mappings too."""
+    """Yields the sections that a field may hold, including those in lists and mappings."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     elif get_origin(annotation) in (Union, UnionType, Annotated, list, dict):
@@ -92,7 +93,7 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _anchor(title: str) -> str:
-    """What a page's heading is linked by, as GitHub makes it."""
+    """Returns the anchor that GitHub gives to a heading."""
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
 
 

@@ -1,7 +1,7 @@
-"""What a value of a batch file refers to: does it exist? Pydantic calls these on single values.
+"""Validators of references in a batch file: files, folders, modules, programs and names. Pydantic calls them on values.
 
-Nothing of the user's is imported here: a module is found and its names are read from its source, so that a
-check costs milliseconds and never runs the user's code.
+The user's modules are not imported. A module is located and its names are read from its source, so a check takes
+milliseconds and never runs the user's code.
 """
 
 import ast
@@ -24,27 +24,28 @@ from pydantic_core import PydanticCustomError
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.messages import shortened
-from ringmaster.techniques import registry
 from ringmaster.techniques.adapters.peft_format import resolved
-from ringmaster.techniques.engine.data.files import is_url, matching
-from ringmaster.techniques.engine.data.rows import SUFFIXES
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.runtime.data.files import is_url, matching
+from ringmaster.techniques.runtime.data.rows import SUFFIXES
 
 MAX_LISTED = 16
-"""Names that a remedy lists beside its best guess."""
+"""The most names that a remedy lists beside its best guess."""
 MAX_COMPARED = 2000
-"""Names among which a remedy looks for the nearest: among thousands that takes minutes for a file full of faults."""
+"""The most names among which a remedy searches for a similar one; among thousands, a file full of faults takes minutes.
+"""
 MAX_QUOTED = 200
-"""Characters of a value that a message quotes."""
+"""The most characters of a value that a message quotes."""
 
 
 def wrong(problem: str, remedy: str) -> PydanticCustomError:
-    """The error by which a validator tells its message and remedy."""
+    """Returns the error by which a validator reports its message and remedy."""
     return PydanticCustomError("reference", "{problem}", {"problem": problem, "remedy": remedy})
 
 
 def closest(name: str, names: Iterable[str], *, what: str = "Use one of") -> str:
-    """The remedy for an unknown `name`: the nearest of `names`, and the others while they are few."""
+    """Returns the remedy for an unknown `name`: the most similar of `names`, and the others if they are few."""
     names = sorted(names)
     close = get_close_matches(name[:MAX_QUOTED], names[:MAX_COMPARED], n=1, cutoff=0.6)
     if close and len(names) > MAX_LISTED:
@@ -56,7 +57,7 @@ def closest(name: str, names: Iterable[str], *, what: str = "Use one of") -> str
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A check that a value is one of `names`."""
+    """Returns a validator that a value is one of `names`."""
 
     def check(value: str) -> str:
         if value not in names:
@@ -67,13 +68,13 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def technique(name: str) -> str:
-    """A technique that the registry knows."""
+    """Checks that a technique is registered."""
     return one_of(registry.names())(name)
 
 
 def architecture(name: str) -> str:
-    """A Hugging Face class that can be built from its config; imports what knows them only now."""
-    from ringmaster.techniques.engine.models import known_architectures
+    """Checks that a Hugging Face class can be built from its config. The list of classes is imported only on use."""
+    from ringmaster.techniques.runtime.models import known_architectures
 
     known = known_architectures()
     if name not in known:
@@ -82,7 +83,7 @@ def architecture(name: str) -> str:
 
 
 def devices(value: Any) -> Any:
-    """The devices that a batch asks for: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}."""
+    """Checks the devices that a batch requests: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}."""
     remedy = "write `auto`, {cpu: 2}, {gpu: 2} or {gpu: all}"
     if value == "auto":
         return value
@@ -97,9 +98,9 @@ def devices(value: Any) -> Any:
 
 
 def files(pattern: str, info: ValidationInfo) -> str:
-    """A glob, absolute, that matches at least one file. Relative ones start in the batch file's folder.
+    """Returns a glob that matches at least one file, made absolute relative to the batch file's folder.
 
-    A URL stays as it is; it must be readable, and match a file.
+    A URL is returned unchanged; it must be readable and match a file.
     """
     if is_url(pattern):
         try:
@@ -125,7 +126,7 @@ def files(pattern: str, info: ValidationInfo) -> str:
 
 
 def folder(name: str, info: ValidationInfo) -> str:
-    """A local folder, made absolute, or a name on the hub, left as it is."""
+    """Returns a local folder as an absolute path, or a name on the hub unchanged."""
     path = Path(_absolute(name, info))
     if path.is_dir():
         return str(path)
@@ -138,7 +139,7 @@ def folder(name: str, info: ValidationInfo) -> str:
 
 
 def pretrained(name: str, info: ValidationInfo) -> str:
-    """A local folder that holds a model as safetensors, made absolute, or a name on the hub."""
+    """Returns a local folder with a model in safetensors as an absolute path, or a name on the hub unchanged."""
     path = Path(found := folder(name, info))
     if path.is_absolute():
         if not (path / "config.json").is_file():
@@ -152,7 +153,7 @@ def pretrained(name: str, info: ValidationInfo) -> str:
 
 
 def parent(name: str, info: ValidationInfo) -> str:
-    """A folder that holds a model, made absolute; names of jobs and of registered models are left as they are."""
+    """Returns a local folder with a model as an absolute path; names of jobs and registered models stay unchanged."""
     if not is_folder(name):
         return name
     path = Path(_absolute(name, info))
@@ -166,12 +167,12 @@ def parent(name: str, info: ValidationInfo) -> str:
 
 
 def is_folder(name: str) -> bool:
-    """Whether the name of a model that another comes from is a folder's, and no job's."""
+    """Whether the name of a parent model is a folder's, rather than a job's."""
     return name.startswith((".", "/", "~"))
 
 
 def adapter(name: str, info: ValidationInfo) -> str:
-    """A local folder that holds an adapter in peft's format, made absolute."""
+    """Returns a local folder with an adapter in peft's format as an absolute path."""
     path = Path(_absolute(name, info))
     if not path.is_dir():
         raise wrong(f"folder {path} does not exist", "name a folder that peft or a job has saved an adapter in")
@@ -179,7 +180,7 @@ def adapter(name: str, info: ValidationInfo) -> str:
 
 
 def agreeing(said: Adapter) -> Adapter:
-    """The adapter with all that the folder it goes on from says, if any, with which it must agree."""
+    """Completes an adapter with the settings of the folder that it continues from. Raises if the two disagree."""
     try:
         return resolved(said)
     except ValueError as error:
@@ -188,7 +189,7 @@ def agreeing(said: Adapter) -> Adapter:
 
 
 def command(value: Any, info: ValidationInfo) -> list[str]:
-    """The words of a command; those that name files below the batch file's folder become absolute."""
+    """Returns the words of a command; those that name files below the batch file's folder become absolute."""
     try:
         words = shlex.split(value) if isinstance(value, str) else list(value)
     except (ValueError, TypeError) as error:
@@ -196,7 +197,7 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
     if not words or not all(isinstance(word, str) for word in words):
         raise wrong(f"must be a command line or a list of words, {got(value)}", 'write "python train.py"')
     found = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
-    # As the command will find it: what runs us comes first.
+    # As the command will find it: the folder of the running interpreter comes first.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if not found[0].startswith("{") and shutil.which(found[0], path=path) is None:
         raise wrong(f"there is no program {words[0]!r}", "name one that is on the PATH, or a file that can be executed")
@@ -207,7 +208,7 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
 
 
 def factory(path: str, info: ValidationInfo) -> str:
-    """A dotted path "package.module:function" whose module is found and whose source has the function."""
+    """Checks a dotted path "package.module:function": the module is found, and its source defines the function."""
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", path):
         raise wrong(f"{path!r} is no dotted path", 'write "package.module:function"')
     module, _, attribute = path.partition(":")
@@ -249,7 +250,7 @@ def _looks_local(name: str) -> bool:
 
 
 def _find(module: str, *, folder: Path) -> ModuleSpec | None:
-    """The spec of `module`, looked up as workers will: the import path, then `folder`. Imports nothing."""
+    """Returns the spec of `module` as workers find it: on the import path, then in `folder`. Imports nothing."""
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -259,13 +260,13 @@ def _find(module: str, *, folder: Path) -> ModuleSpec | None:
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # By its last name alone: a dotted one would ask for parents that are not imported.
+        # Only the last part of the name: a dotted name would require parents that are not imported.
         spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     return spec
 
 
 def _names_in(spec: ModuleSpec) -> set[str] | None:
-    """The names that a module's source defines, or None where only running it could tell."""
+    """Returns the names that a module's source defines, or None if only running it could show them."""
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None if spec.origin else set()
     try:
@@ -277,7 +278,7 @@ def _names_in(spec: ModuleSpec) -> set[str] | None:
 
 
 def _defined(body: Iterable[ast.AST]) -> Iterable[str]:
-    """The names that statements bind in a module, those inside if, try, with and loops included."""
+    """Yields the names that statements bind in a module, including those inside if, try, with and loops."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

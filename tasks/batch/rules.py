@@ -1,6 +1,6 @@
-"""Rules between several values of a batch: what excludes, needs or names what.
+"""Validation rules between several values of a batch: exclusions, requirements and references.
 
-They are written over plain mappings, so that a fault elsewhere in a job does not hide these.
+The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs.
 """
 
 import math
@@ -21,12 +21,12 @@ from ringmaster.tasks.batch.data_schema import Data, Section
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import JobEntry, Model, misspelt
-from ringmaster.techniques.engine.data.windows import moment
-from ringmaster.techniques.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.interface.job import ATTENTIONS, OPTIMIZERS, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.runtime.data.windows import moment
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
-"""A job's plain values, and what turns a place in the job into the place in the batch."""
+"""A job's plain values, and a function that maps a place in the job to its place in the batch."""
 
 OPTIMIZER_OPTIONS = {
     "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
@@ -35,7 +35,7 @@ OPTIMIZER_OPTIONS = {
 
 
 def job_findings(raw: Any) -> Iterator[Finding]:
-    """What is wrong between the values of one job, its places seen from the job."""
+    """Yields the faults between the values of one job; places are relative to the job."""
     job = _mapping(raw)
     yield from _not_finite(job, place=())
     yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory", "command"), section=Model)
@@ -50,7 +50,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
-    """What is wrong between the jobs of a batch, its places seen from the batch."""
+    """Yields the faults between the jobs of a batch; places are relative to the batch."""
     named = [(place, job) for place, raw in jobs if isinstance((job := _mapping(raw)).get("name"), str)]
     first: dict[str, Raw] = {}
     for place, job in named:
@@ -68,7 +68,7 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
 
 
 def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section]) -> Iterator[Finding]:
-    """Exactly one of `keys` is given in the section `name`."""
+    """Yields a fault unless exactly one of `keys` is given in the section `name`."""
     raw = job.get(name)
     if not isinstance(raw, Mapping):
         return
@@ -81,12 +81,12 @@ def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section])
 
 
 def _name(job: Raw) -> tuple[str, ...]:
-    """The name of a data set tells where its samples are, unless their path is given: then it is only a name."""
+    """Returns ("name",) if the data set's name determines the samples; with a path it is only a label."""
     return ("name",) if _mapping(job.get("data")).get("path") is None else ()
 
 
 def _files(job: Raw) -> Iterator[Finding]:
-    """What is said of files goes with files, and a version with a name; a window is of one kind."""
+    """Yields faults of keys that need files or a data set's name, and of windows that are not of exactly one kind."""
     data = _mapping(job.get("data"))
     if data.get("path") is None and data.get("name") is None:
         for key in ("version", "window", "held_out_path", "format", "time_column"):

@@ -1,7 +1,7 @@
-"""The batch file as pydantic models: which keys there are, and what each may hold.
+"""Pydantic models of the batch file: the keys and the type of each value.
 
-These models mirror the frozen dataclasses of `ringmaster.techniques.job` and take their defaults from them. A field's
-description ends the sentence "To fix: give ...", and is what an editor shows.
+The models mirror the frozen dataclasses of `ringmaster.techniques.interface.job` and take their defaults from them. A
+field's description completes the sentence "To fix: give ..."; editors show it too.
 """
 
 from collections.abc import Mapping
@@ -36,15 +36,15 @@ from ringmaster.tasks.batch.field_types import (
     ScheduleName,
     Whole,
 )
-from ringmaster.techniques import job
+from ringmaster.techniques.interface import job
 
 PLANNED = ("deadline_s", "weight")
 PROFILING_SHARE = 0.2
-"""What a job's entry says to the planner alone: it decides nothing of the job's weights, and is no part of a Job."""
+"""PLANNED are the keys of a job's entry for the planner only. PROFILING_SHARE is the default of `profiling_share`."""
 
 
 class Model(Section):
-    """Where a model comes from: exactly one of architecture, from_pretrained, factory and command."""
+    """The source of a model: exactly one of architecture, from_pretrained, factory and command."""
 
     architecture: Annotated[str, AfterValidator(references.architecture)] | None = Field(
         default=None, description="a Hugging Face class, such as LlamaForCausalLM"
@@ -63,11 +63,11 @@ class Model(Section):
     command: Command | None = Field(
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
-    configs: list[Kwargs] = Field(default=[], description="what the command may be told, such as [{micro_batch: 8}]")
+    configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
 
 
 class Optimizer(Section):
-    """How weights are updated."""
+    """The optimizer that updates the weights."""
 
     name: OptimizerName = Field(default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}")
     lr: Positive = Field(default=job.OptimizerSpec.lr, description="a learning rate such as 3e-4")
@@ -84,7 +84,7 @@ class Schedule(Section):
 
 
 class Evaluation(Section):
-    """What is measured on held-out data."""
+    """The evaluation on held-out data."""
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
@@ -97,7 +97,7 @@ class Evaluation(Section):
 
 
 class Adaptation(Section):
-    """How a model comes from others, where plain training is not all of it."""
+    """How a model is derived from others, if not by plain training alone."""
 
     kind: AdaptationKind = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
     method: Method | None = Field(
@@ -106,10 +106,10 @@ class Adaptation(Section):
     )
     teacher: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
     teacher_model: Model | None = Field(
-        default=None, description="the teacher's model, such as {factory: ...}, where the teacher does not say it"
+        default=None, description="the teacher's model, such as {factory: ...}, where the teacher does not define it"
     )
     temperature: Positive = Field(
-        default=job.AdaptationSpec.temperature, description="by what logits are divided, such as 2.0"
+        default=job.AdaptationSpec.temperature, description="the divisor of the logits, such as 2.0"
     )
     weight: Annotated[float, Field(ge=0, le=1)] = Field(
         default=job.AdaptationSpec.weight, description="the teacher's share of the loss, such as 0.5"
@@ -122,12 +122,12 @@ class Adaptation(Section):
 
 
 class Adapter(Section):
-    """What is trained in place of the model's own weights."""
+    """The adapter that is trained in place of the model's own weights."""
 
     kind: AdapterKind = Field(default=job.Adapter.kind, description=f"one of {', '.join(job.ADAPTERS)}")
     rank: Whole = Field(default=job.Adapter.rank, description="the rank of a lora, such as 8")
     alpha: Positive = Field(
-        default=job.Adapter.alpha, description="what a lora is scaled by, over its rank, such as 16"
+        default=job.Adapter.alpha, description="the scale of a lora before the division by its rank, such as 16"
     )
     rank_stabilised: bool = Field(
         default=job.Adapter.rank_stabilised, description="true to scale by the root of the rank, else false"
@@ -150,7 +150,7 @@ class Adapter(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        """What is said beside a folder is what the folder says."""
+        """Checks that the settings agree with those of the folder that the adapter continues from."""
         references.agreeing(job.Adapter(**{key: _frozen(value) for key, value in self.model_dump().items()}))
         return self
 
@@ -193,7 +193,7 @@ class JobEntry(Section):
         default=job.Job.global_batch_size,
         description="the samples of one step on whatever devices, such as 16",
     )
-    # How few there may be depends on the adaptation: see `rules`.
+    # The minimum depends on the adaptation: see `rules`.
     num_steps: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})] | None = Field(
         default=None, description="the number of optimizer steps, such as 60"
     )
@@ -239,7 +239,7 @@ class BatchEntry(Section):
     )
     profiling_share: Annotated[float, Field(ge=0)] = Field(
         default=PROFILING_SHARE,
-        description="the most of the batch's predicted time that measuring its jobs may take, such as 0.2; 0 measures "
+        description="the most of the batch's predicted time that profiling its jobs may take, such as 0.2; 0 profiles "
         "nothing",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
@@ -251,21 +251,21 @@ class BatchEntry(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of batch files, by which editors complete and check them."""
+    """Returns the JSON schema of batch files, with which editors complete and check them."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | BatchEntry.model_json_schema()
     parts = schema["$defs"]
-    # What a template lacks may stand under `over`.
+    # A key that the template lacks may be given under `over`.
     parts["GridEntry"]["properties"]["template"] = parts["JobEntry"] | {"required": ["name"]}
     return schema
 
 
 def section_at(place: Place, *, root: type[Section] = BatchEntry) -> type[Section] | None:
-    """The model that describes the mapping at `place` of a file of `root`, or None where any key may stand."""
+    """Returns the model of the mapping at `place` of a file of type `root`, or None if any key is allowed there."""
     section: Any = root
     for part in place:
         if isinstance(part, int):
             continue
-        if get_origin(section) is dict:  # any key may stand there
+        if get_origin(section) is dict:  # any key is allowed there
             section = _inner(get_args(section)[1])
             continue
         if not (isinstance(section, type) and issubclass(section, Section)) or part not in section.model_fields:
@@ -275,7 +275,7 @@ def section_at(place: Place, *, root: type[Section] = BatchEntry) -> type[Sectio
 
 
 def misspelt(raw: Mapping[str, Any], section: type[Section]) -> set[str]:
-    """The keys of `section` that unknown keys of `raw` look like: they are not missing, but told as misspelt."""
+    """Returns the keys of `section` that resemble unknown keys of `raw`: these are misspelt rather than missing."""
     keys = list(section.model_fields)
     return {key for name in set(raw) - set(keys) for key in get_close_matches(name, keys, n=1)}
 
@@ -285,7 +285,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _inner(annotation: Any) -> Any:
-    """What an optional or a list holds."""
+    """Returns the item type of an optional or a list annotation."""
     if get_origin(annotation) in (Union, UnionType):
         return _inner(next(a for a in get_args(annotation) if a is not type(None)))
     return _inner(get_args(annotation)[0]) if get_origin(annotation) is list else annotation

@@ -1,4 +1,4 @@
-"""Pydantic's errors in the project's words: what is wrong at a place, and what to write instead."""
+"""Translation of Pydantic's errors into findings: the fault at a place, and the remedy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ _OUT_OF_RANGE = {
 
 
 def findings(error: ValidationError, *, at: Place = (), root: type[Section] = BatchEntry) -> list[Finding]:
-    """Every error of a validation, its places below `at` of a file that `root` describes."""
+    """Returns a finding for every error of a validation, at places below `at` of a file of type `root`."""
     found = []
     for details in error.errors(include_url=False):
         place = (*at, *details["loc"])
@@ -70,7 +70,7 @@ def _unknown_key(place: Place, root: type[Section]) -> Finding:
 
 
 def _description(place: Place, root: type[Section]) -> str:
-    """What the schema says of the nearest described key at or above `place`."""
+    """Returns the schema's description of the nearest described key at or above `place`."""
     while place:
         key = place[-1]
         section = section_at(place[:-1], root=root)

@@ -1,4 +1,4 @@
-"""Data sets by name and version: the catalogue, their fingerprints, what is wrong with them, and how they are recorded.
+"""Data sets by name and version: catalogue, fingerprints, validation and recording.
 
-Loading stays with the jobs: `ringmaster.techniques.engine.data`.
+Loading belongs to the jobs: `ringmaster.techniques.runtime.data`.
 """

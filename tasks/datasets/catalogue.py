@@ -1,4 +1,4 @@
-"""The data sets that jobs may name: those of a batch file, and those of a file of their own beside it."""
+"""The catalogue of data sets that jobs may name: those of a batch file, and those of a separate file beside it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from ringmaster.tasks.batch.data_schema import Dataset, DatasetVersion
 from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.messages import shortened
-from ringmaster.techniques.engine.data.files import is_url
+from ringmaster.techniques.runtime.data.files import is_url
 
 FILE = "datasets.yaml"
-"""Looked for beside a batch file."""
+"""The name of the catalogue file beside a batch file."""
 FIRST = "1"
-"""The version of a data set that names none."""
+"""The version of a data set without named versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A data set where it is described. at: its place in a file. file: that file's name, where it is not the batch's.
+    """A data set and where it is described.
 
-    folder: where its relative paths start.
+    folder: the folder to which the data set's paths are relative.
+    at: the data set's place in a file.
+    file: that file's name, if it is not the batch file.
     """
 
     name: str
@@ -42,37 +44,37 @@ class Entry:
 
     @property
     def latest(self) -> str:
-        """The newest version: the one that stands last."""
+        """The newest version, which is listed last."""
         return list(self.versions)[-1]
 
     def location(self, path: str) -> str:
-        """A path of it, absolute; a URL as it is."""
+        """Returns a path of the data set as an absolute path; a URL is returned unchanged."""
         try:
             return path if is_url(path) else str(beside(self.folder, path))
-        except ValueError:  # told where a job names it
+        except ValueError:  # reported where a job names the data set
             return str(self.folder / path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """Data sets by name, and the files that they are from, for people."""
+    """Data sets by name, and the files that describe them, for messages."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
 
 def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
-    """The data sets that a batch file may name, and what is wrong with their descriptions.
+    """Returns the data sets that a batch file may name, and the faults in their descriptions.
 
-    raw: what stands under `datasets:`: a mapping, the name of a file, or nothing. The file datasets.yaml in `folder` is
-    read too, where it is there and no other is named; what the batch file says goes before it.
+    raw: the value of `datasets:`: a mapping, the name of a file, or nothing. If no file is named, datasets.yaml in
+    `folder` is read too, if it exists; entries of the batch file take precedence.
     """
     if raw is not None and not isinstance(raw, (str, Mapping)):
         message = f"must be a mapping of data sets, or the name of a file, {got(raw)}"
         return Catalogue(), [Finding(("datasets",), message, "write {reviews: {path: data/*.jsonl}}")]
     if isinstance(raw, str) and not is_file(folder, raw):
         message = f"there is no file {shortened(repr(raw), 200)}"
-        return Catalogue(), [Finding(("datasets",), message, f"name a file such as {FILE}, seen from this one")]
+        return Catalogue(), [Finding(("datasets",), message, f"name a file such as {FILE}, relative to this one")]
     if isinstance(raw, str):
         return read_catalogue(beside(folder, raw), at=("datasets",))
     own, found = _entries(raw if isinstance(raw, Mapping) else {}, folder=folder, at=("datasets",))
@@ -84,7 +86,7 @@ def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
 
 
 def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Finding]]:
-    """The data sets of a file with `datasets:`; what is wrong in it is told at `at`, with its place in the message."""
+    """Reads the data sets of a file with `datasets:`. Faults are reported at `at`, with their place in the message."""
     try:
         read = document.read(text_of(file))
     except (OSError, UnicodeDecodeError) as error:
@@ -123,7 +125,7 @@ def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[s
 
 
 def _without_files(entry: Entry) -> list[Finding]:
-    """Each version has its files in one way."""
+    """Returns a fault for each version that does not give its files in exactly one way."""
     if entry.dataset.versions and _own(entry.dataset):
         said = " and ".join(_own(entry.dataset))
         return [Finding(entry.at, f"has {said} beside versions", "move them into a version")]
@@ -139,7 +141,7 @@ REMEDY = "give either path or splits"
 
 
 def _own(dataset: Dataset) -> dict[str, Any]:
-    """What a data set says of files by itself, not under a version."""
+    """Returns the file settings that a data set gives itself, not under a version."""
     said = {"path": dataset.path, "splits": dataset.splits, "digest": dataset.digest}
     return {key: value for key, value in said.items() if value}
 

@@ -1,4 +1,4 @@
-"""What is wrong with the rows of a data set that a job reads, found before anything starts."""
+"""Checks of the rows of a data set that a job reads, before anything starts."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.columns import ColumnCheck, WrongColumn
 from ringmaster.tasks.datasets.fingerprints import contents, fingerprint, rows_of_files, splits_of
-from ringmaster.techniques.engine.data.files import matching
-from ringmaster.techniques.engine.data.rows import content_hash, format_of
-from ringmaster.techniques.engine.data.text_files import rows_of
-from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.values import digest, to_json
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.values import digest, to_json
+from ringmaster.techniques.runtime.data.files import matching
+from ringmaster.techniques.runtime.data.rows import content_hash, format_of
+from ringmaster.techniques.runtime.data.sources.text_files import rows_of
 
 MOST_REMEMBERED = 256
 
 
 def data_findings(spec: DataSpec, entry: Entry) -> list[Finding]:
-    """What is wrong with the rows that a job reads of a data set, at places seen from the job's data.
+    """Returns the faults in the rows that a job reads from a data set, at places relative to the job's data.
 
-    Files that have not changed since this process last looked are not read again.
+    Files that have not changed since this process last read them are not read again.
     """
     assert spec.path is not None and spec.version is not None
     try:
         states = [matching(path).state() for path in (spec.path, spec.held_out_path) if path is not None]
-    except ValueError:  # told where the files are looked for
+    except ValueError:  # reported where the files are resolved
         return []
     remembered = digest([to_json(spec), entry.dataset.model_dump(), states])
     return [Finding(("name",), message, remedy) for message, remedy in _faults(_Question(remembered, spec, entry))]
 
 
 def version_faults(entry: Entry, version: str) -> list[str]:
-    """What is wrong with a version as a whole: its files, its rows, and its fingerprint where one is given."""
+    """Returns the faults of a whole version: its files, its rows, and its fingerprint if one is given."""
     files = entry.versions[version]
     found: list[str] = []
     for split, path in splits_of(files).items():
@@ -50,7 +50,7 @@ def version_faults(entry: Entry, version: str) -> list[str]:
 
 
 class _Question:
-    """What is asked about, equal to another where neither the files nor what is said of them has changed."""
+    """A cache key with its arguments, equal to another if neither the files nor their descriptions have changed."""
 
     def __init__(self, key: str, spec: DataSpec, entry: Entry) -> None:
         self.key, self.spec, self.entry = key, spec, entry
@@ -84,7 +84,7 @@ def _faults(asked: _Question) -> tuple[tuple[str, str], ...]:
 
 
 def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
-    """Parts without a row, and rows that are both trained on and evaluated on."""
+    """Yields parts without a row, and rows that are both trained on and evaluated on."""
     trained: dict[str, str] = {}
     held_out: list[tuple[str, str]] = []
     for row in rows_of(spec):
@@ -113,7 +113,7 @@ def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
 
 
 def _other_content(entry: Entry, version: str) -> Iterator[tuple[str, str]]:
-    """A version whose content is not the one that it was described with."""
+    """Yields a fault if the content of a version does not match the fingerprint in its description."""
     wanted = entry.versions[version].digest
     if wanted is not None and (there := fingerprint(contents(entry, version))) != wanted:
         message = f"data set {entry.name} {version}: its content is {there}, and not {wanted}: it has changed"

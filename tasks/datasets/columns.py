@@ -1,4 +1,4 @@
-"""Whether rows have the columns that a data set promises: the first row that does not, and how many others."""
+"""Checks that rows have the declared columns; reports the first violation of each column and counts the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.tasks.batch.faults import got
-from ringmaster.techniques.engine.data.windows import moment
+from ringmaster.techniques.runtime.data.windows import moment
 
 WORDS = {
     "text": "text",
@@ -21,7 +21,7 @@ WORDS = {
 
 @dataclass(kw_only=True)
 class WrongColumn:
-    """Rows that break what is promised of a column. where: of the first, its file and line."""
+    """Rows that violate the declaration of a column. where: the file and line of the first one."""
 
     column: str
     where: str
@@ -35,23 +35,23 @@ class WrongColumn:
 
 @dataclass
 class ColumnCheck:
-    """Goes through the rows of some files. columns: types by name, see `tasks.batch.field_types.COLUMN_TYPES`."""
+    """Checks the rows of some files. columns: types by name, see `tasks.batch.field_types.COLUMN_TYPES`."""
 
     columns: Mapping[str, str]
-    is_text: bool = False  # CSV: every value comes as text, and is read as what it stands for
+    is_text: bool = False  # CSV: every value is text and is parsed as its declared type
     wrong: dict[str, WrongColumn] = field(default_factory=dict)
 
     def look(self, row: Any, *, file: str, number: int) -> None:
-        """Notes what is wrong with a row."""
+        """Checks a row and records its faults."""
         if not isinstance(row, Mapping):
-            self._note("*", f"{file}, line {number}", f"cannot be looked for: the row is no object, {got(row)}")
+            self._note("*", f"{file}, line {number}", f"cannot be checked: the row is no object, {got(row)}")
             return
         for column, said in self.columns.items():
             if message := self._fault(row, column, said):
                 self._note(column, f"{file}, line {number}", message)
 
     def faults(self) -> Iterable[WrongColumn]:
-        """What was found, a column each."""
+        """Returns the faults found, one per column."""
         return self.wrong.values()
 
     def _fault(self, row: Mapping[str, Any], column: str, said: str) -> str:

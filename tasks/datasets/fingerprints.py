@@ -1,4 +1,4 @@
-"""What names the content of a data set: equal rows, in whatever order and however divided into files, are equal."""
+"""Content fingerprints of data sets, independent of the order of rows and their division into files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from ringmaster.tasks.batch.data_schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
-from ringmaster.techniques.engine.data.files import matching
-from ringmaster.techniques.engine.data.rows import content_hash, read_rows
+from ringmaster.techniques.runtime.data.files import matching
+from ringmaster.techniques.runtime.data.rows import content_hash, read_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a split has. path: as the data set says it. digest: of its rows."""
+    """The content of a split. path: as the data set gives it. digest: of the rows."""
 
     path: str
     num_files: int
@@ -24,7 +24,7 @@ class Content:
 
 
 def rows_of_files(pattern: str, *, format: str | None) -> Iterator[tuple[str, int, Any]]:
-    """(file, number, row) of all files of a pattern. Raises ValueError where one cannot be read."""
+    """Yields (file, number, row) of all files of a pattern. Raises ValueError if one cannot be read."""
     found = matching(pattern)
     for name in found.names:
         for number, row in read_rows(found.path(name), format=format):
@@ -32,12 +32,12 @@ def rows_of_files(pattern: str, *, format: str | None) -> Iterator[tuple[str, in
 
 
 def splits_of(files: DatasetVersion) -> Mapping[str, str]:
-    """The paths of a version by split; "" for one that has none."""
+    """Returns the paths of a version by split; the key is "" for a version without splits."""
     return files.splits or {"": files.path or ""}
 
 
 def contents(entry: Entry, version: str) -> dict[str, Content]:
-    """What a version has, by split. Raises ValueError where a file cannot be read."""
+    """Returns the content of each split of a version. Raises ValueError if a file cannot be read."""
     found = {}
     for split, path in splits_of(entry.versions[version]).items():
         pattern = entry.location(path)
@@ -49,7 +49,7 @@ def contents(entry: Entry, version: str) -> dict[str, Content]:
 
 
 def fingerprint(found: Mapping[str, Content]) -> str:
-    """The name of all splits together."""
+    """Returns the combined digest of all splits."""
     if len(found) == 1:
         return next(iter(found.values())).digest
     text = " ".join(f"{split} {content.digest}" for split, content in sorted(found.items()))

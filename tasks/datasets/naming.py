@@ -1,4 +1,4 @@
-"""The data sets that the jobs of one batch file name: their files in place of the names, and every fault at once."""
+"""Resolution of the data sets that the jobs of a batch file name, with all faults collected."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ringmaster.tasks.batch.faults import Finding, Place
 from ringmaster.tasks.datasets.catalogue import Catalogue, catalogue_of
 from ringmaster.tasks.datasets.checking import data_findings
 from ringmaster.tasks.datasets.resolving import resolved
-from ringmaster.techniques.job import DataSpec
-from ringmaster.techniques.values import digest, from_json
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.values import digest, from_json
 
 READ = ("name", "version", "path", "held_out_path", "window", "held_out", "text_column")
-"""What decides which rows are read of a data set."""
+"""The fields that determine which rows of a data set are read."""
 
 
 @dataclass(init=False)
 class NamedData:
-    """The catalogue of a batch file, and what is wrong with it and with what its jobs take from it.
+    """The catalogue of a batch file, and the faults in it and in its use by the jobs.
 
-    findings: grows while jobs are looked at. Each data set is looked into once for each way in which it is read.
+    findings: grows while jobs are resolved. A data set's rows are checked once for each distinct way of reading them.
     """
 
     catalogue: Catalogue
@@ -38,9 +38,9 @@ class NamedData:
         self._resolved: set[Place] = set()
 
     def with_files(self, job: Any, *, origin: Callable[[Place], Place]) -> Any:
-        """A job's plain values with the files of the data set that it names. origin: of the job's places in the file.
+        """Returns a job's plain values with the files of its named data set; adds faults to the findings.
 
-        What is wrong is added to the findings.
+        origin: maps places of the job to places in the file.
         """
         data = job.get("data") if isinstance(job, Mapping) else None
         if not isinstance(data, Mapping):
@@ -53,7 +53,7 @@ class NamedData:
         return {**job, "data": found_data}
 
     def named(self, found: Iterable[Finding]) -> list[Finding]:
-        """Findings about the files of data sets, at the names by which a job has them."""
+        """Returns findings about the files of named data sets, moved to the place of the name in the job."""
         return [replace(f, place=(*f.place[:-1], "name")) if self._is_file(f.place) else f for f in found]
 
     def _is_file(self, place: Place) -> bool:
@@ -62,7 +62,7 @@ class NamedData:
     def _rows(self, data: Mapping[str, Any]) -> list[Finding]:
         try:
             entry = Data.model_validate(data, context={"folder": self._folder})
-        except ValidationError:  # told when the job is looked at
+        except ValidationError:  # reported by the validation of the job
             return []
         spec = from_json(DataSpec, entry.model_dump(exclude_unset=True))
         key = digest([getattr(spec, name) for name in READ])

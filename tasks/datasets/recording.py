@@ -1,4 +1,4 @@
-"""How the data of a job is recorded with its model: which data set, version, split and window, and which rows."""
+"""Recording of a job's data with its model: data set, version, split, window and rows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.model_lineage.records import DatasetInput
-from ringmaster.techniques.engine.data.manifest import FILE, Manifest
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.manifest import FILE, Manifest
 
 ROWS = f"data/{FILE}"
-"""The artifact of a job's run with the content hashes of the rows that it has read."""
+"""The artifact of a job's run with the content hashes of the rows that were read."""
 
 
 def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetInput]:
-    """What a model was trained and evaluated on. prepared: the JSON form of its `PreparedData`."""
-    if not prepared["num_samples"]:  # a command that reads its own data does not say which
+    """Returns the data that a model was trained and evaluated on. prepared: the JSON form of its `PreparedData`."""
+    if not prepared["num_samples"]:  # a command that reads its own data reports none
         return []
     rows = manifest_of(prepared)
     window = ", ".join(f"{key}: {value}" for key, value in (spec.window or {}).items() if value is not None)
@@ -42,11 +42,11 @@ def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetI
 
 
 def manifest_of(prepared: Mapping[str, Any]) -> Manifest | None:
-    """Which rows were prepared; None for data without a name, or where another machine has them."""
+    """Returns the manifest of the prepared rows; None for unnamed data, or if another machine holds the data."""
     return Manifest.read(Path(prepared["folder"])) if prepared.get("folder") else None
 
 
 def rows_text(prepared: Mapping[str, Any]) -> str | None:
-    """The content hashes of the rows as JSON, for the artifact `ROWS`; None where they are not known."""
+    """Returns the content hashes of the rows as JSON, for the artifact `ROWS`; None if they are unknown."""
     rows = manifest_of(prepared)
     return None if rows is None else json.dumps(rows.to_json())

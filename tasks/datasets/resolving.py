@@ -1,4 +1,4 @@
-"""From the name of a data set to its files: what a job says of its data becomes paths that the engine reads."""
+"""Resolution of data set names in a job's data section to the paths that the trainer reads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringmaster.tasks.datasets.catalogue import Catalogue, Entry
 
 LATEST = "latest"
 OF_THE_SET = ("format", "time_column", "held_out_path")
-"""What the catalogue says of a data set, and a job does not."""
+"""The keys that only the catalogue may set for a named data set."""
 
 
 def resolved(raw: Any, catalogue: Catalogue) -> tuple[Any, list[Finding]]:
-    """A job's data with the files of the data set that it names, and what is wrong, at places seen from the data.
+    """Returns a job's data with the files of its named data set, and the faults, at places relative to the data.
 
-    Data that names no data set, or has its paths already, stays as it is; so does what cannot be resolved.
+    Data that names no data set, has its paths already, or cannot be resolved is returned unchanged.
     """
     if not isinstance(raw, Mapping) or not isinstance(name := raw.get("name"), str) or raw.get("path") is not None:
         return raw, []
@@ -53,14 +53,14 @@ def resolved(raw: Any, catalogue: Catalogue) -> tuple[Any, list[Finding]]:
 
 
 def _version(said: Any, entry: Entry) -> str | None:
-    """The version that is meant; None where there is no such one."""
+    """Returns the requested version, or None if it does not exist."""
     if said in (None, LATEST):
         return entry.latest
     return str(said) if str(said) in entry.versions else None
 
 
 def _splits(raw: Mapping[str, Any], entry: Entry, files: DatasetVersion) -> tuple[str, str | None, list[Finding]]:
-    """The split to train on, the one to evaluate on, and what is wrong with them."""
+    """Returns the training split, the evaluation split, and their faults."""
     split, other = raw.get("split"), raw.get("held_out_split") or entry.dataset.held_out_split
     if not files.splits:
         found = [

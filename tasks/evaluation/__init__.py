@@ -1,1 +1,1 @@
-"""How good a finished model is, and whether it is better than another."""
+"""Evaluation of finished models, and comparison of two models."""

@@ -1,4 +1,4 @@
-"""Behavioural tests: their cases are made, scored all together, and judged one test at a time."""
+"""Behavioural tests: their cases are generated, scored together, and evaluated one test at a time."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ MAX_CHARACTERS = 200
 CASE, OTHER = "case", "other"
 
 Score = Callable[[Cases], Scored]
-"""Scores cases with the models in question, by their names."""
+"""Scores cases with the models under test, by the models' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestResult:
-    """What came of one test. examples: of failures, in words. fault: why it could not be run, which fails it."""
+    """The result of one test.
 
-    __test__ = False  # no test of pytest's
+    examples: messages about some of the failed cases.
+    fault: why the test could not be run; such a test does not pass.
+    """
+
+    __test__ = False  # not a test for pytest to collect
 
     test: str
     kind: str
@@ -48,13 +52,18 @@ class TestResult:
 
     @property
     def passed(self) -> bool:
-        """Whether no more than the allowed share failed."""
+        """Whether at most the allowed fraction of the cases failed."""
         return not self.fault and self.num_failures <= self.max_failures * self.num_cases + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextCases:
-    """The texts of a test. others: what each is compared with: after the change, or less likely; None without."""
+    """The texts of a test.
+
+    others: for each text, the one that it is compared with (the changed or the less likely one); None without
+        comparison.
+    labels: the expected labels, or None.
+    """
 
     texts: tuple[str, ...]
     others: tuple[str, ...] | None = None
@@ -62,7 +71,7 @@ class TextCases:
 
 
 def text_cases(test: BehaviourEntry) -> TextCases:
-    """The cases of a test of texts: the literal ones, or all fillings of its template, `max_cases` of them drawn."""
+    """Returns the cases of a test of texts: the literal ones, or at most `max_cases` fillings of its template."""
     labels = None if test.labels is None else tuple(test.labels)
     if test.template is None:
         texts = tuple(test.texts or ())
@@ -87,7 +96,7 @@ def text_cases(test: BehaviourEntry) -> TextCases:
 
 
 def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | None) -> dict[str, list[TestResult]]:
-    """Every test of texts, by model. The texts of all tests are scored at once."""
+    """Runs all tests of texts and returns their results by model. The texts of all tests are scored at once."""
     cases = {test.name: text_cases(test) for test in tests}
     texts = list(dict.fromkeys(t for case in cases.values() for t in (*case.texts, *(case.others or ()))))
     if not texts:
@@ -108,7 +117,10 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
 def run_images(
     tests: Sequence[BehaviourEntry], *, models: Sequence[str], images: Mapping[str, Any] | None, score: Score
 ) -> dict[str, list[TestResult]]:
-    """Every test of images, by model. images: the columns of the held-out ones, such as `pixel_values` [rows, ...]."""
+    """Runs all tests of images and returns their results by model.
+
+    images: the columns of the held-out images, such as `pixel_values` [rows, channels, height, width].
+    """
     plain: dict[Any, Scored] = {}
     found: dict[str, list[TestResult]] = {model: [] for model in models}
     for test in tests:
@@ -135,7 +147,7 @@ def run_images(
 
 
 def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The images that a test asks for. Raises ValueError where there are none."""
+    """Returns the images that a test requests. Raises ValueError if there are none."""
     if test.images is None:
         if held_out is None or "pixel_values" not in held_out:
             raise ValueError("it asks for held-out images, and there are none")
@@ -153,7 +165,12 @@ def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dic
 def judge(
     test: BehaviourEntry, one: Scores, two: Scores | None, *, labels: Sequence[int] | None, said: Sequence[str]
 ) -> TestResult:
-    """What came of a test. one: scores of its cases; two: of what each is compared with. said: each case in words."""
+    """Returns the result of a test.
+
+    one: the scores of its cases.
+    two: the scores of what each case is compared with, or None.
+    said: a description of each case for messages.
+    """
     result = TestResult(test=test.name, kind=test.kind, num_cases=one.num_rows, max_failures=test.max_failures)
     if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and (labels is not None or _label_of(test))):
         wanted = "a classifier" if labels is not None or _label_of(test) else "a classifier or a causal language model"
@@ -171,7 +188,7 @@ def judge(
 
 
 def taken(scores: Scores, rows: Sequence[int]) -> Scores:
-    """The scores of some rows, in another order, perhaps repeatedly."""
+    """Returns the scores of some rows in a given order; rows may repeat."""
 
     def of(values: Any) -> Any:
         return None if values is None else values[list(rows)]
@@ -189,7 +206,7 @@ def taken(scores: Scores, rows: Sequence[int]) -> Scores:
 def _failing(
     test: BehaviourEntry, one: Scores, two: Scores | None, labels: Sequence[int] | None
 ) -> tuple[Any, list[str]]:
-    """Which cases fail, [rows], and what each says. A score that is not a number fails."""
+    """Returns which cases fail, [rows], and a description of each case's outcome. A score that is NaN fails."""
     if one.kind == CAUSAL:
         assert two is not None, "a test of a language model compares"
         a, b = _log_probabilities(one, test), _log_probabilities(two, test)

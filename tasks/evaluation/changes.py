@@ -1,4 +1,4 @@
-"""What a behavioural test does to its cases: small changes of texts and of images, the same in every run."""
+"""Perturbations of texts and images for behavioural tests, deterministic by seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Images = npt.NDArray[np.float32]
 
 
 def changed_text(text: str, change: ChangeEntry, *, seed: int) -> str:
-    """A text after a change. seed: what typos are drawn from, together with the text."""
+    """Returns a text after a change. seed: with the text, the seed of random typos."""
     if change.typo is not None:
         text = _with_typos(text, change.typo, random.Random(f"{seed} {text}"))
     if change.case is not None:
@@ -27,7 +27,7 @@ def changed_text(text: str, change: ChangeEntry, *, seed: int) -> str:
 
 
 def changed_images(images: Images, change: ChangeEntry, *, seed: int) -> Images:
-    """Images [rows, channels, height, width] after a change; what comes into view is as dark as the darkest pixel."""
+    """Returns images [rows, channels, height, width] after a change; uncovered areas get the smallest pixel value."""
     found = images.astype(np.float32)
     for key in IMAGE_CHANGES:
         value = getattr(change, key)
@@ -37,7 +37,7 @@ def changed_images(images: Images, change: ChangeEntry, *, seed: int) -> Images:
 
 
 def _with_typos(text: str, number: int, draw: random.Random) -> str:
-    """Neighbouring letters swapped in so many places, as far as there are any."""
+    """Swaps neighbouring letters in `number` places, or in as many as there are."""
     letters = list(text)
     places = [
         i for i in range(len(letters) - 1)

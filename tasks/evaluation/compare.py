@@ -1,4 +1,4 @@
-"""Which of two models is better, by one metric: pure arithmetic, with what is not a number never the better."""
+"""Comparison of two models by one metric; a value that is not finite is never better."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType({"accuracy": True, "loss": False, "perplexity": False})
-"""The direction of each metric of `ringmaster.techniques.job.METRICS`."""
+"""The direction of each metric of `ringmaster.techniques.interface.job.METRICS`."""
 
 
 def gain(challenger: float, champion: float, *, metric: str) -> float:
-    """By how much the challenger is better, in the metric's own unit; negative where it is worse.
+    """Returns by how much the challenger is better, in the metric's unit; negative if it is worse.
 
-    Not a number where either value is not finite. Raises ValueError on a metric whose direction is unknown.
+    Returns NaN if either value is not finite. Raises ValueError on a metric whose direction is unknown.
     """
     if metric not in HIGHER_IS_BETTER:
         raise ValueError(
@@ -25,13 +25,13 @@ def gain(challenger: float, champion: float, *, metric: str) -> float:
 
 
 def better(challenger: float, champion: float, *, metric: str, min_gain: float = 0.0) -> bool:
-    """Whether the challenger is better at all, and by `min_gain` at least."""
+    """Whether the challenger is better at all, and by at least `min_gain`."""
     won = gain(challenger, champion, metric=metric)
     return won > 0 and won >= min_gain
 
 
 def ranked(values: Mapping[str, float], *, metric: str) -> list[str]:
-    """The names of `values`, the best first; those without a finite value last, and equals in their given order."""
+    """Returns the names of `values`, the best first; those without a finite value come last, ties keep their order."""
     finite = [name for name in values if math.isfinite(values[name])]
     finite.sort(key=lambda name: gain(values[name], 0.0, metric=metric), reverse=True)
     return [*finite, *_others(values, finite)]

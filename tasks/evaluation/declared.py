@@ -1,4 +1,4 @@
-"""Small declarative files: read by a pydantic section, every fault in them told at once with its line."""
+"""Loader of small declarative YAML files into pydantic sections, with all faults reported by line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Entry = TypeVar("Entry", bound=Section)
 
 
 def load(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[Finding]], what: str) -> Entry:
-    """The YAML file `path` as `schema` has it. Raises BatchFileError with every fault in it.
+    """Loads the YAML file `path` as `schema`. Raises BatchFileError with all faults.
 
-    rules: what is wrong although each value is of its kind. what: the file in words, such as "a file of tests".
+    rules: yields the faults that remain although each value is of its type.
+    what: a description of the file for messages, such as "a file of tests".
     """
     try:
         text = text_of(path)

@@ -1,4 +1,4 @@
-"""A figure of metrics by slice, as SVG: a dot with its interval for each model, a line a slice, a field a metric."""
+"""SVG figure of metrics by slice: a panel per metric, a line per slice, and a dot with its interval per model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLE = (
 
 
 def figure(title: str, measured: Sequence[Measured], *, other: str | None = None) -> str:
-    """The picture of what was measured. other: the name of the model that it was compared with."""
+    """Returns the figure of the measured metrics. other: the name of the model compared with, or None."""
     metrics = list(dict.fromkeys(line.metric for line in measured))
     fields: list[str] = []
     top = float(TOP)
@@ -48,7 +48,7 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
     low, high = min(finite), max(finite)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - room, high + room
-    if metric == "accuracy":  # a share is nowhere else
+    if metric == "accuracy":  # accuracy lies between 0 and 1
         low, high = max(low, 0.0), min(high, 1.0)
 
     def x(value: float) -> float:

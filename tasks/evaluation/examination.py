@@ -1,4 +1,4 @@
-"""A model examined: its metrics by slice, against another model, its behavioural tests and its assertions."""
+"""Examination of a model: metrics by slice, comparison with another model, behavioural tests and assertions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.assertions import AssertionResult, check, importable, rows_of
+from ringmaster.tasks.evaluation.assertions.assertions import AssertionResult, check, importable, rows_of
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
 from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores, score_models
 from ringmaster.tasks.evaluation.slices import Measured, measure
 from ringmaster.tasks.evaluation.suite import Suite
-from ringmaster.tasks.profiling.trials import Site
+from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
-from ringmaster.techniques.engine.scoring import Progress
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.scoring import Progress
 
-MODEL, OTHER = "model", ""  # nobody calls a model nothing
+MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
 METRICS_OF: Mapping[str, tuple[str, ...]] = {
     CAUSAL: ("loss", "perplexity", "accuracy"),
     CLASSIFIER: ("accuracy", "loss"),
 }
-"""What is measured where nobody says what, by the kind of the model."""
+"""The default metrics by the kind of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What was found of a model. faults: why something could not be measured. num_rows: held-out ones."""
+    """The result of an examination. num_rows: of held-out data. faults: why something could not be measured."""
 
     num_rows: int = 0
     measured: tuple[Measured, ...] = ()
@@ -39,11 +39,11 @@ class Examined:
 
     @property
     def passed(self) -> bool:
-        """Whether every test and every assertion passed, and all could be measured."""
+        """Whether all tests and assertions passed, and everything could be measured."""
         return not self.faults and all(t.passed for t in self.tests) and all(a.passed for a in self.assertions)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values for JSON."""
         return {
             "passed": self.passed,
             "num_rows": self.num_rows,
@@ -55,7 +55,7 @@ class Examined:
 
 
 def examine(model: Path, **asked: Any) -> Examined:
-    """Examines the model in a folder: `examine_each` of one, which says what is `asked`."""
+    """Examines the model in a folder; the arguments `asked` are those of `examine_each`."""
     return examine_each({MODEL: model}, **asked)[MODEL]
 
 
@@ -70,15 +70,18 @@ def examine_each(
     metrics: Sequence[str] | None = None,
     max_rows: int | None = None,
     progress: Progress | None = None,
-    site: Site,
+    site: TrialEnvironment,
     device: Device,
     folder: Path | None = None,
 ) -> dict[str, Examined]:
-    """Examines the models in folders on the same rows and cases, on one device; adapters of one base over one copy.
+    """Examines models on the same rows and cases, on one device; adapters of one base share a copy of the base.
 
-    job, data, max_rows, progress: as in `score_models`; no held-out rows are read where `held_out` is false.
-    against: a model that each is compared with. metrics: the job's usual ones, else by the kind of the model.
-    folder: the suite's, where its functions are.
+    models: the models' folders by name.
+    job, data, max_rows, progress: as in `score_models`.
+    held_out: whether to read held-out rows.
+    against: the folder of a model that each is compared with.
+    metrics: the names of the metrics; None stands for the defaults of the model's kind.
+    folder: the suite's folder, from which its functions are imported.
     """
     suite = suite or Suite(name="metrics")
     score = partial(score_models, job=job, progress=progress, site=site, device=device)
@@ -101,7 +104,7 @@ def _examined(
     metrics: Sequence[str] | None,
     folder: Path | None,
 ) -> Examined:
-    """What was found of one model."""
+    """Returns the result of one model."""
     faults = [
         f"the {who} cannot be scored: {scored.faults[of]}"
         for of, who in ((name, MODEL), (OTHER, "other"))
@@ -127,7 +130,7 @@ def _examined(
 def _tests(
     suite: Suite, models: Mapping[str, Path], scored: Scored, score: partial[Scored]
 ) -> dict[str, list[TestResult]]:
-    """The results of each model, in the order of the file; every model is asked the same cases, all at once."""
+    """Returns the test results of each model, in the order of the file; all models are scored on the same cases."""
 
     def asked(cases: Cases) -> Scored:
         return score(models, cases=cases)

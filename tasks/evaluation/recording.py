@@ -1,4 +1,4 @@
-"""An examination in MLflow: tables, a figure and metrics on the model's run."""
+"""Recording of an examination in MLflow: tables, a figure and metrics on the model's run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
 from ringmaster.tasks.evaluation.drawing import figure
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import ALL
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
 
 FOLDER = "evaluation"
 
 
 def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str | None = None) -> None:
-    """Writes what was found onto the run that made the model; again, it replaces what was there.
+    """Writes the results to the run that made the model, replacing earlier ones.
 
-    other: the name of the model that it was compared with. A model without a run (imported) keeps nothing.
+    other: the name of the model compared with, or None. Nothing is recorded for a model without a run.
     """
     if (run := model.run_id) is None:
         return
@@ -37,7 +37,7 @@ def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str
 
 
 def tables(examined: Examined) -> dict[str, list[dict[str, Any]]]:
-    """The tables of tests and of assertions, a row each."""
+    """Returns the tables of tests and of assertions, with a row for each."""
     return {
         "tests": [
             {

@@ -1,12 +1,12 @@
-"""How sure a metric is, and a difference between two models on the same rows: bootstrap, with numpy alone.
+"""Bootstrap confidence intervals of a metric, and of the difference of two models on the same rows, with numpy alone.
 
-A metric is a ratio of sums over rows: of losses over tokens, of hits over labels. Rows are drawn anew with replacement,
-the same ones for both models (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and 16), so what
-makes a row hard for both cancels out.
+A metric is a ratio of sums over rows: of losses over tokens, or of hits over labels. Rows are resampled with
+replacement, the same ones for both models (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and
+16), so the difficulty of a row for both models cancels out.
 
-Rows that are all right, or all wrong, are the same however they are drawn: there a bootstrap's interval has no width.
-Wilson's takes its place (Probable Inference, the Law of Succession, and Statistical Inference, JASA 22, 1927), with the
-rows as trials: of n rows without an error the true share of errors is at most z^2 / (n + z^2).
+If all rows are right, or all are wrong, every resample is equal and the bootstrap interval has no width. Wilson's
+interval replaces it (Probable Inference, the Law of Succession, and Statistical Inference, JASA 22, 1927), with the
+rows as trials: for n rows without an error, the true error rate is at most z^2 / (n + z^2).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 NUM_DRAWS = 2000
-CHUNK = 4_000_000  # counts drawn at a time
+CHUNK = 4_000_000  # the most counts drawn at a time
 
 Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What each row adds to a metric: it is `of(sum(sums) / sum(counts))`.
+    """The contribution of each row to a metric, which is `of(sum(sums) / sum(counts))`.
 
-    sums, counts: [rows]. of: what the ratio is made into, for example exp for a perplexity; rising.
-    is_share: whether it is a share, of hits among what is counted.
+    sums, counts: [rows].
+    of: an increasing function of the ratio, for example exp for a perplexity.
+    is_share: whether the metric is a fraction, of hits among the counted items.
     """
 
     sums: Values
@@ -47,18 +48,18 @@ class Rows:
 
     @property
     def value(self) -> float:
-        """The metric over all rows; not a number where nothing was counted."""
+        """The metric over all rows; NaN if nothing was counted."""
         total = float(self.counts.sum())
         return float(self.of(np.asarray(self.sums.sum() / total))) if total else math.nan
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
-        """The rows of a slice. mask: [rows]."""
+        """Returns the rows of a slice. mask: [rows]."""
         return Rows(self.sums[mask], self.counts[mask], self.of, self.is_share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A metric and the interval that it lies in with probability `level`, as far as the rows tell."""
+    """A metric, and the interval that contains it with probability `level` according to the rows."""
 
     value: float
     low: float
@@ -71,8 +72,10 @@ class Estimate:
 class Comparison:
     """By how much one model is better than another on the same rows.
 
-    gain: positive where it is better. low, high: its interval. p_better: the probability of a gain like this one, or a
-    larger one, if there were none (one-sided, at least 1 / (draws + 1), and at least 0.5^n of n rows that differ).
+    gain: the difference in the metric; positive if the model is better.
+    low, high: the confidence interval of the gain.
+    p_better: the one-sided probability of at least this gain if there were none; at least 1 / (draws + 1), and at least
+        0.5^n if n rows differ.
     p_worse: likewise for a loss.
     """
 
@@ -85,7 +88,7 @@ class Comparison:
 
 
 def estimate(rows: Rows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
-    """A metric with its percentile interval; a share of 0 or 1 with Wilson's. Not numbers where no row counts."""
+    """Returns a metric with its percentile interval, or Wilson's for a share of 0 or 1; NaN without counted rows."""
     if rows.is_share and rows.value in (0.0, 1.0):
         most = unseen(int(np.count_nonzero(rows.counts)), level=level)
         low, high = (0.0, most) if rows.value == 0.0 else (1.0 - most, 1.0)
@@ -104,7 +107,7 @@ def compare(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Comparison:
-    """A model against another one on the same rows, in the same order. Raises ValueError where they are not as many."""
+    """Compares two models on the same rows, in the same order. Raises ValueError if their numbers of rows differ."""
     if len(model) != len(other):
         raise ValueError(f"{len(model)} rows cannot be compared with {len(other)}: give both models the same data")
     sign = 1.0 if higher_is_better else -1.0
@@ -112,7 +115,7 @@ def compare(
     drawn = _joined(sign * (_drawn(model, c) - _drawn(other, c)) for c in _draws(len(model), num_draws, seed))
     low, high = _quantiles(drawn, level)
     if model.is_share and np.array_equal(model.sums, other.sums) and (num_rows := int(np.count_nonzero(model.counts))):
-        high = unseen(num_rows, level=level)  # on no row do they differ, which says as much as no errors do
+        high = unseen(num_rows, level=level)  # no row differs: the same evidence as no errors
         low = -high
     least = _least_p(model, other)
     return Comparison(
@@ -126,22 +129,23 @@ def compare(
 
 
 def unseen(num_rows: int, *, level: float) -> float:
-    """The largest share of something that was seen in none of `num_rows` rows, at `level`: Wilson's upper bound."""
+    """Returns Wilson's upper bound, at `level`, on the share of an event that occurred in none of `num_rows` rows."""
     z = NormalDist().inv_cdf((1 + level) / 2)
     return z * z / (num_rows + z * z)
 
 
 def _least_p(model: Rows, other: Rows) -> float:
-    """What n rows that differ can say at the most: that all of them gained has probability 0.5^n where nothing did.
+    """Returns the smallest p-value that n differing rows support: without an effect, all gain with probability 0.5^n.
 
-    A bootstrap knows no rows but these, and is sure of a gain that all of them share, were it one row alone.
+    A bootstrap resamples only these rows, so it would be certain of a gain that all of them share, even with a single
+    row.
     """
     num_different = np.count_nonzero((model.sums != other.sums) | (model.counts != other.counts))
     return float(0.5**num_different)
 
 
 def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:
-    """How often each row is drawn: [draws, rows] in pieces."""
+    """Yields how often each row is drawn, as chunks of [draws, rows]."""
     generator = np.random.default_rng(seed)
     left = num_draws if num_rows else 0
     while left:
@@ -151,12 +155,12 @@ def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:
 
 
 def _drawn(rows: Rows, counts: Values) -> Values:
-    with np.errstate(invalid="ignore", divide="ignore"):  # a draw of rows that count for nothing says nothing
+    with np.errstate(invalid="ignore", divide="ignore"):  # a draw of rows without counts is NaN, and dropped
         return rows.of((counts @ rows.sums) / (counts @ rows.counts))
 
 
 def _joined(parts: Iterable[Values]) -> Values:
-    """All draws that say something."""
+    """Returns the finite values of all draws."""
     drawn: Values = np.concatenate([np.zeros(0), *parts])
     finite: Values = drawn[np.isfinite(drawn)]
     return finite

@@ -1,4 +1,4 @@
-"""What models say of single rows: asked of a worker process, and what can be made of it with numpy alone."""
+"""Per-row scores of models, computed by a worker process, and metrics derived from them with numpy alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.resampling import Rows
-from ringmaster.tasks.profiling.trials import Site, slots_of
+from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.engine.scoring import Progress, ScoringOrder
-from ringmaster.techniques.engine.scratch import ScratchFolder
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+from ringmaster.techniques.runtime.scoring import Progress, ScoringOrder
 
-SCORER = "ringmaster.techniques.engine.scoring:main"
+SCORER = "ringmaster.techniques.runtime.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 
 Array = npt.NDArray[Any]
@@ -28,12 +28,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores:
-    """What one model says of some rows. kind: "causal", "classifier" or "other".
+    """The outputs of one model for some rows.
 
-    loss_sums, loss_counts, hits, labelled: [rows], None where the rows have no labels.
-    log_probabilities: [rows], of a causal model. predictions: [rows], probabilities: [rows, labels], of a classifier.
-    num_tokens: [rows], of rows of tokens. columns: whole numbers of each row, by name, such as its label.
-    slices: the name of each row's slice, by the slicer's name. inputs: the rows themselves, where they were kept.
+    kind: "causal", "classifier" or "other".
+    loss_sums, loss_counts, hits, labelled: [rows], None if the rows have no labels.
+    log_probabilities: [rows], of a causal model.
+    predictions: [rows], and probabilities: [rows, labels], of a classifier.
+    num_tokens: [rows], of rows of tokens.
+    columns: integers of each row, by name, such as its label.
+    slices: the name of each row's slice, by the slicer's name.
+    inputs: the rows themselves, if they were requested.
     """
 
     kind: str
@@ -51,7 +55,10 @@ class Scores:
     inputs: Mapping[str, Array] = field(default_factory=dict)
 
     def rows(self, metric: str) -> Rows:
-        """What each row adds to a metric of `techniques.job.METRICS`. Raises ValueError where it cannot be known."""
+        """Returns the contribution of each row to a metric of `techniques.interface.job.METRICS`.
+
+        Raises ValueError if the rows lack the labels for it.
+        """
         sums, counts = (self.hits, self.labelled) if metric == "accuracy" else (self.loss_sums, self.loss_counts)
         if sums is None or counts is None:
             raise ValueError(f"these rows have no {metric}: they have no labels for it")
@@ -60,15 +67,15 @@ class Scores:
         return Rows(sums, counts, is_share=metric == "accuracy")
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """Metrics over all rows."""
+        """Returns metrics over all rows."""
         return {name: self.rows(name).value for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cases:
-    """Literal cases, a row each: texts, or columns of arrays such as pixel_values [rows, channels, height, width].
+    """Literal cases, one per row: texts, or columns of arrays such as pixel_values [rows, channels, height, width].
 
-    labels: [rows], where they are known. encode: a dotted function that makes texts into columns of tensors.
+    labels: [rows], if known. encode: the dotted name of a function that converts texts to columns of tensors.
     """
 
     texts: tuple[str, ...] | None = None
@@ -79,7 +86,7 @@ class Cases:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Scores, and why there are none, by the model's name."""
+    """Scores, and the faults of models without scores, by the model's name."""
 
     scores: Mapping[str, Scores] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -95,17 +102,20 @@ def score_models(
     keep_inputs: bool = False,
     max_rows: int | None = None,
     progress: Progress | None = None,
-    site: Site,
+    site: TrialEnvironment,
     device: Device,
 ) -> Scored:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
 
-    Adapters of one base are asked in one batch over it (`techniques.engine.scoring.score_together`), others one after
-    another. progress(num_done, num_rows): told now and then how many rows are scored, of all rows of all models.
+    Adapters of one base are scored in one batch over it (`techniques.runtime.scoring.score_together`), others
+    sequentially.
 
-    The rows are `cases`, or the held-out ones of `data` (the JSON form of prepared data; without it the job's data is
-    prepared): those that an evaluation of `job` reads, or the first `max_rows`. The job also says the loss and the
-    precision.
+    job: also determines the loss and the precision.
+    data: the JSON form of prepared data, of which the held-out rows are scored: those that an evaluation of `job`
+        reads, or the first `max_rows`. None stands for the job's data, which is then prepared.
+    cases: literal cases to score instead of held-out rows.
+    slicers: dotted names of functions from a row to its slice, by the slicer's name.
+    progress: called from time to time as progress(num_done, num_rows), summed over all rows of all models.
     """
     assert data is None or cases is None, "either data or cases"
     site.cache_dir.mkdir(parents=True, exist_ok=True)
@@ -144,7 +154,7 @@ def score_models(
 
 
 @contextmanager
-def _channel(site: Site, order: ScoringOrder, log: Path) -> Iterator[Any]:
+def _channel(site: TrialEnvironment, order: ScoringOrder, log: Path) -> Iterator[Any]:
     channel = site.server.spawn(target=SCORER, argument=to_json(order), log=log)
     try:
         yield channel
@@ -153,7 +163,7 @@ def _channel(site: Site, order: ScoringOrder, log: Path) -> Iterator[Any]:
 
 
 def _write_cases(cases: Cases, folder: Path) -> str:
-    """The cases as a worker reads them."""
+    """Writes the cases to a file for the worker and returns its path."""
     if cases.texts is not None:
         said: dict[str, Any] = {"texts": list(cases.texts)}
         if cases.labels is not None:

@@ -1,4 +1,4 @@
-"""Metrics of all rows and of their slices, with intervals, and against another model on the same rows."""
+"""Metrics over all rows and over slices, with confidence intervals and a comparison with another model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One metric of one slice of the rows, "all" for every row; low..high holds it with probability `level`.
+    """One metric of one slice of the rows, or of all rows (slice "all").
 
-    other: the metric of the model that it is compared with; gain: positive where this one is better, within
-    gain_low..gain_high; p_better, p_worse: of so large a gain (or loss) by chance. None where nothing is compared.
+    low, high: the interval that contains the metric with probability `level`.
+    other: the metric of the model compared with.
+    gain: the difference, positive if this model is better; gain_low, gain_high: its interval.
+    p_better, p_worse: the probability of so large a gain (or loss) by chance.
+
+    The fields of a comparison are None without one.
     """
 
     metric: str
@@ -44,9 +48,9 @@ class Measured:
 def measure(
     scores: Scores, other: Scores | None = None, *, metrics: Sequence[str], slices: Sequence[SliceEntry] = ()
 ) -> list[Measured]:
-    """Every metric over all rows and over every slice of them.
+    """Returns every metric over all rows and over every slice.
 
-    Raises ValueError where a slice cannot be made of these rows, or the two models were given other rows.
+    Raises ValueError if a slice does not apply to these rows, or if the two models have different numbers of rows.
     """
     masks = {ALL: np.ones(scores.num_rows, bool)} | {
         f"{entry.name}={value}": mask for entry in slices for value, mask in masks_of(entry, scores)
@@ -55,7 +59,7 @@ def measure(
 
 
 def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
-    """Each slice's name, and which rows it has: [rows]."""
+    """Yields each slice's name and mask, [rows]."""
     if entry.tokens is not None:
         if scores.num_tokens is None:
             raise ValueError(f"slice {entry.name}: the rows are no texts. To fix: name a column or a function")

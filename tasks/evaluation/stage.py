@@ -1,4 +1,4 @@
-"""The evaluation stage: models that were trained before, measured on the held-out data of a job."""
+"""The evaluation stage: trained models, measured on the held-out data of their jobs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.trials import Site, slots_of
+from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.engine.evaluating import EvaluationOrder
-from ringmaster.techniques.engine.evaluating_together import TogetherOrder, likeness
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder
+from ringmaster.techniques.runtime.scoring.evaluating_together import TogetherOrder, likeness
 
-EVALUATOR = "ringmaster.techniques.engine.evaluating:main"
-TOGETHER = "ringmaster.techniques.engine.evaluating_together:main"
+EVALUATOR = "ringmaster.techniques.runtime.scoring.evaluating:main"
+TOGETHER = "ringmaster.techniques.runtime.scoring.evaluating_together:main"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The model in `model_dir`, to be measured by the metrics of `job` on the held-out part of `data`.
 
-    name: for the caller, unique among those that are evaluated together.
-    data: the JSON form of the prepared data, as the job's survey told it.
+    name: chosen by the caller, unique among the evaluations of one call.
+    data: the JSON form of the prepared data, as the job's preflight reported it.
     """
 
     name: str
@@ -34,17 +34,19 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """Metrics, and why there are none, by the name of the evaluation."""
+    """Metrics, and the faults of failed evaluations, by the name of the evaluation."""
 
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
 
 
-def evaluate_models(evaluations: Sequence[Evaluation], *, site: Site, device: Device) -> Evaluated:
-    """Evaluates models on one device: adapters of one base together in one process, over one copy of that base; others
-    one after another, each in a process of its own: a crash takes one alone. What went wrong together is done alone.
+def evaluate_models(evaluations: Sequence[Evaluation], *, site: TrialEnvironment, device: Device) -> Evaluated:
+    """Evaluates models on one device.
 
-    All models of one job are read with the same rows in the same batches, so that their metrics can be compared.
+    Adapters of one base are evaluated together in one process, over one copy of the base. All other models are
+    evaluated one after another, each in its own process, so that a crash affects one model only. An evaluation that
+    fails in a group is repeated alone. All models of one job are evaluated on the same rows in the same batches, so
+    that their metrics are comparable.
     """
     metrics: dict[str, Mapping[str, float]] = {}
     faults: dict[str, str] = {}
@@ -68,7 +70,7 @@ def evaluate_models(evaluations: Sequence[Evaluation], *, site: Site, device: De
     return Evaluated(metrics=metrics, faults=faults)
 
 
-def _order(evaluation: Evaluation, site: Site, device: Device) -> EvaluationOrder:
+def _order(evaluation: Evaluation, site: TrialEnvironment, device: Device) -> EvaluationOrder:
     return EvaluationOrder(
         job=evaluation.job,
         model_dir=str(evaluation.model_dir),
@@ -80,7 +82,7 @@ def _order(evaluation: Evaluation, site: Site, device: Device) -> EvaluationOrde
 
 
 def _groups(orders: Mapping[str, EvaluationOrder]) -> dict[str, dict[str, EvaluationOrder]]:
-    """Those that can be evaluated over one base, by what they have in common."""
+    """Groups the orders that can be evaluated over one base, by their common properties."""
     groups: dict[str, dict[str, EvaluationOrder]] = {}
     for name, order in orders.items():
         if (key := likeness(order)) is not None:
@@ -88,8 +90,8 @@ def _groups(orders: Mapping[str, EvaluationOrder]) -> dict[str, dict[str, Evalua
     return groups
 
 
-def _events(site: Site, target: str, argument: Any) -> Iterator[Mapping[str, Any]]:
-    """What a worker process says, its end included."""
+def _events(site: TrialEnvironment, target: str, argument: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the events of a worker process, including its exit."""
     channel = site.server.spawn(target=target, argument=argument, log=_log(site))
     try:
         while (event := channel.receive())["event"] != "exit":
@@ -99,5 +101,5 @@ def _events(site: Site, target: str, argument: Any) -> Iterator[Mapping[str, Any
         channel.close()
 
 
-def _log(site: Site) -> Path:
+def _log(site: TrialEnvironment) -> Path:
     return site.cache_dir / "evaluation.log"

@@ -1,6 +1,6 @@
-"""What is asked of a model beside its metrics, as a file says it: slices, behavioural tests, assertions.
+"""Schema of an evaluation suite file: slices, behavioural tests and assertions.
 
-The tests are CheckList's (Ribeiro et al., Beyond Accuracy, ACL 2020): `minimum` functionality, `invariance` and
+The tests are those of CheckList (Ribeiro et al., Beyond Accuracy, ACL 2020): `minimum` functionality, `invariance` and
 `direction` of change. Assertions are predicates over predictions (Kang et al., Model Assertions, MLSys 2020).
 """
 
@@ -36,7 +36,7 @@ Flip = Annotated[str, AfterValidator(references.one_of(("horizontal", "vertical"
 
 
 def _arrays(name: str, info: ValidationInfo) -> str:
-    """A file of arrays, seen from the suite's folder, made absolute."""
+    """Returns the absolute path of a file of arrays, given relative to the suite's folder."""
     assert isinstance(info.context, dict), "validation needs the file's folder as its context"
     folder = Path(info.context["folder"])
     if not name.endswith(".npz") or not is_file(folder, name):
@@ -58,7 +58,7 @@ class SliceEntry(Section):
 
 
 class ChangeEntry(Section):
-    """What is done to a case; of several changes one after another, in this order."""
+    """The changes applied to a case, in the order of the keys."""
 
     typo: Whole | None = Field(default=None, description="how many pairs of neighbouring letters to swap, such as 1")
     case: Case | None = Field(default=None, description="upper, lower or title")
@@ -71,24 +71,24 @@ class ChangeEntry(Section):
     rotate: int | None = Field(default=None, description="90, 180 or 270 degrees, counter-clockwise")
     flip: Flip | None = Field(default=None, description="horizontal or vertical")
     noise: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="the deviation of what is added to each pixel, such as 0.1"
+        default=None, description="the standard deviation of the noise added to each pixel, such as 0.1"
     )
     brightness: Number | None = Field(default=None, description="what is added to all pixels, such as 0.2")
     occlude: Whole | None = Field(default=None, description="the side of a covered square in pixels, such as 2")
 
     @property
     def of_text(self) -> bool:
-        """Whether it changes texts."""
+        """Whether texts are changed."""
         return bool(self.model_fields_set & set(TEXT_CHANGES))
 
     @property
     def of_images(self) -> bool:
-        """Whether it changes images."""
+        """Whether images are changed."""
         return bool(self.model_fields_set & set(IMAGE_CHANGES))
 
 
 class DirectionEntry(Section):
-    """Where a change moves what the model says."""
+    """The direction in which a change moves the model's output."""
 
     moves: Move = Field(description="up, down, not_up or not_down")
     label: Annotated[int, Field(ge=0)] | None = Field(
@@ -98,7 +98,7 @@ class DirectionEntry(Section):
 
 
 class BehaviourEntry(Section):
-    """One behavioural test: cases, perhaps a change, and how many may fail."""
+    """One behavioural test: cases, an optional change, and how many cases may fail."""
 
     name: Name = Field(description="a name, such as negation")
     kind: Kind = Field(description="minimum, invariance or direction")
@@ -114,11 +114,11 @@ class BehaviourEntry(Section):
     label: Annotated[int, Field(ge=0)] | None = Field(default=None, description="the label of every case, such as 1")
     labels: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, description="the label of each case")
     over: str | Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None, description="what is less likely than the case, as a template or a list, for language models"
+        default=None, description="a less likely text for each case, as a template or a list, for language models"
     )
     change: ChangeEntry | None = Field(default=None, description="a change, such as {typo: 1}")
     direction: DirectionEntry | None = Field(
-        default=None, description="where the change moves it, such as {label: 1, moves: down}"
+        default=None, description="the direction of the change in the output, such as {label: 1, moves: down}"
     )
     tolerance: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="by how much a probability may change, such as 0.1"
@@ -126,11 +126,11 @@ class BehaviourEntry(Section):
     per_token: bool = Field(default=False, description="true to compare log-probabilities by token, else false")
     max_failures: Share = Field(default=0.0, description="the share of cases that may fail, such as 0.05")
     max_cases: Whole = Field(default=500, description="the most cases of a template, such as 500")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="what random changes are drawn from, such as 0")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="the seed of random changes, such as 0")
 
     @property
     def of_images(self) -> bool:
-        """Whether its cases are images."""
+        """Whether the cases are images."""
         return self.held_out is not None or self.images is not None
 
 
@@ -143,7 +143,7 @@ class RangeEntry(Section):
 
 
 class ShareEntry(Section):
-    """How many rows have a value."""
+    """The fraction of rows that may have a value."""
 
     field: str = Field(default="prediction", description="a field of a row, such as prediction")
     value: int | str | bool = Field(description="the value that is counted, such as 3")
@@ -152,14 +152,14 @@ class ShareEntry(Section):
 
 
 class ConsistentEntry(Section):
-    """Rows that belong together say the same: augmentations of one input, frames of one film."""
+    """Rows of one group have equal values: augmentations of one input, or frames of one film."""
 
     field: str = Field(default="prediction", description="a field of a row, such as prediction")
     by: str | None = Field(default=None, description="the field that rows of one group share, such as image_id")
 
 
 class SteadyEntry(Section):
-    """Neighbouring rows of one group, in the order of the file, do not jump."""
+    """Values of neighbouring rows in one group, in the order of the file, do not jump."""
 
     field: str = Field(default="prediction", description="a field of a row, such as prediction")
     by: str | None = Field(default=None, description="the field that rows of one group share, such as camera")
@@ -183,13 +183,13 @@ class AssertionEntry(Section):
         default=None, description='"package.module:function", from a row (a dict) to whether it is right'
     )
     where: dict[str, int | str | bool] = Field(
-        default={}, description="the values that rows must have to be looked at, such as {country: NZ}"
+        default={}, description="the values of the rows to check, such as {country: NZ}"
     )
     max_failures: Share = Field(default=0.0, description="the share of rows that may fail, such as 0.01")
 
 
 class Suite(Section):
-    """A whole file."""
+    """A whole suite file."""
 
     name: Name = Field(description="a name, such as reviews")
     encode: Factory | None = Field(
@@ -204,12 +204,12 @@ ASSERTED = ("finite", "range", "share", "consistent", "steady", "predicate")
 
 
 def load_suite(path: Path) -> Suite:
-    """The slices, tests and assertions of a YAML file. Raises BatchFileError with every fault in it."""
+    """Loads the slices, tests and assertions of a YAML file. Raises BatchFileError with all faults."""
     return declared.load(path, Suite, rules=_findings, what="a file of tests, such as examples/tests.yaml")
 
 
 def slots_of(template: str) -> list[str]:
-    """The slots of a template, each once."""
+    """Returns the distinct slots of a template."""
     return list(dict.fromkeys(re.findall(r"{(\w+)}", template)))
 
 

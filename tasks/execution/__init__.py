@@ -1,1 +1,1 @@
-"""Runs a plan: a journaled state machine that leases devices, starts gangs and reads their outcomes."""
+"""The execution of plans: a journaled state machine that leases devices, starts gangs and reads their outcomes."""

@@ -1,7 +1,8 @@
-"""The dispatch rules: which segments of a plan may start now. Pure: no clock, no I/O.
+"""The dispatch rules: which segments of a plan may start now. Pure functions without clock and I/O.
 
-A plan is read as an order, not as a timetable: a segment starts when its devices are free and what it waits for is
-done, however early or late that is, and never before a segment that the plan has put before it on one of its devices.
+The executor reads a plan as an order, not as a timetable. A segment starts when its devices are free and the jobs that
+it depends on are done, however early or late that is. It never starts before a segment that the plan orders before it
+on one of its devices.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Literal
 from ringmaster.tasks.planning import Plan
 
 DeviceId = tuple[str, int]
-"""Node name, and the number of the device on it."""
+"""The name of a node, and the number of a device on it."""
 
 
 def device_of(lease: str) -> DeviceId:
-    """The device that leases call so, whether it is still there or not."""
+    """Returns the device of a lease name "node:kind:number". The device need not exist any more."""
     node, _, number = lease.rsplit(":", 2)
     return node, int(number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSegment:
-    """A stretch of a job's steps, up to `last_step` (exclusive), on `devices` under its option number `option`."""
+    """A range of a job's steps up to `last_step` (exclusive), on `devices` under its option number `option`."""
 
     job: str
     option: int
@@ -35,10 +36,12 @@ class PlannedSegment:
 
 
 def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[str, int]) -> list[PlannedSegment]:
-    """The plan's segments in order of their start, each job's shares of work rounded to whole steps.
+    """Returns the plan's segments in order of their start, with each job's shares of work rounded to whole steps.
 
-    num_steps, steps_done: by job; the plan is about the steps in between. A segment that rounds to no step is left
-    out, but for one that stands alone (only an evaluation is left).
+    A segment that rounds to no step is omitted, unless it is the only one of its job (only an evaluation is left).
+
+    num_steps: the last step of each job.
+    steps_done: the steps that each job has done; the plan covers the steps from there to `num_steps`.
     """
     planned: list[PlannedSegment] = []
     for job in dict.fromkeys(segment.job for segment in plan.segments):
@@ -72,9 +75,11 @@ def startable(
     after: Mapping[str, Collection[str]],
     beside: Collection[str] = (),
 ) -> list[PlannedSegment]:
-    """The segments of `planned` (those not started yet, in order) that may start now, the first one first.
+    """Returns the segments of `planned` that may start now, in their order.
 
-    after: the jobs that each job waits for, where there are any. beside: further jobs that running gangs train.
+    planned: the segments that have not started yet, in order.
+    after: the jobs that each job depends on, if any.
+    beside: further jobs that running gangs train.
     """
     busy = {device for segment in running for device in segment.devices}
     active_jobs = {*(segment.job for segment in running), *beside}
@@ -83,7 +88,7 @@ def startable(
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
         if is_free and all(other in done_jobs for other in after.get(segment.job, ())):
             result.append(segment)
-        # Whether it starts or waits, later segments of its job or on its devices come after it.
+        # Whether it starts or waits, it precedes later segments of its job and on its devices.
         busy.update(segment.devices)
         active_jobs.add(segment.job)
     return result
@@ -98,13 +103,14 @@ def end_of(
     after: Mapping[str, Collection[str]],
     over: Collection[str] = (),
 ) -> PlannedSegment | Literal["ends", "goes on"]:
-    """What becomes of a running segment at its last step, which is a proposal.
+    """Decides what happens when a running segment reaches its planned last step.
 
-    It ends where, with it gone, its job's next segment could start, or another one on its devices; where that next
-    segment is of the same gang, it goes straight on with it (which is returned). Else it goes on: nobody is waiting.
+    The segment "ends" if its job's next segment or another segment on its devices could start once it has ended. If the
+    next segment has the same gang, it is returned: the gang continues with it without interruption. Else the segment
+    "goes on", as no ready segment waits for its devices.
 
-    over: the jobs that go on beyond their end already. They count as gone too: what waits for the devices of several
-    such gangs would else wait for each of them in turn, and for ever.
+    over: the jobs that already run beyond their planned end. They count as ended too: a segment that waits for the
+        devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
     others = [other for other in running if other.job != segment.job and other.job not in over]
     heirs = startable(planned, running=others, done_jobs=done_jobs, after=after)
@@ -116,16 +122,17 @@ def end_of(
 
 
 def is_same_gang(a: PlannedSegment, b: PlannedSegment) -> bool:
-    """Whether two segments are of one job, under one option and on the same devices."""
+    """Whether two segments have the same job, option and devices."""
     return (a.job, a.option, set(a.devices)) == (b.job, b.option, set(b.devices))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """What a new plan asks of the segments that run.
+    """The changes to running segments that a new plan requires.
 
-    stays: the new last step of each running job that goes on as it is; stops: the running jobs that must checkpoint and
-    end; planned: what is left to be started.
+    stays: the new last step of each running job that continues unchanged.
+    stops: the running jobs that must checkpoint and end.
+    planned: the segments that are still to be started.
     """
 
     stays: Mapping[str, int]
@@ -134,7 +141,10 @@ class Handover:
 
 
 def hand_over(planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment]) -> Handover:
-    """Fits a new plan to what runs: a gang goes on where the plan begins with that very gang on its devices."""
+    """Fits a new plan to the running segments.
+
+    A gang continues if the new plan begins with the same gang on its devices.
+    """
     active = {segment.job: segment for segment in running}
     taken: set[DeviceId] = set()
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What an executor tells whoever listens: progress views, the ledger, Prefect artifacts. One thread tells them all."""
+"""The events that an executor reports to its listeners: progress views, the MLflow recorder, Prefect artifacts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.interface.values import stored_as
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan was made (the first one, or another because of `why`)."""
+    """A plan was made, the first one or another. `why` gives the reason."""
 
     problem: Problem
     plan: Plan
@@ -22,7 +23,12 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentStarted:
-    """A gang was started for segment `number` of the journal; `attempt` counts from 1. fellows: whom it trains too."""
+    """A gang was started.
+
+    number: the segment's number in the journal.
+    attempt: counts from 1.
+    members: the other jobs that the gang trains.
+    """
 
     number: int
     segment: PlannedSegment
@@ -30,7 +36,7 @@ class SegmentStarted:
     num_devices: int
     first_step: int
     attempt: int
-    fellows: tuple[str, ...] = ()
+    members: tuple[str, ...] = stored_as("fellows", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +50,18 @@ class GangSaid:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentEnded:
-    """A gang has ended and its devices are free; `decision` says in words what follows."""
+    """A gang has ended and its devices are free. `decision` describes what follows."""
 
     number: int
     segment: PlannedSegment
     outcome: Outcome
     decision: str
-    fellows: tuple[str, ...] = ()
+    members: tuple[str, ...] = stored_as("fellows", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnded:
-    """A job is done, or failed for good: `message` says why; `details` hold step, metrics and model folder."""
+    """A job has ended for good. `message` gives the reason; `details` hold step, metrics and model folder."""
 
     job: str
     status: str
@@ -65,7 +71,7 @@ class JobEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Segments that could start wait for devices that other processes of this machine hold; told when it changes."""
+    """Segments that could start wait for devices that other processes of this machine hold. Sent on each change."""
 
     holders: tuple[str, ...]
 

@@ -1,8 +1,9 @@
-"""Jobs that one gang trains together: to the planner, a group is the job that leads it.
+"""Groups: jobs that one gang trains together. The planner sees a group as one job, its lead job.
 
-A group is formed when its jobs come on the list, and is never formed anew. A fellow may leave it, and is a job like any
-other from then on; where the leader ends, stands still or rests before the others, it *parts*: each goes on by itself,
-from its own checkpoint. That a group has parted stands in its leader's record, so that whoever takes over finds it.
+A group is formed when its jobs are added to the job table, and is never formed again. A member may leave the group and
+is then an ordinary job. If the lead job ends, is paused or rests before the others, the group *parts*: each job
+continues alone from its own checkpoint. The lead job's record stores that its group has parted, so that another
+executor that takes over finds it there.
 """
 
 from __future__ import annotations
@@ -11,115 +12,118 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ringmaster.tasks.execution.journal import ENDED, PAUSED
+from ringmaster.tasks.storage.journal import ENDED, PAUSED
 from ringmaster.techniques import Profile
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.execution.roster import Roster
+    from ringmaster.tasks.execution.job_table import JobTable
 
 PARTED, LEFT = "parted", "left_group"
-"""Keys of a job's details: of a leader, that its group has parted; of a fellow, that it has left its group."""
+"""Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group."""
 
 
-class Groups:
-    """The groups of the jobs of a roster, and which job is trained by whose gang."""
+class GroupTable:
+    """The groups of the jobs of a job table, and the lead job of each member."""
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
-        self._fellows: dict[str, tuple[str, ...]] = {}  # by leader; without those that have ended or left
-        self._leaders: dict[str, str] = {}  # by fellow
+    def __init__(self, job_table: JobTable) -> None:
+        self._job_table = job_table
+        self._members: dict[str, tuple[str, ...]] = {}  # by lead job; without those that have ended or left
+        self._leads: dict[str, str] = {}  # by member
 
     def form(self) -> None:
-        """Forms the groups of those that are new on the list, as far as they have not parted."""
-        for leader, entry in self._roster.entries.items():
-            if entry.together and leader not in self._fellows and not self._has_parted(leader):
-                self._form(leader)
+        """Forms the groups of jobs that are new in the table, unless they have parted."""
+        for lead, entry in self._job_table.entries.items():
+            if entry.together and lead not in self._members and not self._has_parted(lead):
+                self._form(lead)
 
-    def restore(self, leader: str) -> None:
-        """Forms a group though its leader trains no further: its gang runs still, and it parts when that has ended."""
-        if self._roster.entries[leader].together and leader not in self._fellows:
-            self._form(leader)
+    def restore(self, lead: str) -> None:
+        """Forms a group again whose lead job trains no further.
 
-    def fellows(self, leader: str) -> tuple[str, ...]:
-        """The jobs that the gang of `leader` trains too."""
-        return self._fellows.get(leader, ())
+        Its gang still runs; the group parts when that gang has ended.
+        """
+        if self._job_table.entries[lead].together and lead not in self._members:
+            self._form(lead)
 
-    def leader_of(self, job: str) -> str | None:
-        """Whose gang trains a job; None for a job that has its own."""
-        return self._leaders.get(job)
+    def members(self, lead: str) -> tuple[str, ...]:
+        """Returns the other jobs that the gang of `lead` trains."""
+        return self._members.get(lead, ())
+
+    def lead_of(self, job: str) -> str | None:
+        """Returns the lead job of the gang that trains a job; None for a job that has its own gang."""
+        return self._leads.get(job)
 
     def leads(self, job: str) -> bool:
-        """Whether a job has a group's profiles, be it that all fellows have gone."""
-        return job in self._fellows
+        """Whether a job has a group's profiles, even if all members have left."""
+        return job in self._members
 
-    def leave(self, fellow: str) -> str | None:
-        """Takes a fellow out of its group for good; returns who leads that, None where it was in none."""
-        leader = self._leaders.get(fellow)
-        if leader is not None:
-            if self._roster.records[fellow].status not in ENDED:
-                self._roster.write(fellow, details={LEFT: True})
-            self._drop(fellow, leader)
-        return leader
+    def leave(self, member: str) -> str | None:
+        """Removes a member from its group for good. Returns its lead job, None if it was in no group."""
+        lead = self._leads.get(member)
+        if lead is not None:
+            if self._job_table.records[member].status not in ENDED:
+                self._job_table.write(member, details={LEFT: True})
+            self._drop(member, lead)
+        return lead
 
-    def ended(self, fellow: str) -> None:
-        """A fellow has ended: the others go on without it."""
-        if (leader := self._leaders.get(fellow)) is not None:
-            self._drop(fellow, leader)
+    def ended(self, member: str) -> None:
+        """Removes a member that has ended; the others continue without it."""
+        if (lead := self._leads.get(member)) is not None:
+            self._drop(member, lead)
 
-    def must_part(self, leader: str) -> bool:
-        """Whether the leader has nothing to train for now, and others have."""
-        if not self.fellows(leader):
+    def must_part(self, lead: str) -> bool:
+        """Whether the lead job has nothing to train for now while other members have."""
+        if not self.members(lead):
             return False
-        status = self._roster.records[leader].status
-        others_rest = all(self._roster.rests(fellow) for fellow in self.fellows(leader))
-        return status in (*ENDED, PAUSED) or (self._roster.rests(leader) and not others_rest)
+        status = self._job_table.records[lead].status
+        others_rest = all(self._job_table.rests(member) for member in self.members(lead))
+        return status in (*ENDED, PAUSED) or (self._job_table.rests(lead) and not others_rest)
 
-    def part(self, leader: str) -> None:
-        """Has each job of a group go on by itself."""
-        self._roster.write(leader, details={PARTED: True})
-        for fellow in self._fellows.pop(leader):
-            del self._leaders[fellow]
-        self._roster.profiles[leader] = list(self._roster.entries[leader].profiles)
+    def part(self, lead: str) -> None:
+        """Dissolves a group: each of its jobs continues alone."""
+        self._job_table.write(lead, details={PARTED: True})
+        for member in self._members.pop(lead):
+            del self._leads[member]
+        self._job_table.profiles[lead] = list(self._job_table.entries[lead].profiles)
 
     def renew(self, job: str) -> None:
-        """How far a job may train has changed, which its group's profiles say."""
-        leader = self._leaders.get(job)
-        if leader is not None:
-            kept = self._roster.profiles[leader]  # some may have run out of memory
-            self._roster.profiles[leader] = [p for p in self._profiles(leader) if any(p.is_like(k) for k in kept)]
+        """Updates the profiles of a job's group after the job's goal has changed."""
+        lead = self._leads.get(job)
+        if lead is not None:
+            kept = self._job_table.profiles[lead]  # some options may have been removed after running out of memory
+            self._job_table.profiles[lead] = [p for p in self._profiles(lead) if any(p.is_like(k) for k in kept)]
 
     def forget(self, job: str) -> None:
-        """A job is taken off the list, with all of its batch."""
-        self._leaders.pop(job, None)
-        self._fellows.pop(job, None)
+        """Forgets a job that is removed from the table with all of its batch."""
+        self._leads.pop(job, None)
+        self._members.pop(job, None)
 
     def steps(self) -> Mapping[str, int]:
-        """The steps that each fellow has checkpointed."""
-        return {fellow: self._roster.records[fellow].step for fellow in self._leaders}
+        """Returns the checkpointed steps of each member."""
+        return {member: self._job_table.records[member].step for member in self._leads}
 
-    def _form(self, leader: str) -> None:
-        fellows = [fellow.job for fellow in self._roster.entries[leader].together[0].fellows]
-        assert all(name in self._roster.entries for name in fellows), f"{leader} leads jobs that are not listed"
-        self._fellows[leader] = tuple(name for name in fellows if self._is_there(name))
-        self._leaders |= dict.fromkeys(self._fellows[leader], leader)
-        self._roster.profiles[leader] = self._profiles(leader)
+    def _form(self, lead: str) -> None:
+        members = [member.job for member in self._job_table.entries[lead].together[0].members]
+        assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
+        self._members[lead] = tuple(name for name in members if self._is_there(name))
+        self._leads |= dict.fromkeys(self._members[lead], lead)
+        self._job_table.profiles[lead] = self._profiles(lead)
 
-    def _has_parted(self, leader: str) -> bool:
-        record = self._roster.records[leader]
+    def _has_parted(self, lead: str) -> bool:
+        record = self._job_table.records[lead]
         return bool(record.details.get(PARTED)) or record.status in (*ENDED, PAUSED)
 
-    def _is_there(self, fellow: str) -> bool:
-        record = self._roster.records[fellow]
+    def _is_there(self, member: str) -> bool:
+        record = self._job_table.records[member]
         return record.status not in (*ENDED, PAUSED) and not record.details.get(LEFT)
 
-    def _drop(self, fellow: str, leader: str) -> None:
-        del self._leaders[fellow]
-        self._fellows[leader] = tuple(name for name in self._fellows[leader] if name != fellow)
-        self._roster.profiles[leader] = [p.beside(self._fellows[leader]) for p in self._roster.profiles[leader]]
+    def _drop(self, member: str, lead: str) -> None:
+        del self._leads[member]
+        self._members[lead] = tuple(name for name in self._members[lead] if name != member)
+        self._job_table.profiles[lead] = [p.beside(self._members[lead]) for p in self._job_table.profiles[lead]]
 
-    def _profiles(self, leader: str) -> list[Profile]:
+    def _profiles(self, lead: str) -> list[Profile]:
         def up_to_goal(profile: Profile) -> Profile:
-            fellows = tuple(replace(f, num_steps=self._roster.totals[f.job]) for f in profile.fellows)
-            return replace(profile, fellows=fellows).beside(self._fellows[leader])
+            members = tuple(replace(f, num_steps=self._job_table.totals[f.job]) for f in profile.members)
+            return replace(profile, members=members).beside(self._members[lead])
 
-        return [up_to_goal(profile) for profile in self._roster.entries[leader].together]
+        return [up_to_goal(profile) for profile in self._job_table.entries[lead].together]

@@ -1,4 +1,4 @@
-"""What a segment's gang is told to do."""
+"""The orders that gangs of segments receive."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.cadence import checkpoint_interval_s
+from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
-from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.trials import slots_of
-from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.engine.gang import Event, Outcome
-from ringmaster.techniques.engine.order import TRAIN, GangOrder
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
 
 LOST, CANCELLED = "lost", "cancelled"
-"""Outcomes beside those of a gang itself: its node is gone; a person cancelled its run, and it checkpointed."""
+"""Outcomes in addition to those of a gang itself: its node is lost; a person cancelled its run and it checkpointed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentCall:
-    """All that a segment's task needs: the gang's order, its ranks, and where its events go.
+    """The input of a segment's task: the gang's order, its number of ranks, and the callback for its events.
 
-    number: of the segment in the journal. job: as the executor calls it, in a pool "BATCH/JOB". batch: empty where
-    there is no pool. devices: of the order's slots, in their order.
+    number: the segment's number in the journal.
+    job: the executor's name of the job, in a pool "BATCH/JOB".
+    batch: the batch of a pool; empty without a pool.
+    devices: the devices of the order's slots, in the same order.
     """
 
     label: str
@@ -40,7 +43,7 @@ class SegmentCall:
 
 
 Submit = Callable[[SegmentCall], "Future[Outcome]"]
-"""Starts a segment in the background; the future's `add_done_callback` and `result` are used."""
+"""Starts a segment in the background. The executor uses the future's `add_done_callback` and `result`."""
 
 
 def gang_order(
@@ -48,14 +51,15 @@ def gang_order(
     segment: PlannedSegment,
     profile: Profile,
     *,
-    place: Workplace,
+    place: RunPaths,
     devices: Sequence[Device],
     number: int,
     listed: Collection[str] = (),
 ) -> GangOrder:
-    """The order to train a job on a segment's devices under a profile; number: of the segment in the journal.
+    """Returns the order to train a job on a segment's devices under a profile.
 
-    job, listed: as their batch knows them. listed: those of the models that it comes from which are jobs of the batch.
+    job, listed: by their names within the batch. `listed` holds those of the job's parents that are jobs of the batch.
+    number: the segment's number in the journal.
     """
     parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
     if job.base is not None and parents[job.base] is None:
@@ -75,7 +79,7 @@ def gang_order(
         checkpoint_dir=place.checkpoint_dir(job),
         model_dir=str(place.model_dir(job.name)),
         weights_from=str(weights) if weights else None,
-        # Only an adaptation reads them all.
+        # Only an adaptation reads all parents.
         parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
@@ -84,11 +88,11 @@ def gang_order(
     )
 
 
-def called(job: str, fellows: Collection[str]) -> str:
-    """A job with those that are trained beside it, in few words."""
-    return f"{job} and {len(fellows)} more" if fellows else job
+def called(job: str, members: Collection[str]) -> str:
+    """Returns a short name for a job and the members that are trained with it."""
+    return f"{job} and {len(members)} more" if members else job
 
 
-def gang_folder(place: Workplace, *, number: int, job: str) -> Path:
-    """Where the gang of a segment keeps its logs; it names the gang, too."""
+def gang_folder(place: RunPaths, *, number: int, job: str) -> Path:
+    """Returns the folder of a segment's gang, which holds its logs. The folder also identifies the gang."""
     return place.folder / "gangs" / f"{number:04d}-{job}"

@@ -1,4 +1,4 @@
-"""What a running segment tells of itself: how far it is, and how long its steps take."""
+"""The progress of a running segment as its gang reports it: the current step and the seconds of a step."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import Any
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.techniques import Profile
 
-FEWEST_STEPS = 3  # before a speed is believed; the first step, which warms up, is none of them
-MOST_STEPS = 100  # that a speed is measured by: the newest ones
+FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
+MOST_STEPS = 100  # the newest steps, over which a speed is measured
 
 
 def is_about(event: Mapping[str, Any], job: str) -> bool:
-    """Whether a gang's word is about this job, and not about one that it trains beside it, which it calls by name."""
+    """Whether a gang's event concerns `job`.
+
+    Events about other jobs that the gang trains carry those jobs' names within the batch.
+    """
     local = job.rpartition("/")[2]
     return bool(event.get("job", local) == local)
 
 
 def step_told(event: Mapping[str, Any]) -> int | None:
-    """Up to which step a job is by what its gang says, None where it says nothing of that."""
+    """Returns the step that a job has reached according to an event, None if the event does not say."""
     if event["event"] == "ready":
         return int(event["step"])
     return int(event["first_step"]) + len(event["seconds"]) if event["event"] == "steps" else None
@@ -30,12 +33,21 @@ def step_told(event: Mapping[str, Any]) -> int | None:
 
 @dataclass
 class RunningSegment:
-    """A segment whose gang runs: `ordered_step` is where it will end by itself, `segment.last_step` where it shall.
+    """A segment whose gang runs.
 
-    profile: of the option that it runs under. beside: the jobs that its gang trains beside its own, and the step from
-    which; fellows: those of them that are not through yet; told: up to which step they have said that they are. names:
-    of the leases. first_step: from which it was started; step: up to which it has told that it is. is_over_end: it has
-    come to its planned end and goes on while nobody waits. is_stopping: it was told to stop.
+    segment: its `last_step` is where it should end by the plan.
+    profile: the profile of the option under which it runs.
+    names: the names of its leases.
+    first_step: the step at which it was started.
+    folder: the folder of its gang.
+    ordered_step: the step at which its gang ends without further commands.
+    step: the step that it has reported.
+    is_ready: whether its gang has reported that it trains.
+    is_over_end: whether it has reached its planned end and goes on as no segment waits for its devices.
+    is_stopping: whether it was commanded to stop.
+    beside: the other jobs that its gang trains, with the step from which.
+    members: those of them that have not ended.
+    told: the steps that members have reported.
     """
 
     segment: PlannedSegment
@@ -49,25 +61,28 @@ class RunningSegment:
     is_over_end: bool = False
     is_stopping: bool = False
     beside: Mapping[str, int] = field(default_factory=dict)
-    fellows: set[str] = field(init=False)
+    members: set[str] = field(init=False)
     told: dict[str, int] = field(default_factory=dict)
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     _is_warm: bool = False
 
     def __post_init__(self) -> None:
-        self.fellows = set(self.beside)
+        self.members = set(self.beside)
 
     def may_go_on(self, last_step: int) -> bool:
-        """Whether its gang can be told to end there: one whose jobs take turns has none but those it was given."""
+        """Whether its gang can be commanded to end at `last_step`.
+
+        A gang whose jobs take turns knows only the steps that it was ordered.
+        """
         return self.profile.at_once is None or last_step <= self.ordered_step
 
     @property
     def jobs(self) -> set[str]:
-        """All that its gang trains."""
-        return {self.segment.job, *self.fellows}
+        """All jobs that its gang trains."""
+        return {self.segment.job, *self.members}
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Takes in what its gang says."""
+        """Takes in an event of its gang about its own job."""
         if (step := step_told(event)) is None:
             return
         self.is_ready, self.step = True, max(self.step, step)
@@ -76,17 +91,17 @@ class RunningSegment:
             self._steps_s.extend(seconds if self._is_warm else seconds[1:])
             self._is_warm = True
 
-    def hear_of(self, fellow: str, event: Mapping[str, Any]) -> None:
-        """Takes in what its gang says of a fellow."""
+    def hear_of(self, member: str, event: Mapping[str, Any]) -> None:
+        """Takes in an event of its gang about a member."""
         if (step := step_told(event)) is not None:
-            self.told[fellow] = max(self.told.get(fellow, 0), step)
+            self.told[member] = max(self.told.get(member, 0), step)
 
-    def step_of(self, fellow: str) -> int:
-        """Up to which step a fellow is, as far as is known: those that are all trained at once keep step."""
+    def step_of(self, member: str) -> int:
+        """Returns a member's step as far as it is known. Members that are all trained at once advance together."""
         ahead = self.step - self.first_step if self.profile.at_once is None else 0
-        return max(self.told.get(fellow, 0), self.beside[fellow] + ahead)
+        return max(self.told.get(member, 0), self.beside[member] + ahead)
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds of its newest steps, None while they are too few to tell."""
+        """Median seconds of its newest steps, None if there are fewer than `FEWEST_STEPS`."""
         return statistics.median(self._steps_s) if len(self._steps_s) >= FEWEST_STEPS else None

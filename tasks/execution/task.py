@@ -1,4 +1,4 @@
-"""A segment as a Prefect task, and the batch's progress and its Gantt chart as Prefect artifacts."""
+"""The Prefect task that runs a segment, and the Prefect artifacts that show a batch's progress and its Gantt chart."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
-from ringmaster.tasks.execution.behind import Behind
-from ringmaster.tasks.execution.chronicle import Chronicle, headline
-from ringmaster.tasks.execution.chronicle_svg import render_svg
+from ringmaster.tasks.execution.background_worker import Behind
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.historian import Historian
-from ringmaster.tasks.execution.journal import STOPPED, Journal
-from ringmaster.tasks.execution.local import LocalRunner
-from ringmaster.tasks.execution.measured import Measured
+from ringmaster.tasks.execution.local.device_metrics import Measured
+from ringmaster.tasks.execution.local.runner import LocalRunner
 from ringmaster.tasks.execution.orders import SegmentCall, Submit
-from ringmaster.tasks.pool.database import DatabaseClosed
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.tasks.execution.timeline.reader import TimelineReader
+from ringmaster.tasks.execution.timeline.run_timeline import RunTimeline, headline
+from ringmaster.tasks.execution.timeline.svg import render_svg
+from ringmaster.tasks.storage.database import DatabaseClosed
+from ringmaster.tasks.storage.journal import STOPPED, Journal
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
 DRAW_EVERY_S = 10.0
 
 
 def submit_with(runner: LocalRunner, *, measured: Measured | None = None) -> Submit:
-    """A way to start segments that makes each of them a Prefect task run. measured: what watches their devices.
+    """Returns a `Submit` function that runs each segment as a Prefect task.
 
-    The task only takes its label, so that nothing of a running gang is serialised; its outcome is a value, also where
-    the gang failed: whether and how to go on is the executor's to decide, so the task has no retries of its own.
+    The task takes only a label and a folder, so that Prefect serialises nothing of a running gang. The task returns the
+    gang's outcome as a value, even if the gang failed. It has no retries of its own: the executor decides whether and
+    how the job continues.
+
+    measured: adds device metrics to the events of each segment, or None.
     """
     calls: dict[str, SegmentCall] = {}
 
@@ -57,7 +60,7 @@ def submit_with(runner: LocalRunner, *, measured: Measured | None = None) -> Sub
 
 
 class ProgressArtifact:
-    """The batch's progress in Prefect's UI: the share of its steps that are trained, by its journal."""
+    """A progress bar in Prefect's UI: the share of the batch's steps that are trained according to its journal."""
 
     def __init__(self, journal: Journal, *, total_steps: int) -> None:
         self._journal, self._total = journal, max(total_steps, 1)
@@ -68,24 +71,24 @@ class ProgressArtifact:
         self._behind = Behind(self._update, name="progress artifact")
 
     def listen(self, event: ExecutionEvent) -> None:
-        """An executor's listener: moves the bar where a segment or a job ends."""
+        """Updates the bar when a segment starts or ends and when a job ends. An executor's listener."""
         if isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
             self._behind.ask()
 
     def close(self) -> None:
-        """Moves the bar for the last time."""
+        """Makes a pending update and stops the background thread."""
         self._behind.close()
 
     def _update(self) -> None:
         try:
             update_progress_artifact(self._artifact, progress=self._percent())
-        # A picture that lags is no reason to end a training; the client may be closed once the flow run has ended.
+        # An outdated artifact must not end a training. The client may be closed once the flow run has ended.
         except (httpx.HTTPError, PrefectException, RuntimeError) as error:
             get_run_logger().warning("the progress artifact could not be updated: %s", error)
 
     def _percent(self) -> float:
         records = self._journal.jobs().values()
-        # What was stopped early has come to its end, after however many steps: they count as the others' do on average.
+        # A job that was stopped early counts as one whole job, however many steps it has trained.
         stopped = [record for record in records if record.status == STOPPED]
         steps = sum(record.step for record in records if record.status != STOPPED)
         share = steps / self._total + len(stopped) / max(1, len(records))
@@ -93,59 +96,61 @@ class ProgressArtifact:
 
 
 class GanttArtifact:
-    """What was planned, what happens and what comes, by device, as a picture in Prefect's UI that follows the batch.
+    """A Gantt chart in Prefect's UI, by device, of the first plan, the past and running segments and the forecast.
 
-    batch: of a pool, the one that is shown. create, update: of a markdown artifact; Prefect's unless given.
-    in_background: how it is drawn without anybody waiting for that. look: is shown each chronicle that is drawn.
+    batch: the batch of a pool to show; None for all jobs.
+    create, update: create and update a markdown artifact; by default with Prefect's client.
+    in_background: wraps the drawing function in a background worker.
+    look: is called with each `RunTimeline` that is drawn.
     """
 
     def __init__(
         self,
-        historian: Historian,
+        timeline_reader: TimelineReader,
         *,
         batch: str | None = None,
         create: Callable[[str], UUID] | None = None,
         update: Callable[[UUID, str], None] | None = None,
         in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="gantt artifact"),
         clock: Callable[[], float] = time.monotonic,
-        look: Callable[[Chronicle], object] = lambda _: None,
+        look: Callable[[RunTimeline], object] = lambda _: None,
     ) -> None:
-        self._historian, self._batch, self._clock, self._look = historian, batch, clock, look
+        self._timeline_reader, self._batch, self._clock, self._look = timeline_reader, batch, clock, look
         self._update = update or _update_markdown
         self._artifact = (create or _create_markdown)(self._markdown())
         self._drawn_s = clock()
         self._behind = in_background(self._draw)
 
     def listen(self, event: ExecutionEvent) -> None:
-        """An executor's listener: draws anew now and then, and once all jobs have ended."""
+        """Redraws the chart every `DRAW_EVERY_S` seconds, and once all jobs have ended. An executor's listener."""
         if isinstance(event, GangSaid):
-            self._historian.hear(event.number, event.event)
+            self._timeline_reader.hear(event.number, event.event)
         is_due = self._clock() - self._drawn_s >= DRAW_EVERY_S
-        if is_due or (isinstance(event, (JobEnded, SegmentEnded)) and self._historian.num_left(self._batch) == 0):
+        if is_due or (isinstance(event, (JobEnded, SegmentEnded)) and self._timeline_reader.num_left(self._batch) == 0):
             self._drawn_s = self._clock()
             self._behind.ask()
 
     def close(self) -> None:
-        """Draws how it ended."""
+        """Draws the final state and stops the background thread."""
         self._behind.ask()
         self._behind.close()
 
     def _draw(self) -> None:
         try:
             self._update(self._artifact, self._markdown())
-        except (httpx.HTTPError, PrefectException, RuntimeError, DatabaseClosed) as error:  # as above
+        except (httpx.HTTPError, PrefectException, RuntimeError, DatabaseClosed) as error:
             get_run_logger().warning("the Gantt chart could not be updated: %s", error)
 
     def _markdown(self) -> str:
-        chronicle = self._historian.read(self._batch)
-        self._look(chronicle)
-        return markdown(chronicle)
+        run_timeline = self._timeline_reader.read(self._batch)
+        self._look(run_timeline)
+        return markdown(run_timeline)
 
 
-def markdown(chronicle: Chronicle) -> str:
-    """A chronicle for Prefect's UI, which shows pictures only as images within markdown."""
-    picture = b64encode(render_svg(chronicle, titles=False).encode()).decode()
-    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{' · '.join(headline(chronicle))}"
+def markdown(run_timeline: RunTimeline) -> str:
+    """Returns a run timeline as markdown. Prefect's UI shows pictures only as images within markdown."""
+    picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
+    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{' · '.join(headline(run_timeline))}"
 
 
 def _create_markdown(text: str) -> UUID:

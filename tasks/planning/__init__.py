@@ -1,16 +1,14 @@
-"""Planning: which technique, how many devices, when and where, for all jobs at once, and how good that is at
-least.
+"""Joint planning of a batch: technique, number of devices, start time and devices of every job, with a lower bound.
 
-`solve(problem)` gives a `Plan`; `verify(plan, problem)` checks it and its bound independently. Importing
-this package
-is light: solvers are imported when they are needed.
+`solve(problem)` returns a `Plan`. `verify(plan, problem)` checks the plan and its bound independently of the planner.
+The import is light: solvers are imported when they are first needed.
 """
 
-from ringmaster.tasks.planning.certificates import certified_bound
-from ringmaster.tasks.planning.plan import Certificate, Plan, Segment
-from ringmaster.tasks.planning.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
+from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
+from ringmaster.tasks.planning.plans.verify import verify
+from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
 from ringmaster.tasks.planning.solve import solve
-from ringmaster.tasks.planning.verify import verify
 
 __all__ = [
     "Certificate",

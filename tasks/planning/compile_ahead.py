@@ -1,13 +1,14 @@
-"""Compiles the planner's kernels before anybody waits for a plan: `python -m ringmaster.tasks.planning.compile_ahead`.
+"""Compiles the planner's kernels ahead of the first plan: `python -m ringmaster.tasks.planning.compile_ahead`.
 
-numba compiles a kernel when it is first called, for the types of its arguments, and keeps that beside the code. So a
-few small problems are planned that reach the kernels of each kind of search: with preemption and without, under
-constraints, and with other objectives. It takes a processor one to two minutes once, and seconds afterwards.
+numba compiles a kernel at its first call, for the types of its arguments, and caches the result beside the source file.
+The script therefore plans a few small problems that reach the kernels of every kind of search: preemptive and
+non-preemptive, with constraints, and with other objectives. The first run takes one to two minutes on one processor,
+later runs a few seconds.
 """
 
 from __future__ import annotations
 
-from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.search import Objective, Preemption
 from ringmaster.tasks.planning.solve import solve
 
@@ -18,11 +19,11 @@ PROBLEMS: tuple[tuple[str, Preemption, Objective], ...] = (
     ("types-6x8", "auto", "makespan"),
     ("paper-mixed-8x16", "auto", "makespan"),
 )
-TIME_LIMIT_S = 2.0  # of each; compiling is not counted
+TIME_LIMIT_S = 2.0  # per problem; compilation is not counted
 
 
 def compile_kernels() -> None:
-    """Plans each of the problems."""
+    """Plans each problem in `PROBLEMS`, which compiles all kernels."""
     for family, preemption, objective in PROBLEMS:
         solve(draw(family, seed=1), preemption=preemption, objective=objective, time_limit_s=TIME_LIMIT_S)
 

@@ -1,4 +1,4 @@
-"""The stages of planning, from the cheapest to the dearest: what `solve` runs."""
+"""Stages of planning, run by `solve` from the cheapest to the most expensive."""
 
 import math
 import time
@@ -8,22 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ringmaster.tasks.planning.clock import clock
-from ringmaster.tasks.planning.plan import Plan
-from ringmaster.tasks.planning.problem import Problem, ProblemError
+from ringmaster.tasks.planning.kernels.clock import clock
+from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
 
 Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan", "weighted", "cost"]
 
 MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
-WORTH_S = 5.0  # seconds that a longer search must be able to save: it takes some itself
-CROWDED = 10  # jobs a node beyond which switches gain little, and annealing is given more
-FEW = 14  # jobs up to which the exhaustive search goes on with what annealing found
-SAME = 1e-3  # makespans this close count as equal: the plan with fewer switches is preferred
+WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
+CROWDED = 10  # jobs per node; above it, switches gain little and annealing gets more steps
+FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
+SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
 
 
-class Search:
-    """Each stage may better the best plan so far; arguments as of `solve`."""
+class PlanSearch:
+    """Runs the planning stages in turn; each stage may improve the best plan so far. Arguments are those of `solve`."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Search:
         self.seconds: dict[str, float] = {}
 
     def run(self) -> Plan:
-        """The best plan that the stages found, with its bound."""
-        from ringmaster.tasks.planning.bounds import preemptive_bound, rigid_bound
-        from ringmaster.tasks.planning.counting import COUNTING, counted_bound_s
-        from ringmaster.tasks.planning.deadlines import conflicts
-        from ringmaster.tasks.planning.folding import is_foldable
+        """Runs the stages and returns the best plan with its bound."""
+        from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
+        from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
+        from ringmaster.tasks.planning.bounds.deadlines import conflicts
+        from ringmaster.tasks.planning.problems.folding import is_foldable
 
         if self.preemption == "auto" and not self._may_split():
             self.preemption = "never"
@@ -85,9 +85,13 @@ class Search:
                 self._preemptive()
 
     def _general(self) -> None:
-        """What the compiled searches do not know: order, times, other objectives, nodes that are not always there."""
-        from ringmaster.tasks.planning.deadlines import unmet
-        from ringmaster.tasks.planning.local_search import PLACEMENTS, improve, lateness_s
+        """Searches under rules that the compiled searches do not model.
+
+        These are job order, release times and deadlines, other objectives, and nodes that are available for a limited
+        time.
+        """
+        from ringmaster.tasks.planning.bounds.deadlines import unmet
+        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve, lateness_s
 
         if self._only_waits() and self._is_small():
             self._milp()
@@ -110,7 +114,7 @@ class Search:
             raise ProblemError([unmet(self.best, self.problem)])
 
     def _pieces(self) -> None:
-        from ringmaster.tasks.planning.constrained import plan_constrained
+        from ringmaster.tasks.planning.with_rules.constrained import plan_constrained
 
         self.best = plan_constrained(
             self.problem,
@@ -124,8 +128,8 @@ class Search:
         )
 
     def _is_worth_searching(self) -> bool:
-        """Whether the objective could still be better by more than it costs to look for it, or a deadline met."""
-        from ringmaster.tasks.planning.local_search import rank
+        """Whether a longer search could improve the objective by more than it costs, or meet a missed deadline."""
+        from ringmaster.tasks.planning.plans.local_search import rank
 
         late_s, value, makespan_s = rank(self.best, self.problem, self.objective)
         if late_s > 1e-6 * makespan_s and not self._is_over():
@@ -136,12 +140,12 @@ class Search:
         return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self._is_over()
 
     def _only_waits(self) -> bool:
-        """Whether `after` is all that makes the problem less than plain."""
+        """Whether `after` is the only constraint that keeps the problem from being plain."""
         jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
         return self.objective == "makespan" and replace(self.problem, jobs=jobs).is_plain
 
     def _may_split(self) -> bool:
-        """Whether a job is long enough for two segments of the least length."""
+        """Whether a job is long enough for two segments of the minimum length."""
         longest_s = max(option.runtime_s for job in self.problem.jobs for option in job.options)
         return longest_s >= 2 * self.least_segment_s
 
@@ -152,7 +156,7 @@ class Search:
         return clock() > self.ends_at
 
     def _is_worth_it(self, bound_s: float) -> bool:
-        """Whether a plan could still be better by more than it costs to look for it."""
+        """Whether the makespan could still improve by more than a longer search costs."""
         could_save_s = self.best.makespan_s - bound_s
         return could_save_s > WORTH_S and could_save_s > max(1e-5, self.enough) * bound_s and not self._is_over()
 
@@ -166,7 +170,7 @@ class Search:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 3)
 
     def _take(self, plan: Plan) -> None:
-        """Keeps the better of two plans: the shorter, or among equals the one with fewer switches."""
+        """Replaces the best plan if the given one is shorter, or equally long with fewer switches."""
         least = min(plan.makespan_s, self.best.makespan_s)
         rank = [
             (candidate.makespan_s > least * (1 + SAME), self._num_switches(candidate), candidate.makespan_s)
@@ -176,15 +180,15 @@ class Search:
             self.best = plan
 
     def _num_switches(self, plan: Plan) -> int:
-        """The switches of a plan, those at the head of jobs that had started included."""
+        """Counts the switches of a plan, including those at the first segment of jobs that had started."""
         first = {segment.job: segment for segment in reversed(plan.segments)}
         begun = ((job, first[job.id]) for job in self.problem.jobs if job.started and job.id in first)
         return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
 
     def _simple(self) -> Plan:
-        from ringmaster.tasks.planning.baselines import BASELINES
-        from ringmaster.tasks.planning.listing import NoRoomError, schedule
-        from ringmaster.tasks.planning.local_search import improve, rank
+        from ringmaster.tasks.planning.plans.baselines import BASELINES
+        from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+        from ringmaster.tasks.planning.plans.local_search import improve, rank
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:
@@ -212,9 +216,9 @@ class Search:
         return best
 
     def _milp(self) -> None:
-        from ringmaster.tasks.planning.listing import schedule
-        from ringmaster.tasks.planning.local_search import improve
-        from ringmaster.tasks.planning.time_indexed import solve_time_indexed
+        from ringmaster.tasks.planning.non_preemptive.time_indexed import solve_time_indexed
+        from ringmaster.tasks.planning.plans.list_scheduling import schedule
+        from ringmaster.tasks.planning.plans.local_search import improve
 
         if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
             return
@@ -227,9 +231,9 @@ class Search:
             self._take(improve(self.problem, plan, bound_s=self.bound.seconds, seed=self.seed, is_over=self._is_over))
 
     def _preemptive(self) -> None:
-        from ringmaster.tasks.planning.constrained import exactly
-        from ringmaster.tasks.planning.folding import folded
-        from ringmaster.tasks.planning.preemptive import plan_preemptive
+        from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+        from ringmaster.tasks.planning.problems.folding import folded
+        from ringmaster.tasks.planning.with_rules.constrained import exactly
 
         pattern_bound = self.bound
         with self._stage("work prices"):
@@ -250,11 +254,11 @@ class Search:
             self._take(Plan(self.problem.name, segments, method="configuration LP"))
 
     def _sharpen_bound(self) -> None:
-        """Takes the bound by work prices where it proves more than the pattern LP's."""
-        from ringmaster.tasks.planning.bounds import Bound
-        from ringmaster.tasks.planning.certificates import certified_bound
-        from ringmaster.tasks.planning.folding import folded
-        from ringmaster.tasks.planning.preemptive import work_prices
+        """Replaces the bound with that of the work prices where it is higher than the pattern LP's."""
+        from ringmaster.tasks.planning.bounds.bounds import Bound
+        from ringmaster.tasks.planning.bounds.certificates import certified_bound
+        from ringmaster.tasks.planning.preemptive.preemptive import work_prices
+        from ringmaster.tasks.planning.problems.folding import folded
 
         certificate = work_prices(folded(self.problem), self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
@@ -262,7 +266,7 @@ class Search:
             self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
-        from ringmaster.tasks.planning.rigid import plan_rigid
+        from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
@@ -272,7 +276,7 @@ class Search:
             num_searches, steps = 2, 3_000_000
         else:
             num_searches, steps = 2, 300_000
-        # Plans with switches are still to come, and often gain more.
+        # The preemptive stage runs later and often gains more, so it gets half of the time.
         share = 1.0 if self.preemption == "never" else 0.5
         until = clock() + share * self._left_s()
         segments = plan_rigid(
@@ -291,8 +295,8 @@ class Search:
             self._gangs_over_nodes()
 
     def _gangs_over_nodes(self) -> None:
-        """Annealing knows gangs of one node only: lists of all jobs, climbed in several ways, know the others."""
-        from ringmaster.tasks.planning.local_search import PLACEMENTS, improve
+        """Searches for gangs over several nodes by list scheduling: annealing models gangs of one node only."""
+        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve
 
         start = self.best
         for seed in range(3 * self.seed, 3 * self.seed + 3):
@@ -308,9 +312,9 @@ class Search:
             )
 
     def _exhausted(self) -> None:
-        """Few jobs: the best plan without preemption, and the proof that it is."""
-        from ringmaster.tasks.planning.orders import segments_of, without_overheads
-        from ringmaster.tasks.planning.rigid_exact import search
+        """For few jobs: finds the best plan without preemption and proves that it is optimal."""
+        from ringmaster.tasks.planning.non_preemptive.exhaustive import search
+        from ringmaster.tasks.planning.plans.node_orders import segments_of, without_overheads
 
         bare = without_overheads(self.problem)
         if bare is None or any(job.running is not None for job in self.problem.jobs):
@@ -323,10 +327,10 @@ class Search:
             self._take(Plan(self.problem.name, segments, method="exhausted search"))
 
     def _proved(self) -> Plan:
-        """The best plan with the bound for its kind, and what proves it."""
+        """Returns the best plan with the lower bound for its kind and the name of the proof."""
         plan = replace(self.best, seconds=self.seconds)
         if self.objective != "makespan":
-            from ringmaster.tasks.planning.verify import objective_value
+            from ringmaster.tasks.planning.plans.verify import objective_value
 
             value = objective_value(plan, self.problem, self.objective)
             bound = min(self._value_bound(), value)
@@ -341,8 +345,8 @@ class Search:
         )
 
     def _value_bound(self) -> float:
-        from ringmaster.tasks.planning.bounds import by_area
-        from ringmaster.tasks.planning.certificates import cost_bound, weighted_bound
+        from ringmaster.tasks.planning.bounds.bounds import by_area
+        from ringmaster.tasks.planning.bounds.certificates import cost_bound, weighted_bound
 
         if self.objective == "cost":
             return cost_bound(self.problem)

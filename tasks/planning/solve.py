@@ -1,11 +1,10 @@
-"""The one entry of planning: `solve(problem)` gives the best plan found, with a bound that says how good it
-is."""
+"""Entry point of planning: `solve(problem)` returns the best plan found and a lower bound."""
 
 from functools import partial
 
-from ringmaster.tasks.planning.plan import Plan
-from ringmaster.tasks.planning.problem import Problem
-from ringmaster.tasks.planning.search import Objective, Preemption, Search
+from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.search import Objective, PlanSearch, Preemption
 
 
 def solve(
@@ -18,16 +17,19 @@ def solve(
     least_segment_switches: float = 5.0,
     enough: float = 0.0,
 ) -> Plan:
-    """The best plan found for a problem, never worse than any of `baselines.BASELINES`.
+    """Returns the best plan found for a problem, never worse than any of `baselines.BASELINES`.
 
-    Equal arguments give equal plans: the work is bounded by counts of iterations, and `time_limit_s` is only
-    the outer guard; once it is reached, the best plan so far is returned with its gap. Compiling is not counted.
-    preemption: "never" keeps each job in one segment, "always" plans with switches, "auto" takes the better
-    of the two.
-    least_segment_switches: no segment of a job that has several is planned to be shorter, in switch costs.
-    objective: the last end; or the sum of weight x end of all jobs; or what the devices cost. Deadlines come first.
-    enough: a share of its bound by which a plan may be above that to be searched no further.
-    Raises ValueError for an unknown preemption or objective or a negative length, and ProblemError where
+    Equal arguments give equal plans: counts of iterations limit the search, and `time_limit_s` is only an outer guard.
+    When the time limit is reached, the best plan so far is returned with its gap. The time limit does not count the
+    compilation of kernels.
+
+    preemption: "never" runs each job in one segment, "always" plans with switches, "auto" takes the better of the two.
+    objective: "makespan" minimizes the end of the last job, "weighted" the sum of weight x end over all jobs, "cost"
+        the price of the devices. Meeting deadlines takes precedence over every objective.
+    least_segment_switches: the minimum length of a segment of a job that has several, in switch costs.
+    enough: the search stops when the plan is above its bound by at most this share of the bound.
+
+    Raises ValueError for an unknown preemption or objective or a negative minimum length, and ProblemError where
     deadlines cannot be met.
     """
     if preemption not in ("auto", "never", "always"):
@@ -37,7 +39,7 @@ def solve(
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
     if problem.is_fused:
-        from ringmaster.tasks.planning.fused import solve_fused
+        from ringmaster.tasks.planning.groups.fused import solve_fused
 
         return solve_fused(
             problem,
@@ -53,7 +55,7 @@ def solve(
             preemption=preemption,
             objective=objective,
         )
-    return Search(
+    return PlanSearch(
         problem,
         time_limit_s=time_limit_s,
         seed=seed,

@@ -1,4 +1,4 @@
-"""Planning as a Prefect task, with the plan as an artifact that a person looks at."""
+"""Prefect tasks for planning, which store the plan as a markdown artifact with a Gantt chart."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas import TaskRun
 
-from ringmaster.tasks.planning import Plan, Problem, ProblemError, gantt
-from ringmaster.tasks.planning.checked import checked_plan
-from ringmaster.tasks.planning.fusion import Fusion, choose_groups
+from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning.groups.fusion import Fusion, choose_groups
+from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.search import Objective
 
 
 def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Whether a second attempt can help: deadlines that cannot be met stay so."""
+    """Whether a second attempt can help: it cannot where deadlines are infeasible."""
     return not isinstance(state.result(raise_on_failure=False), ProblemError)
 
 
@@ -25,9 +26,11 @@ def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) 
 def plan_task(
     problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan", start: Plan | None = None
 ) -> Plan:
-    """Solves the problem, has the plan checked by the independent verifier, and shows it in Prefect's UI.
+    """Solves the problem, checks the plan with the independent verifier, and shows the plan in Prefect's UI.
 
-    start: as of `checked_plan`. Raises ProblemError where no plan meets the deadlines.
+    start: a plan to reuse, as in `checked_plan`.
+
+    Raises ProblemError where no plan meets the deadlines.
     """
     plan = checked_plan(problem, time_limit_s=time_limit_s, seed=seed, objective=objective, start=start)
     create_markdown_artifact(
@@ -46,7 +49,7 @@ def plan_task(
 def choose_groups_task(
     problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan"
 ) -> Fusion:
-    """Chooses which jobs are trained together, and shows what that saves in Prefect's UI.
+    """Chooses which jobs are trained together, and shows the groups and what they save in Prefect's UI.
 
     Raises ProblemError where no plan meets the deadlines.
     """
@@ -60,7 +63,10 @@ def choose_groups_task(
 
 
 def plan_markdown(plan: Plan, problem: Problem) -> str:
-    """The plan as markdown; its Gantt chart is an SVG in a data URI, which the UI draws (it strips inline SVG)."""
+    """Returns the plan as markdown.
+
+    The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
+    """
     picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
     bound = "-" if plan.lower_bound_s is None else f"{plan.lower_bound_s:.1f} s"
     gap = "-" if plan.gap is None else f"{plan.gap:.2%}"

@@ -1,1 +1,1 @@
-"""What the executor, the nodes and the batches of a pool share: one database, and the words that they leave in it."""
+"""State that a pool's executor, nodes and batches share: one database, and the messages that they leave in it."""

@@ -1,6 +1,6 @@
-"""Batches that were handed over to a pool: they are in its database before anybody is told so.
+"""Batches that were handed over to a pool: each is in the pool's database before its submission is confirmed.
 
-The executor's process makes a flow run for each and looks after it (`ringmaster.flows.pool.batch_runs`).
+The executor's process makes a flow run for each batch and supervises it (`ringmaster.flows.pool.runs.batch_runs`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.pool.database import Database
-from ringmaster.tasks.pool.patience import Patience
 from ringmaster.tasks.pool.requests import GRANTED, OPEN, REFUSED, TRAIN, Request, Requests
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database
 
 
 def hand_over(
     requests: Requests, batch: Mapping[str, Any], *, file: Path, checkpoint_every_s: float | None = None
 ) -> int:
-    """Writes a batch, its JSON form, into the pool's database; returns the number under which it is there.
+    """Writes a batch, in its JSON form, into the pool's database; returns the number of its request.
 
-    file: where its flow run reads it, on storage that all nodes share; written anew where it is gone.
+    file: the file from which the batch's flow run reads it, on storage that all nodes share. It is written anew if it
+        is gone.
     """
     content = {"batch": dict(batch), "file": str(file), "checkpoint_every_s": checkpoint_every_s, "beats": 0}
     return requests.ask(TRAIN, content, key=f"train-{uuid.uuid4().hex}")
@@ -31,21 +32,27 @@ def hand_over(
 
 @contextmanager
 def followed(database: Database, run: str) -> Iterator[None]:
-    """Says again and again that a process follows the batch of a flow run; for runs of others it says nothing."""
+    """Renews the request of a flow run's batch while the context is open, to show that a process follows the batch.
+
+    A flow run that has no such request renews nothing.
+    """
     requests = Requests(database)
 
     def find() -> int | None:
         mine = (each for each in requests.open(TRAIN, status=GRANTED) if each.answer.get("flow_run") == run)
         return next((each.id for each in mine), None)
 
-    every_s = Patience.of_environment().beat_every_s
+    every_s = Timeouts.of_environment().beat_every_s
     with requests.renewed(find, every_s=every_s) if run else nullcontext():
         yield
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A batch that was handed over and whose jobs are not the executor's yet, or never will be. is_over: the latter."""
+    """A batch that was handed over and whose jobs the executor does not have yet, or will never have.
+
+    is_over: whether the executor will never have them.
+    """
 
     name: str
     jobs: tuple[str, ...]
@@ -54,7 +61,7 @@ class Pending:
 
 
 def pending(database: Database) -> list[Pending]:
-    """The batches that were handed over and do not stand as such yet; of those that never will, each name's newest."""
+    """Returns the batches that were handed over and not submitted; of the refused ones, each name's newest."""
     submitted = Submissions(database).flow_runs()
     every = Requests(database).of_kind(TRAIN)
     newest = {name_of(request): request.id for request in every}
@@ -70,7 +77,7 @@ def pending(database: Database) -> list[Pending]:
 
 
 def name_of(request: Request) -> str:
-    """The name of a batch that was handed over."""
+    """Returns the name of a batch that was handed over."""
     return str(request.content["batch"]["name"])
 
 

@@ -1,6 +1,6 @@
-"""Which device of a pool serves whom: the ledger of all nodes' devices, in the pool's database.
+"""The ledger of device leases of all nodes of a pool, in the pool's database.
 
-A lease outlives the process that took it: the executor that comes next finds it, and gives back what serves nobody.
+A lease outlives the process that took it. The executor that takes over finds it, and ends it if its holder is gone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, insert, select
 
-from ringmaster.tasks.pool.database import Database
-from ringmaster.tasks.pool.schema import LEASES
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import LEASES
 
 
 class PoolLeases:
@@ -21,11 +21,12 @@ class PoolLeases:
         self._database = database
 
     def take(self, devices: Sequence[str], *, holder: str) -> bool:
-        """Leases all of `devices` to `holder`, or none of them where one is taken; returns which.
+        """Leases all of `devices` to `holder`, or none of them if one is leased; returns whether they were leased.
 
-        A device that the same holder has is taken too: one holder may serve many that must not share it.
+        A device that the same holder has leased counts as leased too: one holder may act for many users that must not
+        share the device.
         """
-        since_s = time.time()  # tells this call from all others of the holder, where its commit is tried again
+        since_s = time.time()  # identifies this call among all of the holder's, in case its commit is retried
 
         def act(connection: Connection) -> bool:
             query = select(LEASES.c.holder, LEASES.c.since_s).where(LEASES.c.device.in_(devices))
@@ -45,6 +46,6 @@ class PoolLeases:
         self._database.write(lambda connection: connection.execute(delete(LEASES).where(LEASES.c.device.in_(devices))))
 
     def held(self) -> dict[str, str]:
-        """The holder of each device that is leased now."""
+        """Returns the holder of each device that is leased now."""
         rows = self._database.read(lambda connection: connection.execute(select(LEASES)).all())
         return {row.device: row.holder for row in rows}

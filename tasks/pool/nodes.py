@@ -1,4 +1,4 @@
-"""The nodes of a pool, as their workers register them."""
+"""The registry of a pool's nodes, to which their workers write."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select, update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.database import Database
-from ringmaster.tasks.pool.schema import NODES
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import NODES
+from ringmaster.techniques.interface.values import from_json, to_json
 
 SERVING, LEAVING = "serving", "leaving"
 
@@ -21,10 +21,11 @@ SERVING, LEAVING = "serving", "leaving"
 class NodeRecord:
     """A node as its worker last described it.
 
-    incarnation: names this very worker process; another one on the same node is another incarnation.
-    address: by which other nodes reach it. status: "serving", or "leaving" (finishing, takes nothing new).
-    beats: how often the worker has said that it lives, with its database and its devices in hand.
-    health: by device number (as text), why that device must not be used; empty where all is well.
+    incarnation: identifies the worker process. Another worker process on the same node is another incarnation.
+    address: the address at which other nodes reach it.
+    status: "serving", or "leaving" (the node finishes its work and takes no new orders).
+    beats: the number of heartbeats that the worker has sent while it had access to the database and its devices.
+    health: by device number (as text), why that device must not be used; empty if all devices are healthy.
     """
 
     name: str
@@ -37,13 +38,13 @@ class NodeRecord:
 
 
 class Nodes:
-    """The registry: workers write their own row, the executor reads all."""
+    """The registry: each worker writes its own row, and the executor reads all rows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def register(self, node: NodeRecord) -> None:
-        """A worker begins to serve its node; what an earlier one of the same node said is replaced."""
+        """Registers a node whose worker begins to serve; replaces the row of an earlier worker of the same node."""
 
         def act(connection: Connection) -> None:
             connection.execute(delete(NODES).where(NODES.c.name == node.name))
@@ -53,7 +54,7 @@ class Nodes:
         self._database.write(act)
 
     def beat(self, name: str, *, incarnation: str, health: Mapping[str, str], status: str = SERVING) -> bool:
-        """The worker lives; returns False where the node is another incarnation's by now, or was removed."""
+        """Stores a heartbeat; returns False if the node belongs to another incarnation by now, or was removed."""
 
         def act(connection: Connection) -> bool:
             done = connection.execute(
@@ -66,7 +67,7 @@ class Nodes:
         return self._database.write(act)
 
     def remove(self, name: str, *, incarnation: str) -> None:
-        """The node serves no more: its worker has ended in order, or the executor has given it up as lost."""
+        """Removes a node: its worker has ended in order, or the executor has declared it lost."""
         self._database.write(
             lambda connection: connection.execute(
                 delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation)
@@ -74,7 +75,7 @@ class Nodes:
         )
 
     def all(self) -> Sequence[NodeRecord]:
-        """Every node that is registered, by name."""
+        """Returns every registered node, by name."""
         rows = self._database.read(lambda connection: connection.execute(select(NODES).order_by(NODES.c.name)).all())
         return [_record(row._mapping) for row in rows]
 

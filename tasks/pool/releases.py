@@ -1,4 +1,4 @@
-"""Which release of Ringmaster a pool is of: what another one hands over, or keeps in its tables, may be misread."""
+"""Checks that all processes of a pool run one release of Ringmaster, as another release may misread its tables."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from importlib.metadata import version
 from sqlalchemy import Connection, delete, insert, select
 
 from ringmaster.tasks.pool.faults import OtherRelease
-from ringmaster.tasks.pool.schema import ABOUT
+from ringmaster.tasks.storage.schema import ABOUT
 
 TABLES = "1"
-"""Raised by every change of a table's columns; databases of another number are not opened."""
+"""The version of the tables' form, incremented by every change of a table's columns.
+
+Databases with tables of another version are not opened.
+"""
 
 _TABLES, _RELEASE = "tables", "release"
 
 
 def own_release() -> str:
-    """The release that this process is of."""
+    """Returns the release of this process."""
     return version("ringmaster")
 
 
 def check_tables(connection: Connection) -> None:
-    """Notes the form of our tables in a new database. Raises OtherRelease where it has tables of another form."""
+    """Stores the form of the tables in a new database. Raises OtherRelease if its tables have another form."""
     found = _said(connection, _TABLES)
-    if found is None:  # a new database, or one from before its form was noted, which is this one
+    if found is None:  # a new database, or one from before the form was stored; both have this form
         connection.execute(insert(ABOUT).values(key=_TABLES, value=TABLES))
     elif found != TABLES:
         made_by = f" and was led by Ringmaster {release}" if (release := _said(connection, _RELEASE)) else ""
@@ -35,13 +38,13 @@ def check_tables(connection: Connection) -> None:
 
 
 def note_release(connection: Connection) -> None:
-    """Says that an executor of this release leads the pool from now on."""
+    """Records that an executor of this release leads the pool from now on."""
     connection.execute(delete(ABOUT).where(ABOUT.c.key == _RELEASE))
     connection.execute(insert(ABOUT).values(key=_RELEASE, value=own_release()))
 
 
 def check_release(connection: Connection) -> None:
-    """Raises OtherRelease where the executor that led the pool last is of another release than this process."""
+    """Raises OtherRelease if the executor that last led the pool is of another release than this process."""
     found = _said(connection, _RELEASE)
     if found is not None and found != own_release():
         raise OtherRelease(

@@ -1,4 +1,4 @@
-"""What people, flows and nodes ask of a pool's executor: it answers each request once, also where it died meanwhile."""
+"""Requests of people, flows and nodes to a pool's executor, which answers each one once, even after a crash."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from ringmaster.tasks.pool.database import Database, DatabaseClosed
-from ringmaster.tasks.pool.schema import REQUESTS
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.storage.schema import REQUESTS
 
 OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", "withdrawn"
 ANSWERED = (GRANTED, DONE, REFUSED)
@@ -21,10 +21,15 @@ ANSWERED = (GRANTED, DONE, REFUSED)
 CANCEL, PAUSE, RESUME, SET_PRIORITY, LEND = "cancel", "pause", "resume", "set-priority", "lend"
 TRAIN = "train"
 DIRECT = "direct"
-"""Kinds. The first four name a `batch`, and `jobs` of it or all ([]); `DIRECT` names a `batch` whose jobs are to go as
-its other keys say, which are those of `Directions`; `LEND` asks for idle devices of a `node`, as many as its keys of
-`DevicesWanted` say, until it is withdrawn or whoever asked `renew`s it no more. `TRAIN` hands a `batch` over, its JSON
-form, to be measured and trained: granted, it has a flow run, which renews it (`ringmaster.tasks.pool.handed_over`)."""
+"""The kinds of requests.
+
+- `CANCEL`, `PAUSE`, `RESUME` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
+- `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
+- `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
+  withdrawn, or until the requester no longer `renew`s it.
+- `TRAIN` hands over a `batch`, in its JSON form, to be profiled and trained. A granted one has a flow run, which renews
+  it (`ringmaster.tasks.pool.handed_over`).
+"""
 
 MOST_PRIORITY = 1000.0
 LOOK_EVERY_S = 0.2
@@ -33,7 +38,10 @@ LAST_RENEWAL_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One wish. answer: {"message": ...} where it was refused; `LEND` names the devices that were granted."""
+    """One request.
+
+    answer: {"message": ...} for a refused request; for `LEND`, the devices that were granted.
+    """
 
     id: int
     key: str
@@ -44,13 +52,13 @@ class Request:
 
 
 class Requests:
-    """The wishes, oldest first. What asks for the same `key` again asks for the same."""
+    """The requests, oldest first. Asking again with the same `key` returns the same request."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def ask(self, kind: str, content: Mapping[str, Any], *, key: str | None = None) -> int:
-        """Leaves a request; returns its number."""
+        """Stores a request; returns its number."""
         key = key or uuid.uuid4().hex
 
         def act(connection: Connection) -> int:
@@ -65,7 +73,7 @@ class Requests:
         return self._database.write(act)
 
     def open(self, *kinds: str, status: str = OPEN) -> Sequence[Request]:
-        """The requests that stand so, of these kinds or of all."""
+        """Returns the requests with that status, of these kinds or of all."""
         query = select(REQUESTS).where(REQUESTS.c.status == status).order_by(REQUESTS.c.id)
         if kinds:
             query = query.where(REQUESTS.c.kind.in_(kinds))
@@ -73,29 +81,29 @@ class Requests:
         return [_request(row._mapping) for row in rows]
 
     def of_kind(self, kind: str) -> Sequence[Request]:
-        """All requests of a kind, however they stand."""
+        """Returns all requests of a kind, in any status."""
         query = select(REQUESTS).where(REQUESTS.c.kind == kind).order_by(REQUESTS.c.id)
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [_request(row._mapping) for row in rows]
 
     def read(self, number: int) -> Request:
-        """A request as it stands now."""
+        """Returns a request in its present state."""
         row = self._database.read(
             lambda connection: connection.execute(select(REQUESTS).where(REQUESTS.c.id == number)).one()
         )
         return _request(row._mapping)
 
     def answer(self, number: int, *, status: str, answer: Mapping[str, Any] | None = None) -> None:
-        """Answers a request, or takes it back."""
+        """Answers a request, or withdraws it."""
         values = {"status": status, "answer": dict(answer or {})}
         self._database.write(
             lambda connection: connection.execute(update(REQUESTS).where(REQUESTS.c.id == number).values(**values))
         )
 
     def renew(self, number: int) -> bool:
-        """Whoever asked still lives; returns whether the request stands, granted or not yet.
+        """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.
 
-        The content counts as `beats` how often it was renewed: what is held for one who fell silent can be freed.
+        The content counts the renewals as `beats`, so that devices held for a requester that fell silent can be freed.
         """
 
         def act(connection: Connection) -> bool:
@@ -111,9 +119,9 @@ class Requests:
 
     @contextmanager
     def renewed(self, find: Callable[[], int | None], *, every_s: float) -> Iterator[None]:
-        """Renews a request, from a thread of its own, for as long as this is open and the request stands.
+        """Renews a request from a background thread while the context is open and the request holds.
 
-        find: its number; None where it is not there yet, and is asked for again.
+        find: returns the number of the request, or None if it does not exist yet; it is called again until it does.
         """
         over = threading.Event()
 
@@ -131,10 +139,10 @@ class Requests:
             yield
         finally:
             over.set()
-            renewing.join(timeout=LAST_RENEWAL_S)  # no longer: the database may be away
+            renewing.join(timeout=LAST_RENEWAL_S)  # with a time limit, as the database may be unreachable
 
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:
-        """The request once it is answered, or once `until` says that nobody waits any more."""
+        """Returns the request once it is answered, or once `until` returns True."""
         clock = threading.Event()
         while (request := self.read(number)).status not in ANSWERED and not until():
             clock.wait(LOOK_EVERY_S)
@@ -142,21 +150,21 @@ class Requests:
 
 
 class Silences:
-    """Which requests nobody renews any more, by the looker's own clock (monotonic seconds).
+    """Detects requests that are no longer renewed, by the observer's own clock (monotonic seconds).
 
-    silent_s: without being renewed. blind_s: between two looks, after which nothing was seen that could be called a
-    silence.
+    silent_s: the time without a renewal after which a request counts as silent.
+    blind_s: the time between two checks beyond which no silence can be concluded, and all requests get time again.
     """
 
     def __init__(self, *, clock: Callable[[], float], silent_s: float, blind_s: float) -> None:
         self._clock, self.silent_s, self._blind_s = clock, silent_s, blind_s
-        self._renewed: dict[int, tuple[Any, float]] = {}  # by request, its beats and when they had changed
+        self._renewed: dict[int, tuple[Any, float]] = {}  # by request, its renewals, and when they last changed
         self._looked_s = clock()
 
     def among(self, requests: Sequence[Request], *, states: Mapping[int, Any] | None = None) -> set[int]:
-        """The numbers of those that are silent; one that does not count its beats stands until it is withdrawn.
+        """Returns the numbers of the silent requests. A request without `beats` holds until it is withdrawn.
 
-        states: of requests, by number, what else is a sign of life when it changes.
+        states: by request number, another value whose change is a sign of life too.
         """
         now_s = self._clock()
         is_blind = now_s - self._looked_s > self._blind_s

@@ -1,4 +1,4 @@
-"""Batches that were submitted to a pool: measured already, waiting for their place in the standing plan."""
+"""Batches that were submitted to a pool: profiled already, to be included in the pool's plan."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.execution.journal import FAILED, WAITING
-from ringmaster.tasks.planning.terms import Terms
-from ringmaster.tasks.pool.database import Database
-from ringmaster.tasks.pool.schema import BATCHES, JOBS
-from ringmaster.tasks.pool.told import keep
+from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.pool.event_log import keep
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import FAILED, WAITING
+from ringmaster.tasks.storage.schema import BATCHES, JOBS
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 SUBMITTED, ENDED = "submitted", "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A batch that is to be run by a pool.
+    """A batch that a pool is to run.
 
-    id: unique in the pool, without "/"; the run of the flow that submitted it, so that a retry finds it again.
-    name: the batch's. jobs: with their steps resolved. profiles, data (the prepared data that it was surveyed with),
-    weights (folders of base models outside of the batch): by job name. together: by the job that leads a group, what
-    that can run under, its fellows among the profiles' own.
-    folder: of this run, on storage that all nodes share: models, logs, and checkpoints where there is no root of their
-    own. started_s: when the batch was started, from which its deadlines count.
-    flow_run: Prefect's, under which the segments are shown; empty for none.
+    id: unique in the pool, without "/"; the id of the flow run that submitted it, so that a retry finds it again.
+    name: the name of the batch.
+    jobs: the jobs, with their number of steps resolved.
+    profiles: the profiles of each job, by job name.
+    data: the prepared data of each job that the preflight used, by job name.
+    weights: the folders of base models from outside of the batch, by job name.
+    together: by the lead job of a group, the profiles under which the group can run; each names the group's members.
+    folder: the folder of this run on storage that all nodes share: models, logs, and checkpoints if `checkpoint_root`
+        is None.
+    started_s: the start of the batch, from which its deadlines count.
+    flow_run: the Prefect flow run under which the segments are shown; empty for none.
     """
 
     id: str
@@ -53,20 +57,20 @@ class Submission:
 
     @property
     def asked(self) -> Terms:
-        """What is asked of its plans."""
+        """The objective, deadlines, weights and device price for its plans."""
         return Terms(**self.terms)
 
     def qualified(self, job: str) -> str:
-        """A job's name in the pool."""
+        """Returns a job's name in the pool."""
         return f"{self.id}/{job}"
 
     def run_folder(self) -> Path:
-        """The folder of this run."""
+        """Returns the folder of this run."""
         return Path(self.folder)
 
 
 class Submissions:
-    """The batches of a pool."""
+    """The batches that were submitted to a pool."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -78,10 +82,11 @@ class Submissions:
         failed: Mapping[str, str] | None = None,
         details: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Hands a batch over; one of the same id that is there already is left as it is.
+        """Submits a batch; a batch that exists with the same id is left unchanged.
 
-        failed: by job name, why it cannot be trained at all; those jobs are recorded as failed, and told to have.
-        details: of their records, by job name.
+        failed: by job name, why a job cannot be trained at all. These jobs are recorded as failed, with an event in the
+            event log.
+        details: the details of the jobs' records, by job name.
         """
         faults, known = failed or {}, details or {}
 
@@ -108,47 +113,47 @@ class Submissions:
         self._database.write(act)
 
     def standing(self) -> Sequence[Submission]:
-        """The batches that have not ended, oldest first."""
+        """Returns the batches that have not ended, oldest first."""
         query = select(BATCHES.c.content).where(BATCHES.c.status == SUBMITTED).order_by(BATCHES.c.submitted_s)
         rows = self._database.read(lambda connection: connection.execute(query).scalars().all())
         return [from_json(Submission, content) for content in rows]
 
     def find(self, batch: str) -> Submission | None:
-        """The batch of that id, or None."""
+        """Returns the batch with that id, or None."""
         query = select(BATCHES.c.content).where(BATCHES.c.id == batch)
         content = self._database.read(lambda connection: connection.execute(query).scalar())
         return None if content is None else from_json(Submission, content)
 
     def status(self, batch: str) -> str | None:
-        """SUBMITTED or ENDED; None where there is no such batch."""
+        """Returns SUBMITTED or ENDED; None if there is no such batch."""
         query = select(BATCHES.c.status).where(BATCHES.c.id == batch)
         found: str | None = self._database.read(lambda connection: connection.execute(query).scalar())
         return found
 
     def names(self) -> Sequence[tuple[str, str, str]]:
-        """(id, name, status) of every batch that was ever submitted, oldest first."""
+        """Returns (id, name, status) of every batch that was ever submitted, oldest first."""
         query = select(BATCHES.c.id, BATCHES.c.content["name"].as_string(), BATCHES.c.status)
         ordered = query.order_by(BATCHES.c.submitted_s)
         rows = self._database.read(lambda connection: connection.execute(ordered).all())
         return [(row[0], row[1], row[2]) for row in rows]
 
     def flow_runs(self) -> set[str]:
-        """The flow runs that have submitted a batch, by their ids."""
+        """Returns the ids of the flow runs that have submitted a batch."""
         query = select(BATCHES.c.content["flow_run"].as_string())
         return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
 
     def all(self) -> Sequence[tuple[Submission, str]]:
-        """Every batch that was ever submitted, with its status, oldest first."""
+        """Returns every batch that was ever submitted, with its status, oldest first."""
         query = select(BATCHES.c.content, BATCHES.c.status).order_by(BATCHES.c.submitted_s)
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [(from_json(Submission, row.content), row.status) for row in rows]
 
     def end(self, batch: str) -> None:
-        """All jobs of the batch have ended."""
+        """Marks a batch as ended, once all of its jobs have ended."""
         self._set(batch, ENDED)
 
     def reopen(self, batch: str) -> None:
-        """Some of its jobs go on."""
+        """Marks an ended batch as submitted again, as some of its jobs continue."""
         self._set(batch, SUBMITTED)
 
     def _set(self, batch: str, status: str) -> None:

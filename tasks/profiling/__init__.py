@@ -1,1 +1,1 @@
-"""How fast each job runs under each technique: trials on the real devices, kept and shared."""
+"""Profiling: measures by trials on the real devices how fast each job runs under each technique."""

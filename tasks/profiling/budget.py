@@ -1,4 +1,4 @@
-"""How long a batch may be measured: a share of the time that it is predicted to take."""
+"""The time budget of a batch's trials: a share of the time that the batch is predicted to take."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.profiling.search import Search
+from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.trials import Trial, waves
 from ringmaster.techniques import Job
 
-TYPICAL_WAVE_S = 1.5  # of small models, until a wave was measured
+TYPICAL_WAVE_S = 1.5  # the duration of a wave for small models, assumed until a wave was measured
 
 
 @dataclass(kw_only=True)
 class TrialBudget:
-    """What trials may still cost.
+    """The time that trials may still take.
 
-    share: of the batch's predicted time; None for as many trials as are worth having. num_devices: on which trials run
-    side by side, in waves. batch_s: tells the predicted time by what is known so far, None while it is unknown.
+    share: the share of the batch's predicted time that trials may take; None for no limit.
+    num_devices: the devices on which trials run side by side, in waves.
+    batch_s: returns the batch's time as predicted from the present knowledge, None while it is unknown.
+    spent_s: the seconds that trials have taken.
+    num_waves: the waves of trials so far.
     """
 
     share: float | None
@@ -28,7 +31,7 @@ class TrialBudget:
     num_waves: int = 0
 
     def affordable(self, trials: Sequence[Trial], *, measured: Collection[str]) -> list[Trial]:
-        """Those that fit, what is predicted to be quickest first, but for jobs that were measured, which come last."""
+        """Returns the trials that fit, those predicted to be fastest first; trials of `measured` jobs come last."""
         batch_s = self.batch_s()
         if self.share is None or batch_s is None:
             return list(trials)
@@ -41,17 +44,17 @@ class TrialBudget:
         return chosen
 
     def spend(self, seconds: float, trials: Sequence[Trial]) -> None:
-        """Notes what trials have cost."""
+        """Adds the seconds that trials have taken."""
         self.spent_s += seconds
         self.num_waves += len(waves(trials, num_devices=self.num_devices))
 
 
 def predicted_batch_s(
-    jobs: Sequence[Job], searches_of: Mapping[str, Sequence[Search]], *, num_devices: int
+    jobs: Sequence[Job], searches_of: Mapping[str, Sequence[ConfigSearch]], *, num_devices: int
 ) -> float | None:
-    """Seconds that the jobs would take if they filled the devices; None where nothing is known of one of them.
+    """Returns the seconds that the jobs take if they fill the devices; None if nothing is known of one of them.
 
-    Of each job the option that takes the least device time, as far as it was measured, or else predicted.
+    Each job counts with the option that takes the least device time, measured if possible, or else predicted.
     """
     total_s = 0.0
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Devices for trials: idle ones, lent for one wave of trials at a time, so that jobs which are ready get them next."""
+"""Loans of idle devices for trials, for one wave of trials each, so that ready jobs get the devices next."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _Device = TypeVar("_Device")
 
 @dataclass(frozen=True, kw_only=True)
 class DevicesWanted:
-    """How many devices of one node.
+    """The number of devices that are requested on one node.
 
-    fills: whether all idle ones are of use, to be as busy as neighbours will be, where nobody else has work for them.
-    presses: whether gangs checkpoint and make room where too few devices are idle.
+    least: the fewest devices that are of use.
+    most: the most devices that are of use.
+    fills: whether all idle devices are of use while no other job needs them, so that the trials' neighbours are as busy
+        as they will be later.
+    presses: whether gangs write checkpoints and stop if too few devices are idle.
     """
 
     least: int
@@ -26,15 +29,15 @@ class DevicesWanted:
     presses: bool = False
 
     def of(self, idle: Sequence[_Device], *, are_others_at_work: bool) -> tuple[_Device, ...]:
-        """Those of the idle devices that are lent; none where they are too few."""
+        """Returns the idle devices to lend; none if there are too few."""
         if len(idle) < self.least:
             return ()
         return tuple(idle if self.fills and not are_others_at_work else idle[: self.most])
 
 
 Lend = Callable[[DevicesWanted], AbstractContextManager[tuple[Device, ...]]]
-"""Lends devices while it is open, and waits until they are idle. Raises DevicesBusy where that takes too long."""
+"""Lends devices while the context is open, and waits until they are idle. Raises DevicesBusy after too long a wait."""
 
 
 class DevicesBusy(Exception):
-    """The devices of a node were used by others for longer than trials are worth waiting for."""
+    """Raised if others used a node's devices for longer than trials may wait."""

@@ -1,4 +1,4 @@
-"""Profiles become the planner's options: what is left of each job, in seconds, under each profile."""
+"""Conversion of profiles into the planner's options: the rest of each job, in seconds, under each profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
 from ringmaster.techniques import Job, Profile
 
-# Two runtimes may be equal; none may be zero, also for a job of which only the export is left.
+# No runtime may be zero, not even that of a job of which only the export is left.
 LEAST_RUNTIME_S = 1e-3
 
 
@@ -24,12 +24,16 @@ def planning_problem(
     groups: Mapping[str, Sequence[Profile]] | None = None,
     with_missing: bool = False,
 ) -> Problem:
-    """The problem of what is left of `jobs`; option k of a job is its profile k.
+    """Returns the planning problem of the rest of `jobs`; option k of a job is its profile k.
 
-    steps_done: by job name. A job waits for its parents where they are among `jobs`. A job whose profiles have fellows
-    which are not among `jobs` stands for them too: its gang trains them. groups: profiles of groups that may be formed,
-    by the job that would lead; they become fused options, numbered after its own. with_missing: adds nodes that are not
-    in the cluster, and must not be planned on, for options that it has no room for: their nodes are gone, or to come.
+    A job waits for its parents if they are among `jobs`. A job whose profiles have members that are not among `jobs`
+    stands for them too: its gang trains them.
+
+    steps_done: the completed steps, by job name.
+    groups: by lead job, the profiles of groups that may be formed. They become fused options, numbered after the job's
+        own.
+    with_missing: whether to add nodes for options that do not fit on the cluster. Such nodes are gone or yet to come,
+        and must not be planned on.
     """
     done = steps_done or {}
     names = {job.name for job in jobs}
@@ -41,7 +45,7 @@ def planning_problem(
                 *(_fused(job, profile, done) for profile in (groups or {}).get(job.name, ())),
             ),
             after=tuple(parent for parent in job.parents if parent in names),
-            fellows=_fellows(profiles[job.name]),
+            members=_members(profiles[job.name]),
         )
         for job in jobs
     ]
@@ -62,18 +66,18 @@ def planning_problem(
 
 
 def switch_cost_s(profiles: Sequence[Profile]) -> float:
-    """Seconds that a job loses when it goes on elsewhere: a checkpoint and a start; the median over the profiles."""
+    """Returns the seconds that a job loses by a switch (a checkpoint and a start), as the median over the profiles."""
     return statistics.median(profile.save_s + profile.startup_s for profile in profiles)
 
 
 def num_evaluations(job: Job, *, steps_done: int = 0) -> int:
-    """Evaluations from `steps_done` to the job's end: each `every_steps`, and the last one."""
+    """Returns the evaluations from `steps_done` to the job's end: one each `every_steps`, and the last one."""
     every = job.evaluation.every_steps
     return 1 if every is None or not job.trains else (job.total_steps - 1) // every - steps_done // every + 1
 
 
 def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]:
-    """As many nodes of each type as some option takes, with as many devices, where those that are there do not do."""
+    """Yields nodes of each type for options that the present nodes cannot run, as many and as large as needed."""
     for kind in sorted({option.device_type for option in options}):
         lacking = [
             option
@@ -85,13 +89,13 @@ def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]
             yield Node(id=f"missing {kind} {number}", num_devices=size, device_type=kind)
 
 
-def _fellows(profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """Of the group that a job leads; all of its profiles are of that one."""
-    return tuple(fellow.job for fellow in profiles[0].fellows) if profiles else ()
+def _members(profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """Returns the members of the group that a job leads; all of its profiles belong to that one group."""
+    return tuple(member.job for member in profiles[0].members) if profiles else ()
 
 
 def _fused(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
-    return replace(_option(job, profile, done), jobs=_fellows([profile]))
+    return replace(_option(job, profile, done), jobs=_members([profile]))
 
 
 def _option(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
@@ -99,7 +103,7 @@ def _option(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
     runtime_s = profile.runtime_s(
         num_steps=job.total_steps - steps_done,
         num_evaluations=num_evaluations(job, steps_done=steps_done),
-        fellows_left={f.job: max(0, f.num_steps - done.get(f.job, 0)) for f in profile.fellows},
+        members_left={f.job: max(0, f.num_steps - done.get(f.job, 0)) for f in profile.members},
     )
     return Option(
         technique=profile.technique,

@@ -1,20 +1,20 @@
-"""Profiles without trials: of gangs over several nodes, for jobs that no single node can train, and of dry runs.
+"""Profiles without trials: for gangs over several nodes, and for dry runs.
 
-A trial over nodes would need several of them at once, so none is made. What is predicted here counts the network for as
-fast as the links within a node, so it is only offered where there is no other way; the speed that is measured while
-such a gang runs corrects it within a few steps.
+A trial over several nodes would occupy several of them at once, so none is made. The predictions assume that the
+network is as fast as the links within a node. Gangs over nodes are therefore offered only to jobs that no single node
+can train. The speed that is measured while such a gang runs corrects the prediction within a few steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ringmaster.tasks.profiling.search import Search
+from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.techniques import Profile
-from ringmaster.techniques.surveys import Candidate, Survey
-from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.interface.preflight import Candidate, Preflight
+from ringmaster.techniques.interface.technique import GangShape
 
-# Where nothing is known of a device's speed; corrected by the first steps.
+# Assumed if nothing is known of a device's speed; corrected by the first steps.
 GUESSED_STEP_S = 1.0
 GUESSED_STARTUP_S = 15.0
 GUESSED_STARTUP_ON_A_NODE_S = 1.0  # a fork from a process that has torch imported, and a GPU's context
@@ -23,7 +23,7 @@ PREDICTED = "predicted"
 
 
 def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ...]:
-    """Gangs of all devices of 2, 4, ... and of all of `num_nodes` equal nodes; `node` is one of them, whole."""
+    """Returns gangs of all devices of 2, 4, ... and all of `num_nodes` nodes; `node` is the gang of one whole node."""
     counts = {2**power for power in range(1, num_nodes.bit_length()) if 2**power <= num_nodes}
     counts |= {num_nodes} - {1}
     return tuple(
@@ -37,19 +37,19 @@ def shapes_over_nodes(node: GangShape, *, num_nodes: int) -> tuple[GangShape, ..
     )
 
 
-def predicted_profiles(survey: Survey, *, shapes: Sequence[GangShape]) -> tuple[Profile, ...]:
-    """Of each technique and shape that could train a job, the option that looks quickest, as a profile."""
+def predicted_profiles(preflight: Preflight, *, shapes: Sequence[GangShape]) -> tuple[Profile, ...]:
+    """Returns the option with the shortest predicted step of each technique and shape that can train a job."""
     return tuple(
         _profile(best, startup_s=GUESSED_STARTUP_S, num_nodes=shape.num_nodes)
         for shape in shapes
-        for best in _quickest(survey, shape)
+        for best in _quickest(preflight, shape)
     )
 
 
-def foretold(searches: Sequence[Search]) -> tuple[Profile, ...]:
-    """Of each technique and gang size that may train a job, the option that looks quickest, as a profile; no trials.
+def foretold(searches: Sequence[ConfigSearch]) -> tuple[Profile, ...]:
+    """Returns the option with the shortest predicted step of each technique and gang size, as profiles without trials.
 
-    What ran out of memory in an earlier trial is passed over.
+    Options that ran out of memory in an earlier trial are skipped.
     """
     firsts = (
         next((c for f, c in zip(s.fingerprints, s.candidates, strict=True) if f not in s.results), None)
@@ -75,9 +75,9 @@ def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> P
     )
 
 
-def _quickest(survey: Survey, shape: GangShape) -> Iterator[Candidate]:
+def _quickest(preflight: Preflight, shape: GangShape) -> Iterator[Candidate]:
     groups: dict[str, list[Candidate]] = {}
-    for candidate in survey.candidates:
+    for candidate in preflight.candidates:
         if candidate.num_devices == shape.num_devices:
             groups.setdefault(candidate.technique, []).append(candidate)
     for group in groups.values():

@@ -1,18 +1,18 @@
-"""Why a job cannot be trained, in words for a person: the cause first, and no more than helps."""
+"""Messages on why a job cannot be trained: the main cause first, and only as much as helps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.techniques.surveys import Refusal
+from ringmaster.techniques.interface.preflight import Refusal
 
 MOST_REASONS = 3
 MORE = "--verbose shows all that was left out"
 
 
 def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -> str:
-    """Why no technique can train a job: what its trials died of; without trials, what was lacking."""
+    """Returns why no technique can train a job: the failures of its trials, or without trials what was lacking."""
     if failures:
         return _why_trials_failed(failures)
     left_out = [refusal for refusal in refusals if refusal.config is None]
@@ -24,7 +24,7 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -
 
 
 def _why_trials_failed(failures: Sequence[Failure]) -> str:
-    """The exceptions of a job's trials, each once; want of memory last, as it may be the smaller trouble."""
+    """Returns the distinct errors of a job's trials; out of memory comes last, as it may be the smaller problem."""
     in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
     causes = dict.fromkeys(failure.message for failure in in_order)
     said = "; ".join(list(causes)[:MOST_REASONS])
@@ -32,7 +32,7 @@ def _why_trials_failed(failures: Sequence[Failure]) -> str:
 
 
 def refusal_lines(refused: Mapping[str, Iterable[Refusal]]) -> list[str]:
-    """Which techniques were left out for which jobs, and why; jobs for which the same holds share a line."""
+    """Returns which techniques were left out for which jobs, and why; jobs with the same reasons share a line."""
     jobs: dict[str, list[str]] = {}
     for job, refusals in refused.items():
         reasons = _by_reason([refusal for refusal in refusals if refusal.config is None])
@@ -42,7 +42,7 @@ def refusal_lines(refused: Mapping[str, Iterable[Refusal]]) -> list[str]:
 
 
 def _by_reason(refusals: Iterable[Refusal]) -> dict[str, str]:
-    """What each reason holds for: "ddp on 1, fsdp on 1"."""
+    """Returns the techniques and sizes to which each reason applies, as text: "ddp on 1, fsdp on 1"."""
     where: dict[str, list[str]] = {}
     for refusal in refusals:
         where.setdefault(refusal.reason, []).append(f"{refusal.technique} on {refusal.num_devices}")

@@ -1,4 +1,4 @@
-"""Which configs of a technique are worth a trial: a search that needs a few of them, and none that is known already."""
+"""The search for the fastest configs of a technique, which needs few trials and repeats none."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringmaster.techniques.profiles import Profile
-from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.profiles import Profile
 
-MOST_TRIALS = 3  # of one technique on one number of devices
-FAR_BEHIND = 1.15  # a technique slower than another by this is not refined: its next config would not make that up
-# Predicted to be slower than the best by this: not begun. Generous, as predictions have that error between techniques.
+MOST_TRIALS = 3  # per technique and number of devices
+# A technique that is slower than another by this factor is not refined: its next config would not make up for that.
+FAR_BEHIND = 1.15
+# A technique that is predicted to be slower than the best by this factor is not tried. The factor is large because
+# predictions have that error between techniques.
 FAR_BEHIND_PREDICTED = 1.6
-# A short job ends before more trials have paid for themselves; a long one is worth a thorough search, which goes on
-# after some configs that are no faster.
+# A job of so many steps is worth a thorough search, which continues after some configs that are not faster. A shorter
+# job ends before more trials have paid for themselves.
 LONG_STEPS, THOROUGH_MISSES = 2000, 4
-TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # of the candidates of a gang size
+TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
 FAILED, KILLED = "failed", "killed"
 
 
@@ -24,7 +26,7 @@ FAILED, KILLED = "failed", "killed"
 class Failure:
     """A trial that gave no profile.
 
-    kind: "out_of_memory", which another try would give again; "killed" from outside; "failed" in any other way.
+    kind: "out_of_memory", which another attempt would repeat; "killed" from outside; "failed" in any other way.
     """
 
     kind: str
@@ -35,11 +37,12 @@ Result = Profile | Failure
 
 
 @dataclass(kw_only=True)
-class Search:
-    """The configs of one speed class under one technique on one number of devices, cheapest-looking first.
+class ConfigSearch:
+    """The configs of one speed class under one technique on one number of devices, fastest predicted first.
 
-    A config that runs out of memory sends the search on to the next; one that is no faster than the best so far ends
-    it: what follows it looks dearer still. A thorough search bears with a few such configs.
+    After a config that runs out of memory the search continues with the next one. A config that is not faster than the
+    best so far ends the search, because the configs after it are predicted to be even slower. A thorough search accepts
+    a few such configs.
     """
 
     key: str
@@ -50,7 +53,7 @@ class Search:
     results: dict[str, Result] = field(default_factory=dict)
 
     def next_trial(self, known: Mapping[str, Result]) -> tuple[str, Candidate] | None:
-        """The fingerprint and candidate to try next, taking what is known already; None when the search has ended."""
+        """Returns the fingerprint and candidate to try next, after taking known results; None if the search is over."""
         best_s = float("inf")
         num_profiles = num_misses = 0
         for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
@@ -72,7 +75,7 @@ class Search:
 
     @property
     def predicted_s(self) -> float | None:
-        """Predicted seconds of a step under the first config that has not run out of memory; None where unknown."""
+        """The predicted seconds of a step under the first config that has not failed; None without a prediction."""
         for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
             if not isinstance(self.results.get(fingerprint), Failure):
                 return candidate.step_s
@@ -80,61 +83,61 @@ class Search:
 
     @property
     def best_predicted_s(self) -> float | None:
-        """Predicted seconds of what was measured as the fastest."""
+        """The predicted seconds of a step under the config that was measured as the fastest."""
         by_print = dict(zip(self.fingerprints, self.candidates, strict=True))
         measured = [(r.step_s, by_print[f].step_s) for f, r in self.results.items() if isinstance(r, Profile)]
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
     @property
     def num_devices(self) -> int:
-        """The gang size that it is about."""
+        """The gang size of the search."""
         return self.candidates[0].num_devices
 
     @property
     def best_s(self) -> float:
-        """Seconds of a step under the fastest config so far; infinite before there is one."""
+        """The seconds of a step under the fastest config so far; infinite if there is none."""
         return min((profile.step_s for profile in self.profiles), default=float("inf"))
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """What the search has found."""
+        """The profiles that the search has found."""
         return tuple(result for result in self.results.values() if isinstance(result, Profile))
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """What did not work."""
+        """The failures of the search's trials."""
         return tuple(result for result in self.results.values() if isinstance(result, Failure))
 
 
 def quickest_looking_first(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """By predicted seconds of a step; as the technique lists them where one is not predicted."""
+    """Sorts by predicted seconds of a step; keeps the technique's order if a candidate has no prediction."""
     if any(candidate.step_s is None for candidate in candidates):
         return list(candidates)
     return sorted(candidates, key=lambda candidate: candidate.step_s or 0.0)
 
 
-def worthwhile(searches: Iterable[Search]) -> list[Search]:
-    """The searches whose next trial may still give an option worth having; in their order.
+def worthwhile(searches: Iterable[ConfigSearch]) -> list[ConfigSearch]:
+    """Returns the searches whose next trial may still give a useful option, in their order.
 
-    Of the techniques that train a speed class on the same number of devices a plan takes the fastest (a slower one
-    only where memory decides). So one whose first config is far behind another's best is not refined any further; and
-    those not begun yet are tried one after another, what is predicted to be quickest first, until one is close to
-    perfect scaling: with t the fastest step on m devices, the fewest measured, no option on n is expected to take less
-    than t m / n. What is predicted to be far behind the best is not begun, and where there are predictions no more than
-    a quarter of the candidates of a gang size are tried.
+    Among the techniques that train a speed class on the same number of devices, a plan uses the fastest one (a slower
+    one only if memory requires it). So a search whose first config is far slower than another search's best is not
+    continued. Searches without a trial are begun one after another, in the order of their predicted speed, until one is
+    close to perfect scaling: with t the fastest step on m devices, the fewest measured, no option on n devices is
+    expected to take less than t m / n. A search that is predicted to be far slower than the best is not begun. If
+    predictions exist, at most a quarter of the candidates of a gang size are tried.
     """
     every = list(searches)
-    groups: dict[tuple[str, int], list[Search]] = {}
+    groups: dict[tuple[str, int], list[ConfigSearch]] = {}
     for search in every:
         groups.setdefault((search.key, search.num_devices), []).append(search)
     best_s = {group: min(search.best_s for search in mine) for group, mine in groups.items()}
-    chosen: list[Search] = []
+    chosen: list[ConfigSearch] = []
     for group, mine in groups.items():
         if _has_had_its_share(mine):
             continue
         chosen += [s for s in mine if s.results and (not s.profiles or s.best_s <= FAR_BEHIND * best_s[group])]
         untried = [s for s in mine if not s.results and not _looks_far_behind(s, mine)]
-        untried.sort(key=lambda search: search.predicted_s or 0.0)  # stable: as listed where nothing is predicted
+        untried.sort(key=lambda search: search.predicted_s or 0.0)  # stable: keeps the order without predictions
         if untried and _is_fewest(untried[0], best_s):
             chosen += untried
         elif untried and not _scales(group, best_s):
@@ -142,29 +145,29 @@ def worthwhile(searches: Iterable[Search]) -> list[Search]:
     return [search for search in every if any(search is other for other in chosen)]
 
 
-def _has_had_its_share(group: Sequence[Search]) -> bool:
-    """Whether a quarter of the group's candidates were tried, and some of them could train."""
+def _has_had_its_share(group: Sequence[ConfigSearch]) -> bool:
+    """Returns whether a quarter of the group's candidates were tried, and some of them could train."""
     candidates = [c for search in group for c in search.candidates]
     if any(c.step_s is None for c in candidates) or not any(search.profiles for search in group):
         return False
     return sum(len(search.results) for search in group) >= max(TRIED_SHARE * len(candidates), FEWEST_TRIALS)
 
 
-def _looks_far_behind(search: Search, group: Sequence[Search]) -> bool:
-    """Whether what was measured, and the ratio of predictions, say that a search's first config is much slower."""
+def _looks_far_behind(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bool:
+    """Returns whether a search's first config is much slower than the best, by the ratio of their predictions."""
     best = min(group, key=lambda other: other.best_s)
     if search.predicted_s is None or best.best_predicted_s is None:
         return False
     return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
 
 
-def _is_fewest(search: Search, best_s: Mapping[tuple[str, int], float]) -> bool:
-    """Whether its speed class has options on no fewer devices than these."""
+def _is_fewest(search: ConfigSearch, best_s: Mapping[tuple[str, int], float]) -> bool:
+    """Returns whether its speed class has no options on fewer devices."""
     return search.num_devices == min(size for key, size in best_s if key == search.key)
 
 
 def _scales(group: tuple[str, int], best_s: Mapping[tuple[str, int], float]) -> bool:
-    """Whether the fastest option of a group is close to what perfect scaling from the fewest devices gives."""
+    """Returns whether the fastest option of a group is close to perfect scaling from the fewest devices."""
     key, num_devices = group
     measured = [
         size for other, size in best_s if other == key and size < num_devices and best_s[other, size] < math.inf

@@ -1,4 +1,4 @@
-"""Profiling as a Prefect task."""
+"""The Prefect task of the profiling stage."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from prefect.client.schemas.objects import State
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.lending import Lend
 from ringmaster.tasks.profiling.stage import Failed, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
-from ringmaster.tasks.profiling.trials import Site
+from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
 
 
 def _may_go_well_again(_: Any, __: Any, state: State[Any]) -> bool:
-    """Jobs that cannot take a step stay unfit."""
+    """Returns whether a retry can help: jobs that cannot take a step stay unfit."""
     return not isinstance(state.result(raise_on_failure=False), UnfitJobs)
 
 
-# What was measured before a failure is kept, so that a retry tries only the rest.
+# Measurements from before a failure are stored, so that a retry makes only the other trials.
 @task(
     name="profile",
     retries=2,
@@ -33,7 +33,7 @@ def _may_go_well_again(_: Any, __: Any, state: State[Any]) -> bool:
 def profile_task(
     jobs: Sequence[Job],
     *,
-    site: Site,
+    site: TrialEnvironment,
     cluster: Cluster,
     known: Known,
     notice: Notice,
@@ -43,7 +43,7 @@ def profile_task(
     all_or_none: bool = False,
     share: float | None = None,
 ) -> Profiled:
-    """Surveys the jobs and measures what is not known of them."""
+    """Runs the preflight of the jobs and measures what is not known about them."""
     return profile_jobs(
         jobs,
         site=site,

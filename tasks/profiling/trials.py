@@ -1,4 +1,4 @@
-"""Runs trials on the real devices, side by side, so that each is measured while its neighbours are as busy as later."""
+"""Trials on the real devices, run side by side so that each is measured while its neighbours are as busy as later."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.search import FAILED, KILLED, Failure, Result
-from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.engine.gang import OUT_OF_MEMORY, Gang, Outcome
-from ringmaster.techniques.engine.order import TRIAL, GangOrder, Slot
-from ringmaster.techniques.engine.processes import ForkServer
-from ringmaster.techniques.engine.reporter import MEASURE, STOP
-from ringmaster.techniques.surveys import Candidate
-from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Gang, Outcome
+from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
+from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One candidate of one job, to be measured on its prepared `data`.
 
-    fellows: the jobs that the same gang trains beside it, each with its data.
+    members: the other jobs that the same gang trains, each with its data.
     """
 
     fingerprint: str
     job: Job
     data: Mapping[str, Any]
     candidate: Candidate
-    fellows: tuple[tuple[Job, Mapping[str, Any]], ...] = ()
+    members: tuple[tuple[Job, Mapping[str, Any]], ...] = ()
 
     def __str__(self) -> str:
-        """What is tried, for people."""
+        """Returns a description of the trial for people."""
         config = " ".join(f"{key}={value}" for key, value in self.candidate.config.items())
-        beside = f" and {len(self.fellows)} more" if self.fellows else ""
+        beside = f" and {len(self.members)} more" if self.members else ""
         return f"{self.job.name}{beside}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where trials and segments run: the fork server, the devices of one node, and the folders that workers need."""
+class TrialEnvironment:
+    """The environment of trials and segments: fork server, the devices of one node, and the folders of workers."""
 
     server: ForkServer
     devices: tuple[Device, ...]
@@ -55,21 +56,21 @@ class Site:
 
 
 def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:
-    """Devices as workers see them."""
+    """Converts devices into the form that workers use."""
     return tuple(
         Slot(kind=d.kind, index=d.index, uuid=d.uuid, cores=d.cores, memory_bytes=d.memory_bytes) for d in devices
     )
 
 
 def gang_shape(devices: Sequence[Device]) -> GangShape:
-    """Devices of one node as techniques see them."""
+    """Converts devices of one node into the form that techniques use."""
     return GangShape(kind=devices[0].kind, num_devices=len(devices), memory_bytes=min(d.memory_bytes for d in devices))
 
 
 def waves(trials: Sequence[Trial], *, num_devices: int) -> list[list[Trial]]:
-    """Trials of equal gang size in groups that fill the node, the smallest gangs first.
+    """Divides trials into waves of equal gang size that fill the node, the smallest gangs first.
 
-    Trials of one wave belong to different searches, so that none waits for another's answer.
+    Trials of one wave belong to different searches, so that none depends on another's result.
     """
     by_size = sorted(trials, key=lambda trial: trial.candidate.num_devices)
     result = []
@@ -79,28 +80,28 @@ def waves(trials: Sequence[Trial], *, num_devices: int) -> list[list[Trial]]:
     return result
 
 
-def run_wave(site: Site, wave: Sequence[Trial]) -> dict[str, Result]:
-    """Measures the trials of one wave at the same time; free devices get copies of them, as busy neighbours.
+def run_wave(site: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
+    """Measures the trials of one wave at the same time; free devices run copies of them, as busy neighbours.
 
     Returns a profile or a failure by fingerprint.
     """
     size = wave[0].candidate.num_devices
-    seats = [site.devices[i : i + size] for i in range(0, len(site.devices) - size + 1, size)]
-    crowd = [trial for trial, _ in zip(itertools.cycle(wave), seats, strict=False)]
-    # Where checkpoints will be written: what a save costs is measured on the same disk.
+    positions = [site.devices[i : i + size] for i in range(0, len(site.devices) - size + 1, size)]
+    crowd = [trial for trial, _ in zip(itertools.cycle(wave), positions, strict=False)]
+    # The folder is on the disk where checkpoints will be written, so that the measured cost of a save holds there.
     with TemporaryDirectory(prefix="trials-", dir=site.cache_dir) as folder:
         runs = [
-            _Run(site, trial, seat, Path(folder) / str(i))
-            for i, (trial, seat) in enumerate(zip(crowd, seats, strict=True))
+            _Run(site, trial, position, Path(folder) / str(i))
+            for i, (trial, position) in enumerate(zip(crowd, positions, strict=True))
         ]
-        outcomes = _Conductor(runs).conduct()
+        outcomes = _Wave(runs).conduct()
     return {trial.fingerprint: outcomes[i] for i, trial in enumerate(wave)}
 
 
 class _Run:
     """One running trial."""
 
-    def __init__(self, site: Site, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
+    def __init__(self, site: TrialEnvironment, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
         self.trial = trial
         order = GangOrder(
             purpose=TRIAL,
@@ -114,13 +115,13 @@ class _Run:
             import_paths=site.import_paths,
             ordered_at_s=time.monotonic(),
         )
-        fellows = tuple(replace(order, job=job, data=data) for job, data in trial.fellows)
-        order = replace(order, fellows=fellows)
+        members = tuple(replace(order, job=job, data=data) for job, data in trial.members)
+        order = replace(order, members=members)
         self.gang = Gang(site.server, order, num_ranks=trial.candidate.num_ranks)
 
 
-class _Conductor:
-    """Starts the measurements of a wave together, and lets nobody rest before the last is done."""
+class _Wave:
+    """Starts the measurements of a wave together, and keeps all of its gangs busy until the last one is done."""
 
     def __init__(self, runs: Sequence[_Run]) -> None:
         self._runs = runs

@@ -1,1 +1,1 @@
-"""Which model serves: moves aliases in the registry when a better one is found."""
+"""Promotion of models: aliases in the registry move when a better model is found."""

@@ -1,4 +1,4 @@
-"""What was decided of a model's versions, kept with them: a tag on each version, a table on the run that made it."""
+"""Records of promotion decisions: a tag on each model version, and a table on the run that made the version."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ringmaster.model_lineage import Ledger, LedgerError, ModelRecord
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 TAG = "ringmaster.decision"
 TABLE = "promotion/decisions.json"
 PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
-TAG_CHARACTERS = 5000  # that MLflow lets a tag of a version have
+TAG_CHARACTERS = 5000  # MLflow's limit for a tag of a version
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecisionRecord:
-    """A decision about one version. outcome: "promoted", "kept", "rolled back" or "waiting" (for a person).
+    """A decision about one version.
 
-    champion_before: the version that served until then. who: that decided, a policy's name or a person.
+    outcome: "promoted", "kept", "rolled back" or "waiting" (for a person).
+    champion_before: the version that served until then.
+    who: the decider, a policy's name or a person.
+    at: the time of the decision.
     """
 
     version: int
@@ -33,14 +36,14 @@ class DecisionRecord:
 
 
 def now() -> str:
-    """The moment, for people."""
+    """Returns the current time for display."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def write(ledger: Ledger, model: ModelRecord, decision: DecisionRecord) -> None:
-    """Keeps a decision about `model`: the last one as its version's tag, all of them in its run's table.
+    """Adds a decision about `model` to the tag of its version, and to the table of its run.
 
-    The same decision again changes nothing.
+    The tag holds as many of the newest decisions as fit. Repeating the last decision changes nothing.
     """
     assert model.version is not None, "a decision is about a version"
     known = read(ledger, model)
@@ -54,7 +57,7 @@ def write(ledger: Ledger, model: ModelRecord, decision: DecisionRecord) -> None:
 
 
 def read(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
-    """The decisions about a version, the oldest first; as many as its tag has room for."""
+    """Returns the decisions in a version's tag, the oldest first; the tag holds as many of the newest as fit."""
     assert model.version is not None, "a decision is about a version"
     try:
         tags = ledger.client.get_model_version(model.registered_name, str(model.version)).tags
@@ -66,7 +69,7 @@ def read(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
 
 
 def champion_before(decisions: Sequence[DecisionRecord]) -> int | None:
-    """The champion that a version took the place of when it was promoted last."""
+    """Returns the champion that a version replaced when it was last promoted, or None."""
     return next((entry.champion_before for entry in reversed(decisions) if entry.outcome == PROMOTED), None)
 
 
@@ -78,7 +81,7 @@ def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
 
 
 def _text(decisions: Sequence[DecisionRecord]) -> str:
-    """The newest ones that a tag has room for; of the last one, if need be, only the first reasons."""
+    """Returns the newest decisions that fit into a tag, as JSON; the reasons of the last one may be shortened."""
     for first in range(len(decisions)):
         if len(text := json.dumps(to_json(decisions[first:]))) <= TAG_CHARACTERS:
             return text

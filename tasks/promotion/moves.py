@@ -1,8 +1,9 @@
-"""Moves of aliases, written down before they are made, so that a half-done promotion is finished at the next start.
+"""Alias moves with a write-ahead log, so that an interrupted promotion is completed at the next start.
 
-The registry moves one alias at a time. What is to be moved stands in a database first, one row for a model: of this
-home, or of the pool, where all its machines see it. A row is also the lock: of two promotions of one model at once, one
-writes it, and the other is told. The moves name versions, so that making them again changes nothing.
+The registry moves one alias at a time. All moves of a promotion are therefore first written to a database, one row per
+model: the database of this home, or of the pool, where all machines see it. A row is also the lock: of two concurrent
+promotions of one model, one writes the row and the other is refused. The moves name versions, so that repeating them
+changes nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from sqlalchemy import (
 
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.faults import RingmasterError
-from ringmaster.tasks.pool.database import Database
 from ringmaster.tasks.promotion import decisions
 from ringmaster.tasks.promotion.decisions import DecisionRecord
 from ringmaster.tasks.promotion.names import CHAMPION
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.tasks.storage.database import Database
+from ringmaster.techniques.interface.values import from_json, to_json
 
 METADATA = MetaData()
 MOVES = Table(
@@ -48,37 +49,37 @@ MOVES = Table(
     Column("moves", JSON, nullable=False),
     Column("decision", JSON, nullable=False),
     Column("host", Text, nullable=False),
-    Column("pid", BigInteger, nullable=False),  # 0: whoever began it has given up
+    Column("pid", BigInteger, nullable=False),  # 0: its process has given up
     Column("born_s", Float, nullable=False),
     Column("since_s", Float, nullable=False),
 )
-STRANGER_S = 600.0  # after which a row of another machine is taken for left behind; moves take a second
+STRANGER_S = 600.0  # the age at which a row of another machine counts as abandoned; moves take a second
 
 
 class PromotionRefused(RingmasterError, ValueError):
-    """Another promotion of the same model is under way, or was quicker."""
+    """Another promotion of the same model is in progress, or was faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """An alias and the version that it is to name; None takes the alias away."""
+    """An alias and the version to point it to; version None deletes the alias."""
 
     alias: str
     version: int | None
 
 
 class MoveLog:
-    """The moves that were begun and not finished, in `database`."""
+    """The log in `database` of moves that have begun and not finished."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.write(lambda connection: METADATA.create_all(connection))
 
     def move(self, ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:
-        """Makes `moves`, in this order, and keeps the decision; first comes what another process left half-done.
+        """Completes interrupted moves of other processes, then makes `moves` in this order and records the decision.
 
-        Raises PromotionRefused where the model has another champion by now than the decision took for it, a version of
-        it was deleted since, or another promotion of it is under way; then nothing was moved by this one.
+        Raises PromotionRefused if the model's champion is no longer the one that the decision assumes, if one of the
+        versions has been deleted, or if another promotion of the model is in progress; then this call moves nothing.
         """
         self.finish_left_behind(ledger, model)
         token = self._begin(model, moves, decision)
@@ -94,16 +95,16 @@ class MoveLog:
         self._end(model, token)
 
     def finish_left_behind(self, ledger: Ledger, model: str | None = None) -> list[str]:
-        """Finishes what was begun by processes that ended since; of one model, or of all. Returns whose it was."""
+        """Completes the moves of processes that have ended, for one model or for all. Returns the models concerned."""
         finished = []
         for row in self._left_behind(model):
             token = self._adopt(row)
-            if token is None:  # another process is at it
+            if token is None:  # another process is doing so
                 continue
             try:
                 moves = [Move(**move) for move in row["moves"]]
                 decision = from_json(DecisionRecord, row["decision"])
-                # Where somebody else, who does not see this, has promoted or deleted since, it is no longer true.
+                # A promotion or deletion by a program without this log may have made the decision obsolete.
                 applies = _fault(ledger, row["model"], moves, decision) is None
                 if applies:
                     _carry_out(ledger, row["model"], moves, decision)
@@ -120,7 +121,7 @@ class MoveLog:
 
         def act(connection: Connection) -> str:
             found = connection.execute(select(MOVES).where(MOVES.c.model == model)).mappings().first()
-            if found is not None and found["token"] != row["token"]:  # the same: a commit that was tried again
+            if found is not None and found["token"] != row["token"]:  # an equal token: this commit was retried
                 raise PromotionRefused(
                     f"another promotion of {model} is under way, of process {found['pid']} on {found['host']}. "
                     "To fix: wait for it, and compare with its champion"
@@ -160,10 +161,10 @@ def _of(model: str, token: str) -> Any:
 
 
 def _fault(ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> str | None:
-    """Why some moves cannot be made (any more); None where they can.
+    """Returns why some moves cannot be made (any more), or None if they can.
 
-    All versions have to be there, or a deleted one would leave the aliases half-moved for good; and the champion has to
-    be the one that the decision is about, or already the one that it makes.
+    All versions must exist, as a deleted one would leave the aliases half-moved for good. The champion must be the one
+    that the decision assumes, or already the one that it makes.
     """
     versions = dict.fromkeys([decision.version, *(move.version for move in moves if move.version is not None)])
     gone = [str(version) for version in versions if ledger.get_version(model, version) is None]
@@ -200,7 +201,7 @@ def _holder() -> dict[str, Any]:
 
 
 def _lives(row: dict[str, Any]) -> bool:
-    """Whether the process that began still runs, as far as can be known from here."""
+    """Whether the process that began the moves still runs, as far as this machine can determine."""
     if row["pid"] == 0:
         return False
     if row["host"] != platform.node():

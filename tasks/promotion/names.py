@@ -1,8 +1,8 @@
 """The aliases of a registered model.
 
-`champion` serves. `previous` is the champion before it, to go back to. `challenger` is the version that was compared
-last, whether it won or not, or that a sweep proposes. A newer version than the champion and than a challenger about
-which a decision is kept is a candidate that was not compared yet.
+`champion` is the version that serves. `previous` is the champion before it, the target of a rollback. `challenger` is
+the version that was compared last, with either result, or that a sweep proposes. A version newer than the champion, and
+newer than any challenger with a recorded decision, is a candidate that has not been compared yet.
 """
 
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"

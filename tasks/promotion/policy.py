@@ -1,4 +1,4 @@
-"""When a challenger becomes the champion: a pure rule, and its reason in words."""
+"""The rules by which a challenger becomes the champion, as pure functions that also return their reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringmaster.tasks.promotion.policy_file import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Whether the challenger is promoted, and why, for a person. reasons: every one, where a policy has decided."""
+    """Whether the challenger is promoted, with the reason for people. reasons: all reasons, if a policy has decided."""
 
     promote: bool
     why: str
@@ -22,17 +22,17 @@ class Decision:
 
 
 def decide(challenger: float, champion: float | None, *, metric: str, min_gain: float = 0.0) -> Decision:
-    """Promotes a challenger that is better than the champion by `min_gain` at least; a first one needs no gain.
+    """Promotes a challenger that is better than the champion by at least `min_gain`; the first one needs no gain.
 
-    challenger, champion: `metric` of each on the same held-out data; None where there is no champion yet. Nothing is
-    ever promoted on a value that is not finite, the champion's included: then nobody knows which is better.
+    challenger, champion: the value of `metric` on the same held-out data; champion is None if there is none yet.
+    Nothing is promoted if either value is not finite, as the better one is unknown then.
     """
     if not math.isfinite(challenger):
         return Decision(promote=False, why=f"its {metric} is {challenger}")
     if champion is None:
         return Decision(promote=True, why=f"the first one, with {metric} {challenger:.4g}")
     if not math.isfinite(champion):
-        return Decision(promote=False, why=f"the champion's {metric} is {champion} on this data: look at the data")
+        return Decision(promote=False, why=f"the champion's {metric} is {champion} on this data: inspect the data")
     won = gain(challenger, champion, metric=metric)
     figures = f"{metric} {challenger:.4g} against {champion:.4g}"
     if better(challenger, champion, metric=metric, min_gain=min_gain):
@@ -45,11 +45,13 @@ def decide(challenger: float, champion: float | None, *, metric: str, min_gain: 
 def decide_by(
     policy: Policy, examined: Sequence[Examined], *, metric: str, is_first: bool, min_gain: float = 0.0
 ) -> Decision:
-    """Promotes what meets every rule of the policy; every rule that it breaks is a reason, not the first one alone.
+    """Promotes a challenger that meets every rule of the policy; each broken rule is a reason.
 
-    examined: of the challenger, against the champion on the same rows; one for each suite of the policy, and the
-    metrics in each. metric: the model's, where the policy names none. is_first: there is no champion, and nothing to
-    win against. min_gain: the model's own, where it asks for more than the policy.
+    examined: examinations of the challenger, compared with the champion on the same rows: one for each suite of the
+        policy, each with the metrics.
+    metric: the model's metric, used if the policy names none.
+    is_first: whether there is no champion to compare with.
+    min_gain: the model's own minimum; the larger of it and the policy's counts.
     """
     metric = policy.metric or metric
     lines = [line for found in examined for line in found.measured if line.metric == metric]
@@ -76,7 +78,7 @@ def decide_by(
 
 def _against_champion(policy: Policy, whole: Measured, *, min_gain: float) -> Iterator[str]:
     if whole.gain is None or whole.p_better is None or not math.isfinite(whole.gain):
-        yield f"the champion's {whole.metric} is {whole.other} on this data: look at the data"
+        yield f"the champion's {whole.metric} is {whole.other} on this data: inspect the data"
         return
     figures = f"{whole.metric} {whole.value:.4g} against {whole.other:.4g}"
     if whole.gain <= 0:
@@ -88,14 +90,14 @@ def _against_champion(policy: Policy, whole: Measured, *, min_gain: float) -> It
 
 
 def _loses(policy: Policy, line: Measured) -> bool:
-    """Whether a slice that is large enough lost more than is allowed."""
+    """Whether a slice that is large enough loses more than allowed."""
     if policy.max_loss is None or line.slice == ALL or line.num_rows < policy.min_slice_rows:
         return False
-    return line.gain is None or not line.gain >= -policy.max_loss  # a gain that is not a number is a loss
+    return line.gain is None or not line.gain >= -policy.max_loss  # a gain that is NaN counts as a loss
 
 
 def _on_slice(line: Measured) -> str:
-    gain = "nobody knows how much" if line.gain is None or not math.isfinite(line.gain) else f"{-line.gain:.4g}"
+    gain = "an unknown amount" if line.gain is None or not math.isfinite(line.gain) else f"{-line.gain:.4g}"
     return f"loses {gain} of {line.metric} on {line.slice} ({line.num_rows} rows)"
 
 

@@ -1,4 +1,4 @@
-"""The file that says when a challenger becomes the champion."""
+"""The policy file, which defines when a challenger becomes the champion."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ApprovalEntry(Section):
-    """A person's word, asked for in Prefect's UI."""
+    """A person's approval, requested in Prefect's UI."""
 
     timeout_s: Positive = Field(default=86_400.0, description="seconds to wait for the answer, such as 3600")
 
@@ -36,7 +36,7 @@ class PolicyEntry(Section):
         default=0.05, description="the chance of seeing such a gain where there is none must be below, such as 0.05"
     )
     max_loss: Amount | None = Field(default=None, description="the most that a slice may lose, such as 0.02")
-    min_slice_rows: Whole = Field(default=20, description="the rows that a slice must have to be judged, such as 20")
+    min_slice_rows: Whole = Field(default=20, description="the rows that a slice must have to be compared, such as 20")
     suites: list[str] = Field(default=[], description="files of slices, tests and assertions, such as [tests.yaml]")
     max_rows: Whole = Field(default=2000, description="the most held-out rows, such as 2000")
     approval: ApprovalEntry | None = Field(default=None, description="who must agree, such as {timeout_s: 3600}")
@@ -44,12 +44,16 @@ class PolicyEntry(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """When a challenger is promoted; every rule must hold.
+    """The rules for the promotion of a challenger; all of them must hold.
 
-    metric: that decides, None for the model's own. min_gain: in its unit. significance: the paired bootstrap's p must
-    be below; None for no such test. max_loss: that any slice of at least `min_slice_rows` may lose; None for any.
-    suites: whose tests and assertions must pass, and whose slices are looked at; folder: where they are.
-    approval_s: seconds to wait for a person who agrees; None where nobody need.
+    metric: the metric that decides; None stands for the model's own.
+    min_gain: in the metric's unit.
+    significance: the upper bound of the paired bootstrap's p-value; None for no such test.
+    max_loss: the most that any slice of at least `min_slice_rows` rows may lose; None for any loss.
+    suites: their tests and assertions must pass, and their slices are compared.
+    max_rows: the most held-out rows to score.
+    approval_s: seconds to wait for a person's approval; None if none is needed.
+    folder: the folder of the policy file.
     """
 
     name: str
@@ -65,7 +69,7 @@ class Policy:
 
 
 def load_policy(path: Path) -> Policy:
-    """The policy of a YAML file. Raises BatchFileError with every fault in it, or in a suite that it names."""
+    """Loads the policy of a YAML file. Raises BatchFileError with all faults in it and in the suites that it names."""
     entry = declared.load(path, PolicyEntry, rules=lambda e: _findings(e, path), what="a policy, such as policy.yaml")
     return Policy(
         name=entry.name,
@@ -84,6 +88,6 @@ def load_policy(path: Path) -> Policy:
 def _findings(entry: PolicyEntry, path: Path) -> Iterator[Finding]:
     for i, suite in enumerate(entry.suites):
         if not is_file(path.parent, suite):
-            yield Finding(("suites", i), f"there is no file {suite!r}", "name a file, seen from the policy's folder")
+            yield Finding(("suites", i), f"there is no file {suite!r}", "name a file relative to the policy's folder")
     if entry.max_loss is not None and not entry.suites:
         yield Finding(("max_loss",), "asks for slices, and no suite has any", "name a suite with slices")

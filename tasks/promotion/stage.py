@@ -1,4 +1,4 @@
-"""The promotion stage: reads and moves the aliases of a registered model (`names` says what they mean)."""
+"""The promotion stage: reads and moves the aliases of a registered model (see `names` for their meaning)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from ringmaster.tasks.promotion.policy import Decision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a registered model stands. latest: its newest version, whatever became of that; candidate: the same, where
-    it was not compared with a champion yet."""
+class ServingVersions:
+    """The current versions of a registered model.
+
+    latest: the newest version, whatever was decided about it.
+    candidate: the same version, if it has not been compared with a champion yet.
+    """
 
     name: str
     champion: ModelRecord | None = None
@@ -26,8 +29,8 @@ class Standing:
     candidate: ModelRecord | None = None
 
 
-def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
-    """The standing of each registered model; one that was never trained, or was deleted, stands nowhere."""
+def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, ServingVersions]:
+    """Returns the current versions of each registered model; one never trained, or deleted, has none."""
     wanted = list(names)
     versions: dict[str, set[int]] = {name: set() for name in wanted}
     for model in ledger.models():
@@ -36,12 +39,12 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, Standing]:
     return {name: _standing(ledger, name, _newest(ledger, name, versions[name])) for name in wanted}
 
 
-def _standing(ledger: Ledger, name: str, latest: ModelRecord | None) -> Standing:
+def _standing(ledger: Ledger, name: str, latest: ModelRecord | None) -> ServingVersions:
     if latest is None:
-        return Standing(name=name)
+        return ServingVersions(name=name)
     champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)
     candidate = None if _was_compared(ledger, latest, champion, challenger) else latest
-    return Standing(name=name, champion=champion, challenger=challenger, latest=latest, candidate=candidate)
+    return ServingVersions(name=name, champion=champion, challenger=challenger, latest=latest, candidate=candidate)
 
 
 def _was_compared(
@@ -55,13 +58,13 @@ def _was_compared(
 
 
 def _has_decision(ledger: Ledger, model: ModelRecord) -> bool:
-    """Whether a version's comparison has ended: one that waits for a person, or that a sweep proposes, has none yet."""
+    """Whether a version's comparison has ended: it neither waits for approval nor is just a sweep's proposal."""
     made = decisions.read(ledger, model)
     return bool(made) and made[-1].outcome != WAITING
 
 
 def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord | None:
-    """The newest of these versions that the registry still has: a model outlives the version that it was."""
+    """Returns the newest of these versions that the registry still has; a model may outlive its version."""
     found = (ledger.get_version(name, version) for version in sorted(versions, reverse=True))
     return next((record for record in found if record is not None), None)
 
@@ -76,12 +79,16 @@ def apply(
     who: str = "rule",
     sound: Callable[[Alarm], None] = lambda alarm: None,
 ) -> None:
-    """Moves the aliases of the candidate's name by `decision`, and keeps the decision; again, it changes nothing.
+    """Moves the aliases of the candidate's name by `decision`, and records it. A repeated call changes nothing.
 
-    In this order a crash between any two steps leaves a champion, and a repetition ends in the same aliases; the
-    decision comes last, because it says that the comparison is done. champion: the version that it was compared
-    with. who: that decided. sound: tells people of an alarm, which a candidate is that does not become champion. Raises
-    PromotionRefused where another promotion was quicker.
+    The order of the moves guarantees that a crash between any two steps leaves a champion, and that a repetition ends
+    in the same aliases. The decision is recorded last, because it marks the comparison as done.
+
+    champion: the version that the candidate was compared with.
+    who: the decider.
+    sound: raises an alarm, here for a candidate that does not become champion.
+
+    Raises PromotionRefused if another promotion was faster.
     """
     name, version = candidate.registered_name, version_of(candidate)
     moves = [Move(alias=CHALLENGER, version=version)]
@@ -107,11 +114,11 @@ def apply(
 
 
 def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "") -> tuple[int, int]:
-    """Lets the previous champion of `name` serve again; returns that version and the one that served until now.
+    """Makes the previous champion of `name` serve again; returns (its version, the version that served until now).
 
-    `previous` then names the champion before that one, where it is known, so that one can go back further. The one
-    that is taken back stays compared: it is promoted again only by a new comparison. Raises PromotionRefused where
-    there is no champion to go back to.
+    `previous` then points to the champion before that one, if known, so that a further rollback is possible. The
+    version taken back counts as compared: only a new comparison promotes it again. Raises PromotionRefused if there is
+    no champion to return to.
     """
     log.finish_left_behind(ledger, name)
     champion, previous = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, PREVIOUS)
@@ -121,7 +128,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
     restored, taken_back = version_of(previous), version_of(champion)
     before = decisions.champion_before(decisions.read(ledger, previous))
     if before is not None and ledger.get_version(name, before) is None:
-        before = None  # deleted since
+        before = None  # deleted in the meantime
     moves = [Move(alias=CHAMPION, version=restored), Move(alias=PREVIOUS, version=before)]
     entry = DecisionRecord(
         version=taken_back,
@@ -136,7 +143,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
 
 
 def leave_waiting(ledger: Ledger, candidate: ModelRecord, why: str, *, who: str) -> None:
-    """Keeps that a candidate waits for a person's word. No alias moves: the next night asks again."""
+    """Records that a candidate waits for approval. No alias moves: the next retraining run asks again."""
     champion = ledger.get_alias(candidate.registered_name, CHAMPION)
     entry = DecisionRecord(
         version=version_of(candidate),
@@ -150,13 +157,13 @@ def leave_waiting(ledger: Ledger, candidate: ModelRecord, why: str, *, who: str)
 
 
 def training_digest(model: ModelRecord | None) -> str | None:
-    """The digest of the data that the model was trained on; None where it is not known."""
+    """Returns the digest of the data that the model was trained on, or None if it is unknown."""
     if model is None:
         return None
     return next((dataset.digest for dataset in model.datasets if dataset.context == "training"), None)
 
 
 def version_of(model: ModelRecord) -> int:
-    """The version number of a model that was registered."""
+    """Returns the version number of a registered model."""
     assert model.version is not None, f"{model.model_id} has no version"
     return model.version

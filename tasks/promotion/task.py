@@ -15,11 +15,11 @@ from ringmaster.tasks.promotion.stage import apply
 
 
 def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
-    """Another promotion that was quicker stays so; all else may pass."""
+    """Whether a retry may help. It cannot if another promotion was faster."""
     return not isinstance(state.result(raise_on_failure=False), PromotionRefused)
 
 
-# Moving aliases again changes nothing, so that it can be retried whatever failed.
+# Moving aliases again changes nothing, so the task may be retried after any failure.
 @task(
     name="promote",
     task_run_name="promote {candidate.registered_name}",
@@ -32,8 +32,8 @@ def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
 def promote_task(
     candidate: ModelRecord, decision: Decision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
 ) -> None:
-    """Moves the aliases of a registered model by a decision, and keeps the decision.
+    """Moves the aliases of a registered model by a decision, and records the decision.
 
-    A candidate that does not become champion is an alarm.
+    A candidate that does not become champion raises an alarm.
     """
     apply(ledger, candidate, decision, log=log, champion=champion, who=who, sound=sound)

@@ -1,1 +1,1 @@
-"""A night of retraining: which models are due, what of them fits in the night, and what came of it."""
+"""Scheduled retraining: which models are due, which of them fit in the time and budget, and the results."""

@@ -1,4 +1,4 @@
-"""Which night a moment belongs to, and when that night ends. No clock is read here: a moment is given."""
+"""Dates and deadlines of retraining runs, as pure functions of a given time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 Clock = Callable[[], float]
-"""Tells the moment in seconds since the epoch, as `time.time` does; tests and demonstrations give one of their own."""
+"""Returns the time in seconds since the epoch, as `time.time` does; tests and demonstrations pass their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hours:
-    """When nights are. starts, deadline: local times such as "22:00" in `timezone`; no deadline: as long as it takes.
+    """The schedule of retraining runs, in local times such as "22:00" of `timezone`.
 
-    A night is called by the date on which it starts, and it ends at the first deadline after that. What comes between
-    its deadline and the next start still belongs to it, but too late to train anything.
+    starts: when a run starts; its date identifies the run.
+    deadline: a run ends at the first deadline after its start; None for no deadline.
+
+    A moment between a run's deadline and the next start still belongs to that run, but is too late for training.
     """
 
     starts: str = "00:00"
     deadline: str | None = None
     timezone: str = "UTC"
 
-    def night_of(self, now_s: float) -> str:
-        """The night that started last, as an ISO date such as "2026-11-20"."""
+    def run_date_of(self, now_s: float) -> str:
+        """Returns the date of the run that started last, in ISO format such as "2026-11-20"."""
         local = datetime.fromtimestamp(now_s, UTC).astimezone(ZoneInfo(self.timezone))
         day = local.date()
         return (day if local.time() >= time.fromisoformat(self.starts) else day - timedelta(days=1)).isoformat()
 
-    def deadline_of(self, night: str) -> float | None:
-        """When a night has to be over, in seconds since the epoch; None where nothing says so."""
+    def deadline_of(self, run_date: str) -> float | None:
+        """Returns the deadline of a run in seconds since the epoch, or None if there is no deadline."""
         if self.deadline is None:
             return None
-        zone, day = ZoneInfo(self.timezone), date.fromisoformat(night)
+        zone, day = ZoneInfo(self.timezone), date.fromisoformat(run_date)
         start = datetime.combine(day, time.fromisoformat(self.starts), zone)
         end = datetime.combine(day, time.fromisoformat(self.deadline), zone)
         if end <= start:
@@ -41,18 +43,18 @@ class Hours:
         return end.timestamp()
 
 
-def num_missed(night: str, before: str | None) -> int:
-    """How many nights there should have been between two, and were not; none where there is no night before."""
+def num_missed(run_date: str, before: str | None) -> int:
+    """Returns the number of runs missed between two run dates; 0 if there is no run before."""
     if before is None:
         return 0
-    return max(0, num_days(before, night) - 1)
+    return max(0, num_days(before, run_date) - 1)
 
 
 def num_days(since: str, until: str) -> int:
-    """The days from one night to another, by their dates: it matters not at which moment each began."""
+    """Returns the number of days between two run dates, whatever the times of day of the runs."""
     return (date.fromisoformat(until) - date.fromisoformat(since)).days
 
 
 def day_text(moment_s: float) -> str:
-    """A moment for people, in UTC: "2026-11-20 02:00"."""
+    """Formats a time for display, in UTC: "2026-11-20 02:00"."""
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,14 +1,15 @@
-"""Drift: how far what comes in now is from what a model was trained on.
+"""Drift: the distance of recent data from the data that a model was trained on.
 
-Two measures, each against a *reference* that is kept when a model is trained, so that the old data need not be there:
+There are two measures. Each compares with a *reference* that is stored when a model is trained, so that the old data
+need not be stored:
 
-- the population stability index over ten quantile bins of the reference, or its most frequent values,
-  PSI = sum (q - p) ln(q / p) with p the reference's shares and q today's (Siddiqi, Credit Risk Scorecards, 2006);
-- the two-sample Kolmogorov-Smirnov test, of numbers only.
+- the population stability index, PSI = sum (q - p) ln(q / p), over ten quantile bins of the reference or over its most
+  frequent values, with p the reference's shares and q the recent ones (Siddiqi, Credit Risk Scorecards, 2006);
+- the two-sample Kolmogorov-Smirnov test, for numbers only.
 
-Where nothing has drifted the PSI of n rows against m is about (1/n + 1/m) chi2 with one degree of freedom less than
-bins (Yurdakul and Naranjo, Statistical properties of the population stability index, J. Risk Model Validation 2020):
-few rows have a large PSI by chance, and below that nothing counts as drift.
+Without drift, the PSI of n rows against m is about (1/n + 1/m) chi2 with one degree of freedom less than bins (Yurdakul
+and Naranjo, Statistical properties of the population stability index, J. Risk Model Validation 2020). Few rows thus
+have a large PSI by chance, and a PSI below that level does not count as drift.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 NUM_BINS = 10
-MOST_CATEGORIES = 20  # the rest are one bin
-MOST_KEPT = 1000  # values of a reference that are kept for the Kolmogorov-Smirnov test, its quantiles
-CHANCE = 0.01  # of a PSI above the bound where nothing has drifted
+MOST_CATEGORIES = 20  # the remaining values form one bin
+MOST_KEPT = 1000  # the most quantiles of a reference that are stored for the Kolmogorov-Smirnov test
+CHANCE = 0.01  # the probability of a PSI above the chance level without drift
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftRule:
-    """What counts as drift. psi: above which; ks: the p-value below which; None: not looked at. min_rows: else too few
-    rows say nothing."""
+    """The thresholds of drift.
+
+    psi: the index above which there is drift; None to skip this measure.
+    ks: the p-value below which there is drift; None to skip this measure.
+    min_rows: the fewest rows that allow a conclusion.
+    """
 
     psi: float | None = 0.2
     ks: float | None = None
@@ -41,10 +46,13 @@ class DriftRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What a feature was like at the training: shares of its bins, not its rows.
+    """The distribution of a feature at training time, as counts of bins rather than rows.
 
-    edges: between the bins of a number; none of a category, whose bins are `categories` and one for all others.
-    counts: [bins]. kept: quantiles of a number, ascending.
+    num_rows: the number of values.
+    counts: [bins].
+    edges: the edges between a number's bins; empty for a category.
+    categories: the values of a category, each a bin, followed by one bin for all others.
+    kept: quantiles of a number, ascending.
     """
 
     num_rows: int
@@ -55,13 +63,18 @@ class Reference:
 
     @property
     def is_number(self) -> bool:
-        """Whether the feature is a number, rather than one of some values."""
+        """Whether the feature is a number rather than a category."""
         return not self.categories
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """What was found of a feature. why: in words. has_drifted: by one measure at least; False of too few rows."""
+    """The drift of a feature.
+
+    has_drifted: whether at least one measure shows drift; False if there are too few rows.
+    why: an explanation for people.
+    p: the p-value of the Kolmogorov-Smirnov test.
+    """
 
     feature: str
     has_drifted: bool
@@ -72,8 +85,10 @@ class Drift:
 
 
 def reference_of(values: Sequence[Any] | Array) -> Reference | None:
-    """The reference of a feature's values: floats are numbers, all else are categories. None where there is no value,
-    or no finite number."""
+    """Returns the reference of a feature's values, or None if there is no value, or no finite number.
+
+    Floats are numbers; all other values are categories.
+    """
     if _are_numbers(values):
         numbers = _finite(values)
         if not len(numbers):
@@ -98,7 +113,7 @@ def reference_of(values: Sequence[Any] | Array) -> Reference | None:
 
 
 def drift_of(feature: str, reference: Reference, values: Sequence[Any] | Array, rule: DriftRule) -> Drift:
-    """How far `values` are from the reference, and whether a rule calls that drift."""
+    """Returns the distance of `values` from the reference, and whether it is drift under a rule."""
     numbers = _finite(values) if reference.is_number else None
     num_rows = len(_texts(values)) if numbers is None else len(numbers)
     if num_rows < max(rule.min_rows, 1):
@@ -127,9 +142,9 @@ def drift_of(feature: str, reference: Reference, values: Sequence[Any] | Array, 
 
 
 def psi(reference: Reference, values: Sequence[Any] | Array) -> tuple[float, float]:
-    """The population stability index of `values`, and what it reaches by chance where nothing has drifted.
+    """Returns the population stability index of `values`, and the level that it reaches by chance without drift.
 
-    Half a row is added to each bin, so that an empty one does not make it infinite.
+    Half a row is added to each bin, so that an empty one does not make the index infinite.
     """
     from scipy.stats import chi2  # type: ignore[import-untyped]
 
@@ -148,7 +163,7 @@ def psi(reference: Reference, values: Sequence[Any] | Array) -> tuple[float, flo
 
 
 def ks(reference: Reference, values: Sequence[Any] | Array) -> float:
-    """The p-value of the two-sample Kolmogorov-Smirnov test: small where the two are not of one distribution."""
+    """Returns the p-value of the two-sample Kolmogorov-Smirnov test, small if the distributions differ."""
     from scipy.stats import ks_2samp
 
     return float(ks_2samp(reference.kept, _finite(values), method="asymp").pvalue)
@@ -157,7 +172,7 @@ def ks(reference: Reference, values: Sequence[Any] | Array) -> float:
 def drifts_of(
     references: Mapping[str, Reference], now: Mapping[str, Sequence[Any] | Array], rule: DriftRule
 ) -> list[Drift]:
-    """The drift of every feature that both know, those that have drifted first."""
+    """Returns the drift of every feature that both mappings have, drifted features first."""
     found = [drift_of(name, references[name], now[name], rule) for name in references if name in now]
     return sorted(found, key=lambda drift: not drift.has_drifted)
 
@@ -169,21 +184,24 @@ def _are_numbers(values: Sequence[Any] | Array) -> bool:
 
 
 def _finite(values: Sequence[Any] | Array) -> Array:
-    """The numbers among the values; what a log left out, and what is infinite, says nothing of a distribution."""
+    """Returns the finite numbers among the values."""
     numbers = np.array([v for v in values if isinstance(v, (int, float, np.number))], dtype=np.float64)
     return numbers[np.isfinite(numbers)]
 
 
 def _edges(numbers: Array) -> Array:
-    """Between the bins: the inner quantiles. A number that is more than one of them, as a constant is, has a bin of its
-    own, so that rows that had it and have a larger one now are in another bin."""
+    """Returns the edges between the bins: the inner quantiles.
+
+    A number that equals several quantiles, such as a constant, gets a bin of its own, so that rows that had it and have
+    a larger one now fall into another bin.
+    """
     quantiles = np.quantile(numbers, np.linspace(0, 1, NUM_BINS + 1))
     repeated = quantiles[1:][np.diff(quantiles) == 0]
     return np.unique([*quantiles[1:-1], *np.nextafter(repeated, np.inf)])
 
 
 def _binned(numbers: Array, edges: Array) -> list[int]:
-    """How many numbers lie in each bin; a number on an edge lies above it."""
+    """Returns the number of values in each bin; a value on an edge belongs to the upper bin."""
     places = np.searchsorted(edges, numbers, side="right")
     return [int(count) for count in np.bincount(places, minlength=len(edges) + 1)]
 

@@ -1,24 +1,26 @@
-"""Which production models are to be trained again: a pure rule over what is known, and its reasons in words."""
+"""The rules by which a production model is due for retraining, as pure functions that also return their reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.promotion.stage import Standing, training_digest, version_of
+from ringmaster.tasks.promotion.stage import ServingVersions, training_digest, version_of
 from ringmaster.tasks.retraining.dates import num_days
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
 
-SHORT = 8  # characters of a digest that a person needs to see that two differ
+SHORT = 8  # characters of a digest, enough for people to see that two differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class DueRules:
-    """What makes a model due; any of it does.
+    """The conditions for retraining; any of them makes a model due.
 
-    new_data: data of another digest, where it has at least `min_new_samples` more samples than what was trained on
-    last. max_age_days: since the last training. drift: of inputs, or of predictions. asserts: whether a failed
-    assertion on logged predictions does.
+    new_data: data with another digest counts, if it has at least `min_new_samples` more samples than the data of the
+        last training.
+    max_age_days: the longest time since the last training.
+    drift: the thresholds for drift of inputs or predictions.
+    asserts: whether a failed assertion on logged predictions counts.
     """
 
     new_data: bool = True
@@ -30,16 +32,21 @@ class DueRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a night sees of a model before it decides.
+    """The observations about a model on which a retraining run bases its decision.
 
-    night: its date. digest, num_samples: of its data as it is now. trained: the date of the night in which its newest
-    version was trained, None where it is not known. failed_assertions: in words. missing: what could not be looked at,
-    in words. only_older: its data differs from what was trained on by what it lacks alone: days that have left its
-    window. had_champion: whether an earlier night left it with one. is_forced: a person wants it trained, whatever is
-    the case.
+    run_date: the date of the run.
+    digest, num_samples: of the model's current data.
+    trained: the date of the run that trained the model's newest version, or None if unknown.
+    drifts: the drift of each feature.
+    failed_assertions: messages.
+    missing: messages about what could not be inspected.
+    only_older: whether the data differs from the training data only by what it lacks, because days have left its
+        window.
+    had_champion: whether the model had a champion after an earlier run.
+    is_forced: whether a user requests the training in any case.
     """
 
-    night: str
+    run_date: str
     digest: str
     num_samples: int | None = None
     trained: str | None = None
@@ -53,22 +60,22 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """Whether a model is to be trained now, and why or why not, for a person. notes: what a person should look at."""
+    """Whether a model is to be retrained, and the reason. notes: what people should inspect."""
 
     is_due: bool
     why: str
     notes: tuple[str, ...] = field(default=())
 
 
-def due(standing: Standing, seen: Seen, rules: DueRules = DueRules()) -> Due:
-    """Whether a model is due: by force, without a champion, by new data, age, drift or a failed assertion.
+def due(standing: ServingVersions, seen: Seen, rules: DueRules = DueRules()) -> Due:
+    """Decides whether a model is due: by force, without a champion, or by new data, age, drift or a failed assertion.
 
-    Drift and failed assertions ask for new data to learn from: the same data would only bring the same model again, and
-    so would any rule where a version that was trained on it waits to be compared.
+    Drift and failed assertions make a model due only if there is new data, as the same data would yield the same model
+    again. For the same reason no rule applies while a version trained on the current data waits to be compared.
     """
     champion, latest = standing.champion, standing.latest
     if seen.is_forced:
-        return Due(is_due=True, why="it was asked for (forced)")
+        return Due(is_due=True, why="it was requested (forced)")
     is_known = latest is not None and training_digest(latest) == seen.digest
     if is_known and standing.candidate is not None:
         assert latest is not None
@@ -90,7 +97,7 @@ def due(standing: Standing, seen: Seen, rules: DueRules = DueRules()) -> Due:
     return Due(is_due=False, why="; ".join(_why_not(standing, seen, rules, is_new=is_new)), notes=tuple(notes))
 
 
-def _without_champion(standing: Standing, seen: Seen, *, is_known: bool) -> Due:
+def _without_champion(standing: ServingVersions, seen: Seen, *, is_known: bool) -> Due:
     latest = standing.latest
     if latest is None and seen.had_champion:
         why = "it was deleted from the registry; `--force` its name to have it trained anew, or take it out of the file"
@@ -103,7 +110,7 @@ def _without_champion(standing: Standing, seen: Seen, *, is_known: bool) -> Due:
     return Due(is_due=True, why="it has no champion yet")
 
 
-def _by_data(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+def _by_data(standing: ServingVersions, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
     if not (is_new and rules.new_data) or _too_little(standing, seen, rules):
         return
     known = training_digest(standing.champion)
@@ -113,15 +120,15 @@ def _by_data(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -
         yield f"new data: {seen.digest[:SHORT]}, the champion was trained on {known[:SHORT]}"
 
 
-def _by_age(standing: Standing, seen: Seen, rules: DueRules) -> Iterator[str]:
+def _by_age(standing: ServingVersions, seen: Seen, rules: DueRules) -> Iterator[str]:
     if rules.max_age_days is None or seen.trained is None:
         return
-    days = num_days(seen.trained, seen.night)
+    days = num_days(seen.trained, seen.run_date)
     if days >= rules.max_age_days:
         yield f"its last training is {days} days ago, and {rules.max_age_days:g} are allowed"
 
 
-def _why_not(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+def _why_not(standing: ServingVersions, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
     champion, latest = standing.champion, standing.latest
     assert champion is not None, "a model without one has other reasons"
     assert latest is not None, "a champion is a version"
@@ -138,25 +145,25 @@ def _why_not(standing: Standing, seen: Seen, rules: DueRules, *, is_new: bool) -
     else:
         yield _lost(latest_version=version_of(latest))
     if rules.max_age_days is not None and seen.trained is not None:
-        yield f"trained {num_days(seen.trained, seen.night)} of {rules.max_age_days:g} days ago"
+        yield f"trained {num_days(seen.trained, seen.run_date)} of {rules.max_age_days:g} days ago"
     if rules.drift is not None and seen.drifts and not any(drift.has_drifted for drift in seen.drifts):
         yield "no drift (" + ", ".join(_figure(drift) for drift in seen.drifts) + ")"
     if rules.asserts and not seen.failed_assertions and not seen.missing:
         yield "every assertion holds"
 
 
-def _too_little(standing: Standing, seen: Seen, rules: DueRules) -> str:
-    """Why new data is too little; empty where it is enough, or nobody counted."""
+def _too_little(standing: ServingVersions, seen: Seen, rules: DueRules) -> str:
+    """Returns why new data is too little, or "" if it is enough or was not counted."""
     then = _num_trained_on(standing)
     if not rules.min_new_samples or then is None or seen.num_samples is None:
         return ""
     grown = seen.num_samples - then
     if grown >= rules.min_new_samples:
         return ""
-    return f"new data has {max(grown, 0)} more samples, and {rules.min_new_samples} are asked for"
+    return f"new data has {max(grown, 0)} more samples, and {rules.min_new_samples} are required"
 
 
-def _num_trained_on(standing: Standing) -> int | None:
+def _num_trained_on(standing: ServingVersions) -> int | None:
     newest = standing.latest or standing.champion
     if newest is None:
         return None

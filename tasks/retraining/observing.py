@@ -1,4 +1,4 @@
-"""What is looked at for drift: features of prepared data, and of predictions that were logged in production."""
+"""Features observed for drift, of prepared data and of predictions logged in production."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.tasks.evaluation.logs import largest_probability
+from ringmaster.tasks.evaluation.assertions.logs import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.retraining.drift import Reference, reference_of
-from ringmaster.techniques.engine.data.arrays import open_columns
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, stored_as, to_json
+from ringmaster.techniques.runtime.data.arrays import open_columns
 
-MOST_ROWS = 5000  # of data, spread evenly; of a log the newest ones
+MOST_ROWS = 5000  # of data: evenly spread rows; of a log: the newest rows
 PREDICTED = ("prediction", "confidence")
-"""The fields of a log that are looked at, where its rows have them."""
+"""The fields of a log that are observed, where its rows have them."""
 
 Array = npt.NDArray[Any]
 Features = Mapping[str, Sequence[Any] | Array]
@@ -27,14 +27,16 @@ Features = Mapping[str, Sequence[Any] | Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What is kept of a training, beside the model that came of it: what later nights compare with.
+    """A record of a training, stored with the model, with which later retraining runs compare.
 
-    night: that trained it. at_s: when it began, in seconds since the epoch. digest, num_samples: of the data that it
-    read; files: of that, by name, with what changes as they do. inputs, predictions: features of its data,
-    and of what the model says of held-out rows.
+    run_date: the date of the run that trained the model.
+    at_s: when the training began, in seconds since the epoch.
+    digest, num_samples: of the training data.
+    files: (name, a text that changes with the content) of each training file.
+    inputs, predictions: references of the features of the training data, and of the model's outputs for held-out rows.
     """
 
-    night: str
+    run_date: str = stored_as("night")
     at_s: float
     digest: str
     num_samples: int
@@ -43,21 +45,21 @@ class Trained:
     predictions: Mapping[str, Reference] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` reads them back."""
+        """Returns plain values, which `from_json` reads."""
         data: dict[str, Any] = to_json(self)
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trained:
-        """The value whose `to_json` is `data`."""
+        """Returns the value whose `to_json` is `data`."""
         return from_json(cls, dict(data))
 
 
 def input_features(folder: Path) -> dict[str, Array]:
-    """Features of the training part of prepared data, none of data that was not prepared into a folder.
+    """Returns features of the training part of prepared data; none if the data was not prepared into a folder.
 
-    Images: `brightness` and `contrast`, the mean and deviation of each one's pixels; `label`; of text `token`, and the
-    share of `distinct_tokens` of each sample.
+    Images have `brightness` and `contrast`, the mean and standard deviation of each image's pixels. Samples with a
+    label have `label`. Text has `token`, and the share of `distinct_tokens` in each sample.
     """
     if not (folder / "layout.json").is_file():
         return {}
@@ -76,14 +78,14 @@ def input_features(folder: Path) -> dict[str, Array]:
 
 
 def logged_features(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Features of logged predictions, of the newest rows: PREDICTED, where a row has them."""
+    """Returns the features PREDICTED of the newest rows of logged predictions, where the rows have them."""
     newest = deque(rows, maxlen=MOST_ROWS)
     found = {name: [v for row in newest if (v := _value(row, name)) is not None] for name in PREDICTED}
     return {name: values for name, values in found.items() if values}
 
 
 def scored_features(scores: Scores) -> dict[str, Array]:
-    """The same features of what a model says of rows that it was scored on."""
+    """Returns the same features for a model's outputs on scored rows."""
     found: dict[str, Array] = {}
     if scores.predictions is not None:
         found["prediction"] = scores.predictions
@@ -93,19 +95,19 @@ def scored_features(scores: Scores) -> dict[str, Array]:
 
 
 def references_of(features: Features) -> dict[str, Reference]:
-    """A reference for each feature that has values; one of nothing but NaN, as of a model that is broken, has none."""
+    """Returns a reference for each feature that has values. A feature of NaNs only, as of a broken model, has none."""
     return {name: found for name, values in features.items() if (found := reference_of(values)) is not None}
 
 
 def _spread(column: Array) -> Array:
-    """At most MOST_ROWS rows, evenly spread."""
+    """Returns at most MOST_ROWS rows, evenly spread."""
     if len(column) <= MOST_ROWS:
         return np.asarray(column)
     return np.asarray(column[np.linspace(0, len(column) - 1, MOST_ROWS).astype(np.int64)])
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
-    """A field of a logged row; a confidence that was not logged is the largest probability. Confidences are floats."""
+    """Returns a field of a logged row. A confidence is a float; if not logged, it is the largest probability."""
     value = row.get(name)
     if name != "confidence":
         return value

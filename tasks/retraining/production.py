@@ -1,4 +1,4 @@
-"""The file of production models: a model's name, how it is trained, and its data; every fault in it told at once."""
+"""Production models, loaded from a YAML file with all faults reported at once, and from tags in the registry."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ from ringmaster.techniques import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What is looked at in production. inputs: a job on data that came in lately; predictions: a log, for drift.
-    suite: a file of assertions, checked on the log `asserted`."""
+    """The data observed in production.
+
+    inputs: a job on recent data, for drift.
+    predictions: a log, for drift.
+    suite: a file of assertions.
+    asserted: the log that the assertions are checked on.
+    """
 
     inputs: Job | None = None
     predictions: Path | None = None
@@ -36,12 +41,15 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductionModel:
-    """A model that is kept up to date.
+    """A model that is retrained on new data.
 
-    job: how it is trained, with its data and without a base. variants: the same under the other values of its sweep.
-    compare_on: the same job on the data that champion and challenger are compared on, where that is not its own.
-    registered_name: in the model registry, for ever. rules, watched: what makes it due. window_days: of dated files,
-    those that are read. priority: the higher ones are trained first where the night is short.
+    registered_name: the permanent name in the model registry.
+    job: how the model is trained, with its data and without a base.
+    compare_on: the same job on the data for comparing champion and challenger, if that is not the job's own.
+    variants: the job under the other values of its sweep.
+    rules, watched: what makes the model due.
+    window_days: the number of days of dated files to read.
+    priority: models of higher priority are trained first if not all fit in the run.
     """
 
     registered_name: str
@@ -62,23 +70,26 @@ class ProductionModel:
 
     @property
     def metric(self) -> str:
-        """The metric by which its versions are compared: the first one of its evaluation."""
+        """The metric by which versions are compared: the first one of the model's evaluation."""
         return self.job.evaluation.metrics[0]
 
     @property
     def jobs(self) -> list[Job]:
-        """All jobs that say what data is needed: its own, what its versions are compared on, and what is watched."""
+        """All jobs that need data: the model's own, the one for comparisons, and the one for observed inputs."""
         return [job for job in (self.job, self.compare_on, self.watched.inputs) if job is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Production:
-    """The models of a file. folder: the file's, absolute; relative paths and factories are looked for there.
+    """The models of a file.
 
-    policy: that decides of promotions; None for the plain rule: what is better by `min_gain` is promoted. hours,
-    budget, price_per_device_hour: of a night; the budget is in the unit of the price. webhook: that reports are posted
-    to. with_registry: whether tagged models of the registry belong to it; datasets: as the file says them, for these;
-    broken: what is wrong with their tags, by name.
+    folder: the folder of the file, absolute; relative paths and factories are resolved there.
+    policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
+    hours, budget, price_per_device_hour: of a retraining run; the budget is in the unit of the price.
+    webhook: the address that reports are posted to.
+    with_registry: whether tagged models of the registry belong to it.
+    datasets: the value in the file, for the tagged models.
+    broken: the faults in the tags, by model name.
     """
 
     name: str
@@ -96,12 +107,12 @@ class Production:
 
     @property
     def jobs(self) -> list[Job]:
-        """All jobs that say what data is needed."""
+        """All jobs that need data."""
         return [job for model in self.models for job in model.jobs]
 
 
 def load_production(path: Path) -> Production:
-    """The production models of a YAML file. Raises BatchFileError with every fault in it, lines included."""
+    """Loads the production models of a YAML file. Raises BatchFileError with all faults and their lines."""
     try:
         text = text_of(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -126,11 +137,11 @@ def load_production(path: Path) -> Production:
 
 
 def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
-    """The same with models that the registry's tags describe. tags: texts by registered name.
+    """Returns `production` with the models that the registry's tags describe. tags: texts by registered name.
 
-    A text is YAML, and says what an entry of `models` does without its name, which is the registered one after
-    `NAME.`: others are none of this file's. A model that the file names stays as the file has it. A wrong tag is kept
-    in `broken`, so that it takes no other model with it.
+    A text is YAML in the form of an entry of `models` without its name. The name is the part of the registered name
+    after `NAME.`; models with another prefix do not belong to this file. The file takes precedence for a model that it
+    names. A fault in a tag is recorded in `broken`, so that it affects no other model.
     """
     models, broken = list(production.models), dict[str, str]()
     known = {model.registered_name for model in models}
@@ -153,10 +164,11 @@ def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
 
 
 def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> ProductionModel:
-    """The model, its text to be read with the tokenizer in `folder` (a champion's files), where that has one.
+    """Returns the model with its text data set to use the tokenizer in `folder` (a champion's files), if that has one.
 
-    Weights mean the tokens that they learnt: what a champion reads, and what is compared with it or starts from it,
-    is tokenised as it was for that. A tokenizer that the file names goes before.
+    Weights depend on the tokens that they were trained with. The inputs of a champion, and of any model that is
+    compared with it or starts from it, must therefore be tokenised in the same way. A tokenizer named in the file takes
+    precedence.
     """
     if folder is None or not (folder / "tokenizer.json").is_file():
         return model
@@ -178,7 +190,7 @@ def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> Production
 
 
 def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:
-    """A file's plain values as production models, None where they are none, and everything that is wrong with them."""
+    """Returns a file's plain values as production models (None if there are faults), and all faults."""
     found = list(misplaced(raw))
     entry = None
     try:
@@ -241,11 +253,11 @@ def _model(
 
 
 def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Finding]]:
-    """The policy that a file names, and what is wrong with it."""
+    """Returns the policy that a file names, and its faults."""
     if not isinstance(name, str):
         return None, []
     if not is_file(folder, name):
-        return None, [Finding(("policy",), f"there is no file {name!r}", "name a policy, seen from this file")]
+        return None, [Finding(("policy",), f"there is no file {name!r}", "name a policy file, relative to this one")]
     try:
         return load_policy(folder / name), []
     except BatchFileError as error:

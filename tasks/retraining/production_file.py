@@ -1,4 +1,4 @@
-"""The schema of the file of production models: which keys there are, and what each may hold."""
+"""Schema of the file of production models: the keys and the type of each value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringmaster.tasks.batch.references import wrong
 from ringmaster.tasks.retraining.webhook import address_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
-MOST_DAYS = 36_500  # of a window: a calendar has no days without end
+MOST_DAYS = 36_500  # the largest window; dates have a limited range
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -30,13 +30,13 @@ def _hour(value: str) -> str:
 def _zone(value: str) -> str:
     try:
         ZoneInfo(value)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # zones are files, and not every text is a file's name
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # zones are files; not every text is a valid file name
         raise wrong(f"{value!r} is no time zone", "write UTC, or a name such as Europe/Berlin") from None
     return value
 
 
 def _webhook(value: str) -> str:
-    if not value.startswith("$"):  # a variable is looked up when the night has a report
+    if not value.startswith("$"):  # a variable is resolved when the run sends its report
         try:
             address_of(value)
         except ValueError as error:
@@ -48,7 +48,7 @@ Hour = Annotated[str, AfterValidator(_hour)]
 
 
 class DriftEntry(Section):
-    """What counts as drift, and what is looked at."""
+    """The thresholds of drift, and the data observed for it."""
 
     psi: Positive | None = Field(default=0.2, description="the population stability index above which, such as 0.2")
     ks: Probability | None = Field(
@@ -71,7 +71,7 @@ class AssertionsEntry(Section):
 
 
 class DueEntry(Section):
-    """What makes a model due."""
+    """The conditions that make a model due."""
 
     new_data: bool = Field(default=True, description="false where new data alone does not count, else true")
     min_new_samples: Annotated[int, Field(ge=0)] = Field(
@@ -105,20 +105,20 @@ class ModelEntry(Section):
         default={},
         description="values to try beside its own, by dotted keys, such as {optimizer.lr: [1e-3]}",
     )
-    priority: int = Field(default=0, description="a whole number: where the night is short, higher ones come first")
+    priority: int = Field(default=0, description="a whole number: where time is short, higher ones are trained first")
 
 
-class NightEntry(Section):
-    """When nights are, and what they may take."""
+class RetrainingEntry(Section):
+    """The schedule of retraining runs, and their limits."""
 
-    starts: Hour = Field(default="00:00", description='the local time at which a night starts, such as "02:00"')
+    starts: Hour = Field(default="00:00", description='the local time at which a run starts, such as "02:00"')
     deadline: Hour | None = Field(
         default=None, description='the local time by which all is trained, such as "06:00", or leave it out'
     )
     timezone: Annotated[str, AfterValidator(_zone)] = Field(
         default="UTC", description="a time zone, such as Europe/Berlin"
     )
-    budget: Positive | None = Field(default=None, description="the most that a night may cost, such as 12.5")
+    budget: Positive | None = Field(default=None, description="the most that a run may cost, such as 12.5")
     price_per_device_hour: Positive = Field(
         default=1.0, description="what an hour of one device costs, such as 2.5; at 1 the budget is in device-hours"
     )
@@ -138,7 +138,9 @@ class ProductionEntry(Section):
     datasets: Any = Field(
         default=None, description="data sets by name, or a file with them, as in a batch file (docs/datasets.md)"
     )
-    night: NightEntry = Field(default=NightEntry(), description='when nights are, such as {deadline: "06:00"}')
+    night: RetrainingEntry = Field(
+        default=RetrainingEntry(), description='the schedule of runs, such as {deadline: "06:00"}'
+    )
     registry: bool = Field(
         default=False, description="true for the registered models that have the tag ringmaster.retraining, too"
     )
@@ -146,7 +148,7 @@ class ProductionEntry(Section):
 
 
 def findings(entry: ProductionEntry, *, there: Mapping[str, bool]) -> Iterator[Finding]:
-    """What is wrong with a file although each of its values is of its kind. there: whether a file that it names is."""
+    """Yields the faults that remain although each value is of its type. there: whether each named file exists."""
     if not entry.models and not entry.registry:
         yield Finding(("models",), "is empty", "give a list of models, or `registry: true` for tagged ones")
     for i, model in enumerate(entry.models):
@@ -158,4 +160,4 @@ def findings(entry: ProductionEntry, *, there: Mapping[str, bool]) -> Iterator[F
             yield Finding((*at, "drift"), "has no measure", "give psi, such as 0.2, or ks, such as 0.001")
         if due.assertions is not None and not there[due.assertions.suite]:
             said = f"there is no file {due.assertions.suite!r}"
-            yield Finding((*at, "assertions", "suite"), said, "name a file with assertions, seen from this one")
+            yield Finding((*at, "assertions", "suite"), said, "name a file with assertions, relative to this one")

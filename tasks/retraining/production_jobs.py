@@ -1,4 +1,4 @@
-"""The jobs that a file of production models says, under the rules of a batch; faults at places of the file."""
+"""The jobs of a file of production models, validated by the rules of a batch; faults are at places of the file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = {
     "data": "write it beside job",
     "base": "leave it out: a model starts from its champion where there is one, unless warm_start is false",
 }
-"""Keys of a job that a model's `job` may not have."""
+"""The keys that a model's `job` must not have."""
 
 INPUTS = ".inputs"
 DATA: Mapping[str, Place] = {
@@ -26,13 +26,12 @@ DATA: Mapping[str, Place] = {
     ".compare_on": ("compare_on",),
     INPUTS: ("due", "drift", "inputs"),
 }
-"""What a model's jobs are called after its name, and where their data stands: its own, what versions are compared on,
-and what is looked at for drift."""
-MOST_VARIANTS = 64  # of one model: a sweep around its values, no search
+"""The suffix of a job's name and the place of its data, for each job of a model."""
+MOST_VARIANTS = 64  # of one model: a sweep around its values, not a search
 
 
 def misplaced(raw: Mapping[str, Any]) -> Iterator[Finding]:
-    """Keys of jobs that stand elsewhere in such a file."""
+    """Yields a fault for each key of a job that belongs elsewhere in such a file."""
     for i, model in enumerate(_list(raw.get("models"))):
         job = model.get("job") if isinstance(model, Mapping) else None
         for key in ELSEWHERE.keys() & (job.keys() if isinstance(job, Mapping) else ()):
@@ -40,9 +39,9 @@ def misplaced(raw: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict[str, list[str]], list[Finding]]:
-    """All jobs of the file as one batch, the names of each model's sweep's, and what is wrong with any of them."""
+    """Returns all jobs of the file as one batch, the names of the sweep's jobs by model, and all faults."""
     jobs: list[dict[str, Any]] = []
-    origins: list[tuple[int, Place]] = []  # of each job: its model's position, and where its data or values stand
+    origins: list[tuple[int, Place]] = []  # for each job: its model's position, and the place of its data or values
     variants: dict[str, list[str]] = {}
     found: list[Finding] = []
     models = _list(raw.get("models"))
@@ -56,7 +55,7 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
         name = model.get("name")
         for suffix, place in DATA.items():
             if isinstance(data := _at(model, place), Mapping):
-                if suffix == INPUTS:  # nothing is compared on them
+                if suffix == INPUTS:  # no models are compared on them
                     data = {"held_out": 0, **data}
                 jobs.append({**own, "name": f"{name}{suffix}" if isinstance(name, str) else name, "data": data})
                 origins.append((i, place))
@@ -78,7 +77,7 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
 
 
 def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> tuple[list[Any], list[Finding]]:
-    """The job under every combination of the values; those that are told elsewhere to be no lists give none."""
+    """Returns the job under every combination of values; none if a value is not a list, which is reported elsewhere."""
     if not all(isinstance(values, list) and values for values in over.values()):
         return [], []
     if (num := num_jobs(over)) > MOST_VARIANTS:
@@ -90,7 +89,7 @@ def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> t
 
 
 def _place(text: str, origins: list[tuple[int, Place]]) -> Place:
-    """A place of the batch, such as jobs[1].optimizer.lr, as a place in the file."""
+    """Converts a place of the batch, such as jobs[1].optimizer.lr, to a place in the file."""
     parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", text)
     place: Place = tuple(int(number) if number else key for number, key in parts)
     if len(place) < 2 or place[0] != "jobs" or not isinstance(place[1], int):

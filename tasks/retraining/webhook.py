@@ -1,4 +1,4 @@
-"""Posts the report of a night to whoever wants it. A webhook that does not answer is told, and fails no night."""
+"""Webhook delivery of the report of a retraining run; a failed delivery is reported and does not fail the run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TIMEOUT_S = 10.0
-WAITS_S = (1.0, 5.0, 15.0)  # before each further attempt
-MAY_PASS = (408, 425, 429)  # and all from 500
+WAITS_S = (1.0, 5.0, 15.0)  # before each retry
+MAY_PASS = (408, 425, 429)  # and all status codes from 500
 
 
 def address_of(said: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The URL of a webhook; `$NAME` is that of the variable, since such addresses are secrets.
+    """Returns the URL of a webhook; `$NAME` stands for the variable's value, since such addresses are secrets.
 
-    Raises ValueError where it is none.
+    Raises ValueError if it is not an http or https address.
     """
     url = environment.get(said[1:], "").strip() if said.startswith("$") else said
     if not url:
@@ -31,10 +31,10 @@ def address_of(said: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _is_address(url: str) -> bool:
-    """Whether requests can go there: what is in it that no address may have is found by the client, and told, late."""
+    """Whether requests can be sent to the URL. Without the check, invalid characters would fail only at delivery."""
     try:
         parts = urllib.parse.urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0  # a port that is no number is a ValueError
+        has_host = bool(parts.hostname) and parts.port != 0  # a port that is not a number raises ValueError
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and has_host and url.isascii() and url.isprintable() and " " not in url
@@ -48,10 +48,12 @@ def post(
     waits_s: Sequence[float] = WAITS_S,
     wait: Callable[[float], object] | None = None,
 ) -> str:
-    """Posts `content` as JSON, again after each of `waits_s` where it fails in a way that may pass.
+    """Posts `content` as JSON, with a retry after each of `waits_s` if the failure may be transient.
 
-    key: of this message; a receiver that was slow gets it twice, and knows it by the header `Idempotency-Key`. wait:
-    waits so many seconds. Returns why it was not taken, empty where it was; nothing that the other side does raises.
+    key: identifies the message in the header `Idempotency-Key`; a slow receiver may get the message twice.
+    wait: waits for a number of seconds.
+
+    Returns why delivery failed, or "" on success. A fault of the receiver never raises.
     """
     wait = wait or threading.Event().wait
     request = urllib.request.Request(
@@ -71,16 +73,16 @@ def post(
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: a POST would arrive as a GET without the report, and count as taken."""
+    """Follows no redirect: the POST would become a GET without the report, and count as delivered."""
 
     def redirect_request(self, *_: Any) -> None:
-        """There is nothing to ask instead, so the answer itself is what came."""
+        """Returns None, so that the response with the redirect counts as the answer."""
 
 
 def _attempt(request: urllib.request.Request) -> tuple[str, bool]:
-    """Why one attempt failed, empty where it did not, and whether another one may go better.
+    """Makes one attempt. Returns (the fault or "", whether a retry may help).
 
-    The address is not told, which may be a secret.
+    The fault does not contain the address, which may be a secret.
     """
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:

@@ -1,1 +1,1 @@
-"""Sweeps: a job under many values, which of them are tried next, which go on, and what came of it. No Prefect here."""
+"""Sweeps of one job over many values: sampling, early stopping, scheduling and results, without Prefect."""

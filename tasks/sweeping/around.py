@@ -1,4 +1,4 @@
-"""A few jobs around one that is known to be good: what a retraining may try beside the champion's own values."""
+"""Variants of a job near known good values, for a retraining run to try beside the champion's own values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from ringmaster.tasks.sweeping.sampling import RANDOM, Tried, propose
 from ringmaster.tasks.sweeping.space import Range, Values, with_values
 from ringmaster.techniques import Job
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 
 def around(
     job: Job, *, keys: Sequence[str] = ("optimizer.lr",), factor: float = 3.0, num_jobs: int = 4, seed: int = 0
 ) -> list[Job]:
-    """The job itself and others near it: as many as `num_jobs` in all, named NAME, NAME-1, NAME-2, ...
+    """Returns the job and variants near it, `num_jobs` in all, named NAME, NAME-1, NAME-2, ...
 
-    keys: of numbers in the job, with dots. Each is drawn between what the job has divided by `factor` and times it, as
-    likely above as below; whole numbers stay whole. The same seed draws the same jobs. Raises ValueError where a key
-    names no positive number, or the factor leaves no room.
+    keys: dotted keys of numbers in the job. Each is drawn between its value divided by `factor` and its value times
+    `factor`, with equal probability above and below; integers stay integers. The same seed draws the same jobs. Raises
+    ValueError if a key names no positive number, or if the factor is not above 1.
     """
     if not factor > 1:
-        raise ValueError(f"a factor of {factor:g} leaves no room around a value. To fix: give one above 1, such as 3")
+        raise ValueError(f"a factor of {factor:g} leaves no range around a value. To fix: give one above 1, such as 3")
     raw = to_json(job)
     space = [_range(raw, key, factor=factor) for key in keys]
     drawn: list[Values] = [{each.key: _at(raw, each.key) for each in space}]

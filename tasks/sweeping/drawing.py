@@ -1,4 +1,4 @@
-"""Two figures of a sweep as SVG: its trials as lines over parallel axes, and their learning curves with the rungs."""
+"""Two SVG figures of a sweep: its trials in parallel coordinates, and their learning curves with the rungs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parallel_coordinates(
     done: Sequence[str],
     best: str | None,
 ) -> str:
-    """A line for each trial of which something was measured, through its values to its objective."""
+    """Draws a line for each trial with a measured objective, through its values to its objective."""
     trials = [name for name in values if math.isfinite(_objective(name, reports, objective))]
     axes = [*space, objective]
     gap = (WIDTH - LEFT - RIGHT) / (len(axes) - 1)
@@ -59,7 +59,7 @@ def learning_curves(
     done: Sequence[str],
     best: str | None,
 ) -> str:
-    """The objective of each trial over its steps. What lies far on the bad side is drawn at the edge."""
+    """Draws the objective of each trial over its steps. Very bad values are clipped to the edge."""
     trials = [name for name in reports if reports[name]]
     most = max((step for name in trials for step in reports[name]), default=1)
     found = [m[objective] for n in trials for m in reports[n].values() if math.isfinite(m.get(objective, math.nan))]
@@ -128,7 +128,7 @@ def _axis(axis: Parameter | str, x: float, *, ends: tuple[float, float]) -> Iter
 
 
 def _share(parameter: Parameter, value: Any) -> float:
-    """Where a value stands on its axis, from 0 at the foot to 1 at the top."""
+    """Returns the position of a value on its axis, from 0 at the bottom to 1 at the top."""
     if isinstance(parameter, Choice):
         return parameter.values.index(value) / (len(parameter.values) - 1) if len(parameter.values) > 1 else 0.5
     low, high, at = parameter.low, parameter.high, float(value)
@@ -147,7 +147,7 @@ def _ends(trials: Sequence[str], reports: Reports, objective: str) -> tuple[floa
 
 
 def _limits(found: Sequence[float], *, is_high_good: bool) -> tuple[float, float]:
-    """The ends of an axis: all that is good, and of the bad side no more than what three of four do."""
+    """Returns the ends of an axis: all good values, and bad ones only as far as three of four trials justify."""
     if not found:
         return 0.0, 1.0
     ordered = sorted(found, reverse=is_high_good)  # the best first

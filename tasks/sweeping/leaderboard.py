@@ -1,4 +1,4 @@
-"""What became of the trials of a sweep, the best first: plain rows, for tables."""
+"""The leaderboard of a sweep's trials, the best first, as plain rows for tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
-from ringmaster.tasks.execution.journal import DONE
+from ringmaster.tasks.storage.journal import DONE
 from ringmaster.tasks.sweeping.space import Values
 
 Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
-"""By trial and step, what was measured on held-out data."""
+"""The metrics on held-out data, by trial and step."""
 
 
 def leaderboard(
@@ -22,10 +22,10 @@ def leaderboard(
     reports: Reports,
     jobs: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A row a trial: those that came to their end by the objective, then the others, who came furthest first.
+    """Returns a row per trial: completed trials ordered by the objective, then the others by their number of steps.
 
-    values: by trial, as far as it was proposed. jobs: the rows of a batch's result. A trial without a finite value of
-    the objective has no rank; the first one that is done is the best.
+    values: by trial, as far as proposed. jobs: the rows of a batch's result. A trial without a finite value of the
+    objective has no rank; the first completed one is the best.
     """
     ended = {row["name"]: row for row in jobs}
     sign = -1.0 if HIGHER_IS_BETTER[objective] else 1.0
@@ -44,12 +44,12 @@ def leaderboard(
 
 
 def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The row of the trial that won, None where none has come to its end."""
+    """Returns the row of the best trial, or None if no trial has completed."""
     return next((dict(row) for row in rows if row["status"] == DONE and row["rank"] is not None), None)
 
 
 def last(reports: Mapping[int, Mapping[str, float]]) -> Mapping[str, float]:
-    """What was measured last of a trial."""
+    """Returns the last metrics of a trial."""
     return reports[max(reports)] if reports else {}
 
 
@@ -71,5 +71,5 @@ def _row(
 
 
 def _figure(value: float) -> float | None:
-    """A metric as tables show it; what is not finite, which JSON lacks, as nothing."""
+    """Rounds a metric for tables; a value that is not finite, which JSON lacks, becomes None."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,43 +1,43 @@
-"""What is left of a sweep in MLflow: its leaderboard, two figures, and the best trial as a challenger."""
+"""Recording of a sweep in MLflow: its leaderboard, two figures, and the best trial as a challenger."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringmaster.model_lineage import links
-from ringmaster.model_lineage.ledger import Ledger
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.pages import links
 from ringmaster.model_lineage.records import ModelRecord
-from ringmaster.tasks.execution.journal import DONE
 from ringmaster.tasks.promotion.names import CHALLENGER
-from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.storage.journal import DONE
 from ringmaster.tasks.sweeping.drawing import learning_curves, parallel_coordinates
 from ringmaster.tasks.sweeping.leaderboard import best
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 
 
-def figures(conductor: Conductor, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The figures of a sweep as SVG, by the path of the artifact that each becomes."""
-    spec, won = conductor.spec, best(rows)
+def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the figures of a sweep as SVG, by the paths of their artifacts."""
+    spec, won = sweep_scheduler.spec, best(rows)
     common: dict[str, Any] = {
         "objective": spec.objective,
-        "reports": conductor.reports,
+        "reports": sweep_scheduler.reports,
         "done": [row["job"] for row in rows if row["status"] == DONE],
         "best": None if won is None else won["job"],
     }
-    totals = {trial.total for trial in conductor.trials()}
+    totals = {trial.total for trial in sweep_scheduler.trials()}
     rungs = spec.stopping.rungs(max(totals, default=1))
     return {
-        PARALLEL: parallel_coordinates(spec.name, spec.space, values=conductor.values, **common),
+        PARALLEL: parallel_coordinates(spec.name, spec.space, values=sweep_scheduler.values, **common),
         CURVES: learning_curves(spec.name, rungs=rungs, **common),
     }
 
 
 def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn: Mapping[str, str]) -> None:
-    """Writes the leaderboard and the figures into the batch's run, and shows them in its note; again changes nothing.
+    """Writes the leaderboard and the figures into the batch's run and its note. A repeated call changes nothing.
 
-    Raises LedgerError where MLflow cannot take them.
+    Raises LedgerError if MLflow cannot store them.
     """
     ledger.write_table(run_id, LEADERBOARD, rows)
     for path, svg in drawn.items():
@@ -52,9 +52,9 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
 
 
 def challenge(ledger: Ledger, uri: str, name: str) -> ModelRecord:
-    """Makes a recorded model the challenger of registered model `name`, of which it becomes a version.
+    """Registers a recorded model as a version of `name` and makes it the challenger.
 
-    Raises LedgerError where it is not there.
+    Raises LedgerError if the model does not exist.
     """
     model = ledger.add_version(ledger.resolve_model(uri), name)
     assert model.version is not None, "a version that was made just now"

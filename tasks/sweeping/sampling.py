@@ -1,7 +1,7 @@
-"""Which values a sweep tries next: a grid, at random, or by the tree-structured Parzen estimator through Optuna.
+"""Samplers of a sweep: grid, random, or the tree-structured Parzen estimator through Optuna.
 
-A proposal is a function of the seed, the trial's number and what is known of the trials before it, and of nothing
-else: nothing is kept between proposals, so that a sweep that was killed proposes the same trials again.
+A proposal is a function of only the seed, the trial's number and the results of the trials before it. No state is kept
+between proposals, so a sweep that was killed proposes the same trials again.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values, combinations
-from ringmaster.techniques.values import digest
+from ringmaster.techniques.interface.values import digest
 
 RANDOM, GRID, TPE = "random", "grid", "tpe"
-MOST_DRAWS = 100  # of one trial, until it is none that was proposed before
-NUM_STARTUP = 8  # trials at random before TPE has enough to learn from; a third of all trials where those are fewer
+MOST_DRAWS = 100  # of one trial, until it differs from all earlier ones
+NUM_STARTUP = 8  # random trials before TPE has enough data; a third of all trials if that is fewer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A trial that was proposed. score: higher is better; None for one of which nothing is known yet."""
+    """A trial that was proposed. score: higher is better; None while there is no result."""
 
     values: Values
     score: float | None = None
 
 
 def num_startup(num_trials: int) -> int:
-    """How many trials of a TPE sweep are drawn at random, and so known at its beginning."""
+    """Returns how many trials of a TPE sweep are drawn at random, and thus known at its start."""
     return min(num_trials, NUM_STARTUP, max(2, num_trials // 3))
 
 
 def propose(
     space: Sequence[Parameter], *, sampler: str, number: int, earlier: Sequence[Tried], seed: int, num_trials: int
 ) -> Values:
-    """The values of trial `number`, which counts from 0; `earlier` are those before it, in their order.
+    """Returns the values of trial `number`, which counts from 0; `earlier` are those before it, in order.
 
     No trial is proposed twice, unless a hundred draws find no other.
     """
@@ -55,11 +55,11 @@ def propose(
 
 
 def _draw(space: Sequence[Parameter], earlier: Sequence[Tried], *, is_random: bool, seed: int) -> Values:
-    """One draw by Optuna, from a study that lives no longer than this call."""
+    """Draws once with Optuna, from a study that exists only during this call."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    # The trials that are under way count as bad ones (constant_liar), so that proposals do not crowd.
+    # Running trials count as bad ones (constant_liar), so that proposals do not cluster.
     tpe = optuna.samplers.TPESampler(n_startup_trials=1, constant_liar=True, seed=seed)
     study = optuna.create_study(
         sampler=optuna.samplers.RandomSampler(seed=seed) if is_random else tpe, direction="maximize"
@@ -75,7 +75,7 @@ def _draw(space: Sequence[Parameter], earlier: Sequence[Tried], *, is_random: bo
 def _distribution(parameter: Parameter) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(parameter, Choice):  # by number: Optuna knows neither lists nor mappings
+    if isinstance(parameter, Choice):  # by index: Optuna supports neither lists nor mappings
         return CategoricalDistribution(range(len(parameter.values)))
     if parameter.is_integer:
         return IntDistribution(
@@ -87,7 +87,7 @@ def _distribution(parameter: Parameter) -> Any:
 def _value(parameter: Parameter, drawn: Any) -> Any:
     if isinstance(parameter, Choice):
         return parameter.values[drawn]
-    # Six digits are all that a person can read, and more than matters; a step may need all that a grid lists.
+    # Six digits are readable, and more than matters; with a step, the value must match the grid to more digits.
     digits = 6 if parameter.step is None else 12
     value = drawn if parameter.is_integer else float(f"{drawn:.{digits}g}")
     return parameter.value(min(max(value, parameter.low), parameter.high))
@@ -109,7 +109,7 @@ def _as_trial(space: Sequence[Parameter], tried: Tried, distributions: Any) -> A
 
 
 def _told_to_optuna(parameter: Parameter, value: Any, distribution: Any) -> Any:
-    """A value as Optuna draws it, which refuses what was rounded off its steps, if only by the last digit."""
+    """Returns a value exactly as Optuna draws it: Optuna refuses values that rounding moved off the steps."""
     if isinstance(parameter, Choice):
         return parameter.values.index(value)
     if parameter.step is None or parameter.is_integer:

@@ -1,4 +1,4 @@
-"""What a sweep searches: values or ranges by dotted keys of a job. Pure values, and every fault in them at once."""
+"""The search space of a sweep: values or ranges by dotted keys of a job, with all faults reported at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ringmaster.tasks.batch.faults import Finding
 
 MOST_TRIALS = 1000
 MOST_KEYS = 50
-MOST_SHAPES = 16  # that are profiled for one sweep whose trials are not known at its beginning
+MOST_SHAPES = 16  # the most shapes that are profiled for a sweep whose trials are not all known at its start
 
-# What changes from trial to trial without another speed, or another size: one profile serves all of them.
+# Keys that affect neither a trial's speed nor its size: one profile serves all of their values.
 SAME_SHAPE = ("optimizer.lr", "optimizer.options.", "schedule.", "clip_grad_norm", "seed", "num_steps", "num_epochs")
 
 Values = Mapping[str, Any]
-"""By dotted key, what a trial has there."""
+"""A trial's values by dotted key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,24 +30,24 @@ class Choice:
     values: tuple[Any, ...]
 
     def extremes(self) -> dict[str, Any]:
-        """The values that a job must be able to have, by where they stand."""
+        """Returns the values to validate in a job, by their place."""
         return {f"values[{i}]": value for i, value in enumerate(self.values)}
 
     @property
     def num_values(self) -> int | None:
-        """How many values there are."""
+        """The number of values."""
         return len(self.values)
 
     def listed(self) -> tuple[Any, ...]:
-        """All values, for a grid."""
+        """Returns all values, for a grid."""
         return self.values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Anything between `low` and `high`, both included; `step` apart from `low` where that is given.
+    """Any number from `low` to `high`, both included; in steps of `step` from `low` if that is given.
 
-    is_log: as likely between 0.001 and 0.01 as between 0.01 and 0.1. is_integer: whole numbers only.
+    is_log: sample uniformly on a logarithmic scale. is_integer: integers only.
     """
 
     key: str
@@ -58,32 +58,32 @@ class Range:
     is_integer: bool = False
 
     def extremes(self) -> dict[str, Any]:
-        """Its two ends, as far as they are numbers that a job may have."""
+        """Returns the two ends, to validate in a job, without those that are not finite."""
         ends = {"low": self.low, "high": self.high}
         return {name: self.value(number) for name, number in ends.items() if math.isfinite(number)}
 
     def value(self, number: float) -> int | float:
-        """A number as a job has it."""
+        """Returns a number in the type that the job has."""
         return round(number) if self.is_integer else float(number)
 
     @property
     def num_values(self) -> int | None:
-        """How many values there are where they can be counted, else None."""
+        """The number of values if it is finite, else None."""
         if self._step is None:
             return None
         steps = (self.high - self.low) / self._step + 1e-9
         return math.floor(steps) + 1 if math.isfinite(steps) else None
 
     def listed(self) -> tuple[Any, ...]:
-        """All values of a range with a step, which may be a great many: `num_values` says how many."""
+        """Returns all values of a range with a step; `num_values` is their number, which may be large."""
         assert self._step is not None and self.num_values is not None, f"{self.key} cannot be listed"
-        # Rounded to twelve digits: 0.1 + 2 x 0.1 is 0.3 to everybody but a computer.
+        # Rounded to twelve digits, as 0.1 + 2 x 0.1 is not exactly 0.3 in floating point.
         numbers = (self.low + i * self._step for i in range(self.num_values))
         return tuple(self.value(float(f"{number:.12g}")) for number in numbers)
 
     @property
     def _step(self) -> float | None:
-        """Between neighbouring values; None where there are values between any two."""
+        """The distance of neighbouring values; None for a continuous range."""
         if self.is_log:
             return None
         return self.step or (1.0 if self.is_integer else None)
@@ -93,24 +93,24 @@ Parameter = Choice | Range
 
 
 def num_combinations(space: Sequence[Parameter]) -> int | None:
-    """How many different trials there can be; None where there is no end to them."""
+    """Returns the number of distinct trials, or None if it is infinite."""
     sizes = [parameter.num_values for parameter in space]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
 def combinations(space: Sequence[Parameter]) -> Iterator[Values]:
-    """Every trial of a space that can be counted, the last parameter changing first."""
+    """Yields every trial of a finite space, the last parameter changing fastest."""
     for values in itertools.product(*(parameter.listed() for parameter in space)):
         yield {parameter.key: value for parameter, value in zip(space, values, strict=True)}
 
 
 def changes_shape(parameter: Parameter) -> bool:
-    """Whether trials may differ in speed or size by it: then each of its values needs profiles of its own."""
+    """Whether trials may differ in speed or size by the parameter; then each of its values is profiled separately."""
     return not any(parameter.key == key or (key[-1] == "." and parameter.key.startswith(key)) for key in SAME_SHAPE)
 
 
 def shapes(space: Sequence[Parameter]) -> list[Values]:
-    """Provisional trials, one for each shape that a trial of the space may have; the rest at its first value."""
+    """Returns provisional trials, one for each shape in the space; all other parameters have their first value."""
     fixed = [
         Choice(key=p.key, values=p.values if changes_shape(p) else p.values[:1])
         if isinstance(p, Choice)
@@ -121,7 +121,10 @@ def shapes(space: Sequence[Parameter]) -> list[Values]:
 
 
 def with_values(template: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """A job's plain values with others at some dotted keys. A way barred by what is no mapping is told elsewhere."""
+    """Returns a job's plain values with others at some dotted keys.
+
+    A value on the way that is not a mapping is replaced; another check reports it.
+    """
     raw = copy.deepcopy(dict(template))
     for key, value in values.items():
         *path, last = key.split(".")
@@ -135,7 +138,7 @@ def with_values(template: Mapping[str, Any], values: Values) -> dict[str, Any]:
 
 
 def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> list[Finding]:
-    """What keeps a space from being searched so; places begin with ("space", KEY)."""
+    """Returns the faults of a space for a sampler; places begin with ("space", KEY)."""
     if len(space) > MOST_KEYS:
         return [Finding(("space",), f"varies {len(space):,} keys", f"vary {MOST_KEYS} at the most")]
     found = [finding for parameter in space for finding in _of_one(parameter)]

@@ -1,4 +1,4 @@
-"""A sweep as a whole: a job, what is varied of it, and how; its trials as jobs of one batch."""
+"""The specification of a sweep: a job, the parameters to vary and how; its trials as jobs of one batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ from ringmaster.techniques import Job
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """All that a sweep is.
+    """A sweep.
 
-    template: the job that is varied, as plain values; its paths start in `folder`. objective: the metric by which
-    trials are compared. num_trials: at the most; None for all of a grid. num_parallel: trials of which TPE may know
-    nothing yet when it proposes the next one. deadline_s: after which nothing goes on.
+    template: the job to vary, as plain values.
+    folder: the folder to which the template's paths are relative.
+    space: the parameters to vary.
+    sampler: "random", "grid" or "tpe".
+    stopping: the policy of early stopping.
+    objective: the metric by which trials are compared.
+    num_trials: the most trials; None for all of a grid.
+    num_parallel: the number of trials that may lack results when TPE proposes the next one.
+    deadline_s: the seconds from the sweep's start after which no trial goes on.
     """
 
     name: str
@@ -42,7 +48,7 @@ class SweepSpec:
 
     @property
     def trials(self) -> list[str]:
-        """Their names, in their order."""
+        """The names of the trials, in order."""
         size = spaces.num_combinations(self.space)
         count = size if self.sampler == GRID and size is not None else self.num_trials or MOST_TRIALS
         width = len(str(count - 1))
@@ -50,32 +56,32 @@ class SweepSpec:
 
     @property
     def num_known(self) -> int:
-        """How many trials are known before any is trained."""
+        """The number of trials whose values are known before any training."""
         count = len(self.trials)
         return num_startup(count) if self.sampler == TPE else count
 
     def known(self) -> list[Values]:
-        """The values of those trials."""
+        """Returns the values of those trials."""
         found: list[Values] = []
         for number in range(self.num_known):
             found.append(self.propose(number, [Tried(values=values) for values in found]))
         return found
 
     def provisional(self) -> list[Values]:
-        """The values that every trial has at the beginning: its own where they are known, else those of some shape.
+        """Returns the initial values of all trials: their own if known, else those of some shape.
 
-        Each shape is there among them, so that all profiles are measured before the first trial begins.
+        Every shape occurs among them, so that all profiles are measured before the first trial begins.
         """
         known = self.known()
         shapes = spaces.shapes(self.space) if len(known) < len(self.trials) else []
         return [*known, *(shapes[i % len(shapes)] for i in range(len(self.trials) - len(known)))]
 
     def shape(self, values: Values) -> Values:
-        """Those of a trial's values by which it may differ from others in speed or size."""
+        """Returns the values of a trial that may affect its speed or size."""
         return {p.key: values[p.key] for p in self.space if spaces.changes_shape(p)}
 
     def propose(self, number: int, earlier: Sequence[Tried]) -> Values:
-        """The values of a trial; `ringmaster.tasks.sweeping.sampling.propose` says more."""
+        """Returns the values of a trial; see `ringmaster.tasks.sweeping.sampling.propose`."""
         return propose(
             self.space,
             sampler=self.sampler,
@@ -86,13 +92,13 @@ class SweepSpec:
         )
 
     def job(self, name: str, values: Values) -> Job:
-        """A trial as a job."""
+        """Returns a trial as a job."""
         return self._parsed([{**self._raw(values), "name": name}]).jobs[0]
 
     def batch(self) -> Batch:
-        """All trials as jobs of one batch; those that are still to be proposed have provisional values.
+        """Returns all trials as jobs of one batch; trials that are not proposed yet have provisional values.
 
-        Raises BatchFileError with every fault.
+        Raises BatchFileError with all faults.
         """
         if faults := self.faults():
             raise BatchFileError(faults)
@@ -100,7 +106,7 @@ class SweepSpec:
         return self._parsed([{**self._raw(values), "name": name} for name, values in trials])
 
     def faults(self) -> list[Fault]:
-        """Every fault of the space, the policy, and the jobs that would come of them."""
+        """Returns all faults of the space, the stopping policy and the resulting jobs."""
         found = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
         found += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
         found += self._uncovered_shapes()
@@ -119,7 +125,7 @@ class SweepSpec:
             yield Finding(("space",), problem, "raise num_trials, list fewer values, or use random")
 
     def _faults_of_jobs(self) -> Iterator[Fault]:
-        """What is wrong with the template, and with it under each extreme value, one key at a time."""
+        """Yields the faults of the template, and of the template with each extreme value, one key at a time."""
         plain = self._faults_of(self.template, key=None)
         yield from plain
         known = {(fault.place, fault.message) for fault in plain}
@@ -145,12 +151,12 @@ class SweepSpec:
             found = [
                 replace(f, place=f.place.removeprefix("jobs[0]").lstrip("."), line=None, file="") for f in error.faults
             ]
-            # What the template lacks may be just what is varied.
+            # A key that the template lacks may be one that is varied.
             return [f for f in found if not any(f.place == k or f.place.startswith(f"{k}.") for k in varied)]
         return []
 
     def _raw(self, values: Values) -> dict[str, Any]:
-        """A trial's plain values: those of the template, the varied ones, and evaluations where it is judged."""
+        """Returns a trial's plain values: the template's, the varied ones, and evaluations at its rungs."""
         raw = with_values(self.template, values)
         evaluation = dict(raw.get("evaluation") or {})
         metrics = [self.objective, *(m for m in evaluation.get("metrics", ()) if m != self.objective)]

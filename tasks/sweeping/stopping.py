@@ -1,8 +1,8 @@
-"""When a trial of a sweep is not worth going on with: rules over what trials have come to. No clock, no I/O.
+"""Early stopping of a sweep's trials, as pure rules over their results.
 
-A trial has a *goal*, the step up to which it may train; the planner plans it that far and no further. ASHA and
-successive halving give goals rung by rung: a trial that has come to its goal rests there, its devices free, until it is
-promoted, which raises its goal, or stopped. A trial that rests loses nothing: it goes on from its checkpoint.
+A trial has a *goal*, the step up to which it may train; the planner plans it only that far. ASHA and successive halving
+set goals rung by rung. A trial that has reached its goal pauses and frees its devices, until it is promoted, which
+raises its goal, or stopped. A paused trial loses nothing: it continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from typing import Any
 from ringmaster.tasks.batch.faults import Finding
 
 NONE, ASHA, HALVING, MEDIAN = "none", "asha", "halving", "median"
-FEWEST_OTHERS = 3  # that a trial is compared with before the median of them says anything
+FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Where a trial stands. total: its steps. goal: 0 as long as its values are not settled.
+    """The state of a trial.
 
-    scores: by step, higher is better, minus infinity for what is no number. has_ended: it is done, failed or stopped.
+    total: the number of its steps.
+    goal: the step up to which it may train; 0 while its values are not settled.
+    scores: by step, higher is better; minus infinity for a value that is not finite.
+    has_ended: whether it is done, failed or stopped.
     """
 
     name: str
@@ -35,32 +38,34 @@ class Trial:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has something to train: it may, and has not come that far."""
+        """Whether the trial has steps left to train up to its goal."""
         return not self.has_ended and self.goal > 0 and self.goal not in self.scores
 
     def best(self, step: int) -> float:
-        """Its best score up to a step."""
+        """Returns the best score up to a step."""
         return max((score for at, score in self.scores.items() if at <= step), default=-math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdicts:
-    """What follows: goals by trial, and why trials are stopped."""
+class StoppingDecisions:
+    """New goals by trial, and the trials to stop with the reasons."""
 
     goals: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, str] = field(default_factory=dict)
 
 
 EARLIEST = 10
-"""A trial is not judged before so many-th of its steps: learning curves cross in the beginning."""
+"""The divisor of a trial's steps that gives its earliest default rung: learning curves cross in the beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """A policy and its figures.
+    """A stopping policy and its parameters.
 
-    min_steps: the first rung, None for the total divided by the reduction factor twice, and a tenth of it at the least.
-    reduction_factor: eta, one of so many goes on from each rung.
+    policy: "none", "asha", "halving" or "median".
+    min_steps: the first rung; None for the total divided twice by the reduction factor, but at least a tenth of the
+        total.
+    reduction_factor: eta; one trial in eta goes on from each rung.
     """
 
     policy: str = ASHA
@@ -69,16 +74,18 @@ class Stopping:
 
     @property
     def has_rungs(self) -> bool:
-        """Whether trials rest on their way."""
+        """Whether trials pause at rungs."""
         return self.policy in (ASHA, HALVING)
 
     def first_step(self, total: int) -> int:
-        """Steps after which a trial of so many is judged first."""
+        """Returns the step at which a trial of `total` steps is first compared."""
         return self.min_steps or max(1, total // self.reduction_factor**2, math.ceil(total / EARLIEST))
 
     def evaluated_every(self, total: int, *, asked: int | None) -> int | None:
-        """Steps between evaluations of a trial: `asked` where every rung is among them, which are multiples of the
-        first; None for none on the way.
+        """Returns the steps between evaluations of a trial, or None for no evaluation before its end.
+
+        The result is `asked` if that divides the first rung, of which all rungs are multiples, and otherwise the first
+        rung.
         """
         if self.policy == NONE:
             return asked
@@ -86,9 +93,9 @@ class Stopping:
         return asked if asked is not None and asked > 0 and first % asked == 0 else first
 
     def rungs(self, total: int) -> list[int]:
-        """Steps at which a trial of so many rests, r, r eta, r eta^2, ..., and its last one.
+        """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.
 
-        Beyond the first there is none in the second half: what is nearly done is not worth stopping.
+        Apart from the first, no rung lies in the second half, as a trial that is nearly done is not worth stopping.
         """
         if not self.has_rungs:
             return [total]
@@ -99,14 +106,14 @@ class Stopping:
             step *= self.reduction_factor
         return [*rungs, total]
 
-    def judge(self, trials: Sequence[Trial], *, num_slots: int) -> Verdicts:
-        """What follows from where the trials stand. num_slots: trials that can run side by side."""
+    def judge(self, trials: Sequence[Trial], *, num_slots: int) -> StoppingDecisions:
+        """Returns the decisions that follow from the trials' states. num_slots: how many trials can run in parallel."""
         if self.has_rungs:
             return _by_rungs(self, trials, num_slots=num_slots)
-        return _by_median(self, trials) if self.policy == MEDIAN else Verdicts()
+        return _by_median(self, trials) if self.policy == MEDIAN else StoppingDecisions()
 
     def findings(self, job: Mapping[str, Any], *, varied: Sequence[str]) -> Iterator[Finding]:
-        """What keeps the policy from judging trials of such a job. varied: the keys of the space."""
+        """Yields the faults that keep the policy from comparing trials of a job. varied: the keys of the space."""
         if self.policy == NONE:
             return
         total = job.get("num_steps")
@@ -123,16 +130,16 @@ class Stopping:
                 yield Finding(("space", key), problem, "leave it out, or choose the policy none")
 
 
-def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) -> Verdicts:
-    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), or the synchronous one.
+def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) -> StoppingDecisions:
+    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), or the synchronous version.
 
-    Of the n trials that have come to a rung the best n // eta may go on. Both wait where waiting costs nothing: asha
-    promotes no trial as long as devices have other trials to train, as what comes to the rung meanwhile can only
-    make the choice better; halving promotes none before the rung is full. A trial that cannot be among the best any
-    more, whatever comes, is stopped.
+    Of the n trials that have reached a rung, the best n // eta may go on. Both versions wait where waiting costs
+    nothing. ASHA promotes no trial while other trials can use the devices, because further arrivals at the rung can
+    only improve the choice. Halving promotes none before all trials have reached the rung or ended. A trial that can no
+    longer be among the best is stopped.
     """
     if not trials:
-        return Verdicts()
+        return StoppingDecisions()
     eta, goals, stops = stopping.reduction_factor, {}, {}
     rungs = stopping.rungs(trials[0].total)
     num_under_way = sum(trial.is_under_way for trial in trials)
@@ -151,7 +158,7 @@ def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) ->
             elif place < now and (stopping.policy == HALVING or num_under_way <= num_slots):
                 goals[trial.name] = following
                 num_under_way += 1
-    return Verdicts(goals=goals, stops=stops)
+    return StoppingDecisions(goals=goals, stops=stops)
 
 
 def _why(trial: Trial, step: int, *, place: int, num: int) -> str:
@@ -160,11 +167,11 @@ def _why(trial: Trial, step: int, *, place: int, num: int) -> str:
     return f"stopped early at step {step}: number {place + 1} of the {num} trials that have come there"
 
 
-def _by_median(stopping: Stopping, trials: Sequence[Trial]) -> Verdicts:
-    """The median stopping rule (Golovin et al., 2017, Google Vizier, section 3.2.2), on the best score so far.
+def _by_median(stopping: Stopping, trials: Sequence[Trial]) -> StoppingDecisions:
+    """The median stopping rule (Golovin et al., 2017, Google Vizier, section 3.2.2), applied to the best score so far.
 
-    A trial ends at a step s where its best score up to s is below the median of those of the others that have come to
-    s, however they went on.
+    A trial stops at step s if its best score up to s is below the median of the best scores up to s of all other trials
+    that have reached s, whether or not these went on.
     """
     stops = {}
     for trial in trials:
@@ -174,4 +181,4 @@ def _by_median(stopping: Stopping, trials: Sequence[Trial]) -> Verdicts:
         others = [t.best(step) for t in trials if t.name != trial.name and max(t.scores, default=0) >= step]
         if len(others) >= FEWEST_OTHERS and trial.best(step) < statistics.median(others):
             stops[trial.name] = f"stopped early at step {step}: its best is below the median of {len(others)} others"
-    return Verdicts(stops=stops)
+    return StoppingDecisions(stops=stops)

@@ -1,6 +1,6 @@
-"""Models that come from others in another way than by plain training: distilled, pruned, quantized, merged.
+"""Adaptations: models derived from others besides plain training (distilled, pruned, quantized, merged).
 
-`distilling` gives a training loss against a teacher, `pruning` zeroes weights and keeps them zero, `quantizing` and
-`merging` rewrite weights, `rewriting` is the loop of jobs without steps, and `comparing` measures what came of it
-against its parents. Only modules that are imported by name import torch.
+`distilling` defines a training loss against a teacher. `pruning` zeroes weights and keeps them zero. `quantizing` and
+`merging` rewrite weights. `rewriting` runs the jobs without steps. `comparing` measures a resulting model beside its
+parents. Importing the package imports no torch; some of its modules do.
 """

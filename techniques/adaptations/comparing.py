@@ -1,4 +1,4 @@
-"""A model beside its parents, measured alike: bytes on disk, seconds of a batch, and the metrics of its job."""
+"""Comparison of a model with its parents: bytes on disk, seconds of a batch, and the metrics of its job."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from pathlib import Path
 from safetensors import safe_open
 
 from ringmaster.techniques.adaptations.folders import model_of_folder, weight_bytes
-from ringmaster.techniques.engine.data import prepare
-from ringmaster.techniques.engine.evaluating import EvaluationOrder, evaluator
-from ringmaster.techniques.engine.order import GangOrder
-from ringmaster.techniques.engine.ranks import Ranks
-from ringmaster.techniques.engine.reporter import Reporter
-from ringmaster.techniques.engine.tensor_files import DTYPES
-from ringmaster.techniques.engine.trainer import Trainer
-from ringmaster.techniques.job import Job, ModelSpec
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.job import Job, ModelSpec
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.checkpoints.tensor_files import DTYPES
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluator
+from ringmaster.techniques.runtime.training.trainer import Trainer
 
 COMPARING_PATIENCE_S = 600.0
-TIMED_BATCHES = 8  # the fastest counts: what else runs on the machine only ever adds
+TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One model on the held-out data of a job, by one process on one device.
+    """Measurements of one model on the held-out data of a job, by one process on one device.
 
-    model: the job's name, or a parent as the job names it. weight_bytes: of its safetensors. sparsity: the share of
-    zeros among its floating-point matrices. batch_s: seconds of the evaluation of one global batch, at the best.
+    model: the job's name, or a parent's name as the job spells it.
+    weight_bytes: size of its safetensors files.
+    sparsity: the share of zeros among its floating-point matrices.
+    batch_s: the shortest time to evaluate one global batch, in seconds.
     """
 
     model: str
@@ -40,9 +42,9 @@ class Measured:
 
 
 def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path) -> tuple[Measured, ...]:
-    """The model that was exported to `folder` first, then its parents: those whose folders were ordered.
+    """Measures the model that was exported to `folder`, then those parents whose folders the order contains.
 
-    Only rank 0 measures, on its device, with the models one after another.
+    Only rank 0 measures, on its device, one model after another.
     """
     job, parents = order.job, order.parents
     models: list[tuple[str, Path, ModelSpec | None]] = [(job.name, folder, job.model)]
@@ -56,7 +58,7 @@ def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path)
 
 
 def _model(job: Job, name: str, folder: Path) -> ModelSpec:
-    """A parent's model: a teacher's own; of those that are rewritten or trained on, the job's."""
+    """Returns a parent's model: a teacher's own; for parents that are rewritten or trained further, the job's."""
     said = job.adaptation
     if said is not None and name == said.teacher:
         model = said.teacher_model or model_of_folder(folder)
@@ -95,11 +97,11 @@ def _batch_s(trainer: Trainer) -> float:
 
 
 def share_of_zeros(folder: Path) -> float:
-    """The share of zeros among the floating-point tensors of two or more dimensions."""
+    """Returns the share of zeros among the floating-point tensors of two or more dimensions."""
     num_zeros = num_weights = 0
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - a file, no mapping
+            for name in file.keys():  # noqa: SIM118 - a file is no mapping
                 part = file.get_slice(name)
                 if len(part.get_shape()) > 1 and DTYPES[part.get_dtype()].is_floating_point:
                     tensor = file.get_tensor(name)

@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the logits of a frozen teacher beside the labels.
+"""Distillation: a student learns from the logits of a frozen teacher, besides the labels.
 
 With student logits z, teacher logits v, temperature T and weight w, over the rows or tokens that have a label:
 
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from ringmaster.techniques.engine.losses import (
+from ringmaster.techniques.interface.job import AdaptationSpec
+from ringmaster.techniques.runtime.training.losses import (
     IGNORED,
     Batch,
     Loss,
@@ -30,12 +31,14 @@ from ringmaster.techniques.engine.losses import (
     next_token_loss,
     next_tokens,
 )
-from ringmaster.techniques.job import AdaptationSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A frozen model, and what it is given of a batch. autocast: the precision in which it computes, as the student."""
+    """A frozen model, and the loss that selects its inputs from a batch.
+
+    autocast: returns the context of the student's precision, in which the teacher computes too.
+    """
 
     model: nn.Module
     loss: Loss
@@ -43,15 +46,15 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor | None:
-        """Its answer to a batch."""
+        """Returns the teacher's logits for a batch."""
         with self.autocast():
             return logits_of(self.model(**self.loss.forward_inputs(batch)))
 
 
 def distilled_loss(loss: Loss, teacher: Teacher, said: AdaptationSpec) -> Loss:
-    """The loss of a student whose loss without a teacher is `loss`.
+    """Returns the distillation loss of a student whose loss without a teacher is `loss`.
 
-    Raises ValueError where that is no cross entropy, as the two then are not about the same rows.
+    Raises ValueError where `loss` is no cross entropy, as then the two losses would not cover the same rows.
     """
     if loss.compute not in (next_token_loss, classification_loss):
         raise ValueError(
@@ -82,12 +85,12 @@ def distilled_loss(loss: Loss, teacher: Teacher, said: AdaptationSpec) -> Loss:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """What tensor parallelism may have divided over the ranks."""
+    """Returns the whole tensor, where tensor parallelism has divided it over the ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def softened_divergence(students: Tensor, teachers: Tensor, *, counted: Tensor, temperature: float) -> Tensor:
-    """T^2 times the sum of KL(softmax(v / T) || softmax(z / T)) over the rows of [..., classes] that are counted."""
+    """Returns T^2 times the sum of KL(softmax(v / T) || softmax(z / T)) over the counted rows of [..., classes]."""
     z = functional.log_softmax(students.float() / temperature, dim=-1)
     v = functional.log_softmax(teachers.float() / temperature, dim=-1)
     each = functional.kl_div(z, v, reduction="none", log_target=True).sum(-1)

@@ -1,4 +1,4 @@
-"""What the folder of an exported model says of itself, read without torch."""
+"""Metadata of an exported model's folder, read without torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.interface.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
 QUANTIZATION = "ringmaster_quantization"
-"""Where a config says what was quantized here."""
+"""The config key that describes a quantization by Ringmaster."""
 
 
 def model_of_folder(folder: Path) -> ModelSpec | None:
-    """The model that a folder holds, None where the folder does not say."""
+    """Returns the model that a folder holds, or None where the folder does not describe it."""
     said = _read(folder / FACTORY)
     if "factory" in said:
         return ModelSpec(factory=said["factory"], kwargs=said.get("kwargs", {}))
@@ -23,18 +23,18 @@ def model_of_folder(folder: Path) -> ModelSpec | None:
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:
-    """{"method", "modules"} where the folder holds a model that was quantized here, else None."""
+    """Returns {"method", "modules"} where Ringmaster quantized the model in the folder, else None."""
     said = [_read(folder / file).get(QUANTIZATION) for file in (CONFIG, FACTORY)]
     return next((each for each in said if isinstance(each, Mapping)), None)
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of the model's weights on disk."""
+    """Returns the bytes of the model's weights on disk."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The dtype and shape of each tensor, by name, from the headers alone."""
+    """Returns the dtype and shape of each tensor, by name, from the file headers alone."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:

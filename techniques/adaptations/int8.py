@@ -1,8 +1,8 @@
-"""Linear layers whose weights are kept in 8 bits.
+"""Linear layers with 8-bit weights.
 
 With a weight W [out, in], a scale s_i = max_j |W_ij| / 127 for each output channel and Q = round(W / s) in int8:
 
-    weight-only    y = x (s Q)^T + b                  memory is saved, the product stays in floating point
+    weight-only    y = x (s Q)^T + b                  saves memory; the product is computed in floating point
     dynamic        y = t s (P Q^T) + b, x ~ t P       rows of x in int8 too, with their own scales t; an integer product
 
 Sources: Jacob et al. (arXiv:1712.05877), symmetric and without zero points; Dettmers et al., LLM.int8()
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 LARGEST = 127
-# What CUDA's integer product asks for: more rows than 16, widths that 8 divides.
+# CUDA's integer product requires more than 16 rows, and widths that are multiples of 8.
 FEWEST_ROWS, MULTIPLE = 17, 8
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with `weight` (int8, [out, in]), `weight_scale` (fp32, [out, 1]) and perhaps a `bias`.
+    """A linear layer with `weight` (int8, [out, in]), `weight_scale` (fp32, [out, 1]) and optionally a `bias`.
 
-    Nothing of it is trained: all are buffers.
+    All three are buffers, so none of them is trained.
     """
 
     weight: Tensor
@@ -39,20 +39,20 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear, *, is_dynamic: bool) -> Int8Linear:
-        """The nearest to `linear`."""
+        """Returns the quantized form of `linear`."""
         quantized, scale = to_int8(linear.weight.detach().float())
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(quantized, scale, bias, is_dynamic=is_dynamic)
 
     @classmethod
     def like(cls, linear: nn.Linear, *, is_dynamic: bool) -> Int8Linear:
-        """Zeros in the shape of `linear`, to be filled."""
+        """Returns a layer of zeros in the shape of `linear`, to be filled."""
         weight = torch.zeros(linear.weight.shape, dtype=torch.int8)
         bias = None if linear.bias is None else torch.zeros(linear.bias.shape)
         return cls(weight, torch.zeros(len(weight), 1), bias, is_dynamic=is_dynamic)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out], in the dtype of `x`."""
+        """Maps [..., in] to [..., out], in the dtype of `x`."""
         if not self.is_dynamic:
             weight = self.weight.to(x.dtype) * self.weight_scale.to(x.dtype)
             return functional.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
@@ -64,14 +64,14 @@ class Int8Linear(nn.Module):
 
 
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 [n, m], scale [n, 1]) whose product is nearest to `rows` [n, m]; rows of zeros have the scale 1."""
+    """Returns (int8 [n, m], scale [n, 1]) whose product is nearest to `rows` [n, m]; rows of zeros have scale 1."""
     scale = rows.abs().amax(1, keepdim=True) / LARGEST
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return (rows / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
 def int8_product(a: Tensor, b: Tensor) -> Tensor:
-    """A b^T of int8 [n, k] and [m, k], in int32 [n, m]."""
+    """Returns A b^T of int8 [n, k] and [m, k], in int32 [n, m]."""
     if a.device.type == "cpu":
         return torch._int_mm(a, b.T)
     num_rows, (num_columns, width) = len(a), b.shape

@@ -1,6 +1,6 @@
-"""Merging: the weights of several models of one shape in one.
+"""Merging of several models of one shape into one.
 
-With the parents' weights theta_i and the numbers w_i that are given for them:
+With the parents' weights theta_i and their given factors w_i:
 
     average            theta = sum_i w_i theta_i / sum_i w_i         (Wortsman et al., Model soups, arXiv:2203.05482)
     task arithmetic    theta = theta_0 + sum_i w_i (theta_i - theta_0)              (Ilharco et al., arXiv:2212.04089)
@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from ringmaster.techniques.job import AdaptationSpec
+from ringmaster.techniques.interface.job import AdaptationSpec
 
 
 @torch.no_grad()
 def merge(
     base: nn.Module | None, parents: Iterable[nn.Module], said: AdaptationSpec, *, beat: Callable[[], None]
 ) -> nn.Module:
-    """One model of the parents, which are taken one after another; in memory are two, and sums in double precision.
+    """Returns one model merged from the parents, which are read one after another.
 
-    base: of task arithmetic. What is no floating-point number (counters) is the base's, or the first parent's.
+    Memory holds two models at a time, and sums in double precision. `base` is the base of task arithmetic. Tensors that
+    are not floating-point (counters) are those of the base, or of the first parent.
     """
     weights = said.weights or (1.0,) * len(said.parents)
     is_average = base is None
@@ -43,7 +44,7 @@ def merge(
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Floating-point parameters and saved buffers, those that are shared once."""
+    """Returns floating-point parameters and saved buffers, by name; shared tensors occur once."""
     named: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""Pruning: the smallest weights of linear and convolution layers become zero, and stay zero while training goes on.
+"""Pruning: the smallest weights of linear and convolution layers become zero, and stay zero during training.
 
 The output head of a language model is left whole, as by convention (Frantar and Alistarh, SparseGPT, arXiv:2301.00774).
 """
@@ -12,22 +12,23 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from ringmaster.techniques.engine.gradients import local
-from ringmaster.techniques.job import AdaptationSpec
+from ringmaster.techniques.interface.job import AdaptationSpec
+from ringmaster.techniques.runtime.training.gradients import local
 
 GROUP, KEPT = 4, 2  # of each 4 neighbouring weights of a row, 2 are kept
 
 LocalMasks = Sequence[tuple[nn.Parameter, Tensor]]
-"""The parameters of this rank that were pruned, and of each the part of its mask that is here."""
+"""The pruned parameters of this rank, each with this rank's part of its mask."""
 
 
 @torch.no_grad()
 def prune(model: nn.Module, said: AdaptationSpec) -> dict[str, Tensor]:
-    """Zeroes weights of `model` in place; returns what is kept: a mask (bool, of the weight's shape) by its name.
+    """Zeroes weights of `model` in place; returns the masks of kept entries (bool, of the weight's shape) by name.
 
-    magnitude: of each weight the `sparsity` share that is smallest (Han et al., arXiv:1506.02626). 2:4: of each four
-    neighbours along a row of a linear layer the two that are largest, which sparse tensor cores skip (Mishra et al.,
-    arXiv:2104.08378). Equal weights: the first ones go. Raises ValueError where the model has no layer for it.
+    The method "magnitude" zeroes the `sparsity` share of each weight that is smallest (Han et al., arXiv:1506.02626).
+    The method "2:4" keeps the two largest of each four neighbours along a row of a linear layer; sparse tensor cores
+    skip the zeros (Mishra et al., arXiv:2104.08378). Of equal weights the first ones are zeroed. Raises ValueError
+    where the model has no suitable layer.
     """
     masks = {}
     for name, weight in _prunable(model, is_structured=said.method == "2:4"):
@@ -41,7 +42,7 @@ def prune(model: nn.Module, said: AdaptationSpec) -> dict[str, Tensor]:
 
 
 def largest(weight: Tensor, *, sparsity: float) -> Tensor:
-    """Which entries to keep: all but the round(sparsity n) of smallest magnitude."""
+    """Returns the mask that keeps all but the round(sparsity n) entries of smallest magnitude."""
     order = weight.abs().flatten().argsort(stable=True)
     kept = torch.ones_like(order, dtype=torch.bool)
     kept[order[: round(sparsity * len(order))]] = False
@@ -49,7 +50,7 @@ def largest(weight: Tensor, *, sparsity: float) -> Tensor:
 
 
 def two_of_four(weight: Tensor) -> Tensor:
-    """Which entries of [out, in] to keep: of each four neighbours along a row, the two of largest magnitude."""
+    """Returns the mask over [out, in] that keeps, of each four neighbours along a row, the two of largest magnitude."""
     groups = weight.abs().reshape(-1, GROUP)
     order = groups.argsort(dim=1, stable=True)
     kept = torch.ones_like(groups, dtype=torch.bool).scatter_(1, order[:, : GROUP - KEPT], False)
@@ -57,18 +58,18 @@ def two_of_four(weight: Tensor) -> Tensor:
 
 
 def is_two_of_four(weight: Tensor) -> bool:
-    """Whether no four neighbours along a row have more than two entries that are not zero."""
+    """Returns whether each four neighbours along a row have at most two nonzero entries."""
     return bool(((weight.reshape(-1, GROUP) != 0).sum(1) <= KEPT).all())
 
 
 def local_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> LocalMasks:
-    """The part of each mask that goes with what this rank holds of a parameter, once the model is laid out."""
+    """Returns each mask's part that corresponds to this rank's part of the parameter, once the model is laid out."""
     return [(p, _part(masks[name], p).to(local(p).device)) for name, p in model.named_parameters() if name in masks]
 
 
 @torch.no_grad()
 def mask_gradients(masks: LocalMasks) -> None:
-    """Takes the gradient of pruned weights away: with it an optimizer's moments stay zero there, and so do weights."""
+    """Zeroes the gradients of pruned weights, so that the optimizer's moments, and the weights, stay zero there."""
     for parameter, mask in masks:
         if parameter.grad is not None:
             local(parameter.grad).mul_(mask)

@@ -1,8 +1,8 @@
-"""Quantized models: made, written to a folder, and read from one.
+"""Quantized models: quantization, export to a folder, and loading from one.
 
-The folder is laid out as compressed-tensors' "int-quantized" models are (github.com/vllm-project/compressed-tensors):
+The folder has the layout of compressed-tensors' "int-quantized" models (github.com/vllm-project/compressed-tensors):
 `weight` in int8 and `weight_scale` [out, 1] in fp32 for each linear layer, and a `quantization_config`, by which
-transformers knows that these are no plain weights.
+transformers recognizes quantized weights.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from torch import nn
 
 from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION
 from ringmaster.techniques.adaptations.int8 import Int8Linear
-from ringmaster.techniques.engine.data.prepared import PreparedData
-from ringmaster.techniques.engine.publish import publish
-from ringmaster.techniques.job import AdaptationSpec, ModelSpec
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.data.prepared import PreparedData
 
 WEIGHTS = "model.safetensors"
 DYNAMIC = "dynamic-int8"
 
 
 def quantize(model: nn.Module, said: AdaptationSpec) -> tuple[str, ...]:
-    """Puts linear layers in 8 bits, in place; returns their names.
+    """Quantizes linear layers to 8 bits, in place; returns their names.
 
-    An output head that shares its weight with the embedding stays as it is. Raises ValueError where there is none.
+    An output head that shares its weight with the embedding stays as it is. Raises ValueError where the model has no
+    linear layer.
     """
     shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and id(m.weight) not in shared]
@@ -44,14 +45,14 @@ def quantize(model: nn.Module, said: AdaptationSpec) -> tuple[str, ...]:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether some layers of a model are in 8 bits."""
+    """Returns whether a model has 8-bit layers."""
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 def load_quantized(model: nn.Module, folder: Path, said: Mapping[str, Any]) -> nn.Module:
-    """Fills a fresh, plain `model` with the quantized weights in `folder`, of which `quantization_of` says `said`.
+    """Fills a fresh, plain `model` with the quantized weights in `folder`.
 
-    Raises ValueError where they do not fit.
+    `said` is the result of `quantization_of(folder)`. Raises ValueError where the weights do not match the model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_model
@@ -70,7 +71,7 @@ def load_quantized(model: nn.Module, folder: Path, said: Mapping[str, Any]) -> n
 def export_quantized(
     folder: Path, *, spec: ModelSpec, model: nn.Module, names: Iterable[str], method: str, prepared: PreparedData
 ) -> None:
-    """Writes a quantized model: int8 weights and their scales in safetensors, and what was done in its config."""
+    """Writes a quantized model: int8 weights and scales in safetensors, and the method and layers in its config."""
     from safetensors.torch import save_model
 
     said = {"method": method, "modules": list(names)}
@@ -91,7 +92,7 @@ def export_quantized(
 
 
 def _compressed_tensors(model: nn.Module, *, method: str) -> dict[str, Any]:
-    """What compressed-tensors, and those who read its models, are told: int8 by channel, activations by token."""
+    """Returns the config of compressed-tensors: int8 weights by channel, activations by token."""
     plain = {"num_bits": 8, "type": "int", "symmetric": True}
     activations = {**plain, "strategy": "token", "dynamic": True} if method == DYNAMIC else None
     weights = {**plain, "strategy": "channel", "dynamic": False}

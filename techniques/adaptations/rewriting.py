@@ -1,4 +1,4 @@
-"""Jobs without steps: the weights of the parents are read, rewritten and exported, then measured beside them."""
+"""Runs jobs without steps: reads the parents' weights, rewrites and exports them, and measures the result."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from ringmaster.techniques.adaptations.folders import quantization_of
 from ringmaster.techniques.adaptations.merging import merge
 from ringmaster.techniques.adaptations.pruning import prune
 from ringmaster.techniques.adaptations.quantizing import export_quantized, quantize
-from ringmaster.techniques.engine.commands.running import WAITING_PATIENCE_S, wait_for_stop
-from ringmaster.techniques.engine.data import PreparedData, prepare
-from ringmaster.techniques.engine.models import build_model, export_model
-from ringmaster.techniques.engine.order import GangOrder
-from ringmaster.techniques.engine.ranks import join
-from ringmaster.techniques.engine.reporter import Reporter
-from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.job import MERGED, PRUNED, QUANTIZED
+from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.commands.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.runtime.data import PreparedData, prepare
+from ringmaster.techniques.runtime.models import build_model, export_model
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import join
+from ringmaster.techniques.runtime.processes.reporter import Reporter
 
 READING_PATIENCE_S = 600.0
-LEAST_STEP_S = 1e-6  # there are no steps: none takes any time
+LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
 
 
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-    """Rewrites and exports, then measures. Returns what `training.train` returns, and `compared`."""
+    """Rewrites and exports the model, then measures it beside its parents.
+
+    Returns the keys of `segment_loop.train`, and `compared`.
+    """
     assert order.model_dir is not None
     folder = Path(order.model_dir)
     reporter.phase("reading the parents", patience_s=READING_PATIENCE_S)
@@ -53,7 +56,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
 
 
 def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
-    """Does all of it once with fresh weights: the parents may not be trained yet, and are rewritten as quickly."""
+    """Runs the whole job once with fresh weights, as the parents may not be trained yet; that takes as long."""
     reporter.phase("trying", patience_s=READING_PATIENCE_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     scratch = Path(order.folder) / "scratch"
@@ -62,7 +65,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     _rewrite(order, scratch / "model", beat=reporter.beat, is_trial=True)
     rewritten_s = time.monotonic()
     compare(order, ranks, reporter, folder=scratch / "model")
-    num_models = 1 + len(order.job.parents)  # there are no parents yet: the model itself stands for each of them
+    num_models = 1 + len(order.job.parents)  # the parents may not exist yet: the time of the model stands for theirs
     measured = {
         "step_s": LEAST_STEP_S,
         "startup_s": max(began_s - order.ordered_at_s, 0.0),
@@ -78,7 +81,10 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
 
 
 def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_trial: bool) -> None:
-    """Writes the job's model to `folder`. is_trial: of parents whose folders are not ordered, fresh ones do."""
+    """Writes the job's model to `folder`.
+
+    In a trial (`is_trial`), a fresh model replaces each parent whose folder the order lacks.
+    """
     job, said = order.job, order.job.adaptation
     assert said is not None and not job.trains
     cache = Path(order.cache_dir)
@@ -100,7 +106,7 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
         base = None if job.base is None else read(order.weights_from, is_named=True)
         model = merge(base, parents, said, beat=beat)
     else:
-        # Without a base, what is rewritten is what `model.from_pretrained` names.
+        # Without a base, the model that `model.from_pretrained` names is rewritten.
         model = read(order.weights_from, is_named=job.base is not None)
     if said.kind == QUANTIZED:
         assert said.method is not None
@@ -113,7 +119,7 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
 
 
 def _peak(device: torch.device) -> int:
-    """The most bytes that the device held: of a GPU's allocator, or of this process."""
+    """Returns the peak of allocated bytes of a GPU, or of this process's memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

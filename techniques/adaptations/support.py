@@ -1,23 +1,23 @@
-"""Which technique can train which adaptation, and what memory it takes beside the training state. Without torch."""
+"""Adaptations that each technique can train, and their memory besides the training state. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.technique import Technique
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.interface.technique import Technique
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.engine.data import PreparedData
+    from ringmaster.techniques.runtime.data import PreparedData
 
-MASK_BYTES, FP32_BYTES = 1, 4  # of each weight; of each number
+MASK_BYTES, FP32_BYTES = 1, 4  # bytes of a weight's mask entry, and of a number
 
 
 def why_no_adaptation(technique: Technique, job: Job) -> str | None:
-    """Why a technique cannot make a job's model of others as it asks, or None."""
+    """Returns why a technique cannot make the adaptation that a job asks for, or None."""
     if isinstance(technique, BlackBox):
-        return None  # they know the jobs that they take
+        return None  # their `supports` checks the adaptation
     if not job.trains:
         return "the job trains no step: rewrite is for it"
     if job.adaptation is None or job.adaptation.kind in technique.adaptations:
@@ -30,15 +30,15 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
 
 
 def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
-    """Bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
+    """Returns bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
 
-    Raises ValueError where the teacher is not known, or is about other tokens or labels than the job.
+    Raises ValueError where the teacher is unknown, or has another vocabulary than the job.
     """
     said = job.adaptation
     if said is None or not job.trains:
         return 0
     from ringmaster.techniques.adaptations.training import teacher_model
-    from ringmaster.techniques.engine.models import model_facts
+    from ringmaster.techniques.runtime.models import model_facts
 
     student = model_facts(job.model, data=data)
     if said.kind == PRUNED:

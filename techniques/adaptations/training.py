@@ -1,4 +1,4 @@
-"""What an adaptation adds to the training of a job: a teacher beside the labels, zeros that stay zero."""
+"""Additions of an adaptation to training: a teacher's loss besides the labels, and masks of pruned weights."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from ringmaster.techniques.adaptations.distilling import Teacher, distilled_loss
 from ringmaster.techniques.adaptations.folders import model_of_folder
 from ringmaster.techniques.adaptations.pruning import LocalMasks, is_two_of_four, local_masks, mask_gradients, prune
 from ringmaster.techniques.adaptations.quantizing import is_quantized
-from ringmaster.techniques.engine.data.prepared import PreparedData
-from ringmaster.techniques.engine.losses import Loss, loss_of
-from ringmaster.techniques.engine.models import build_model
-from ringmaster.techniques.engine.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.runtime.data.prepared import PreparedData
+from ringmaster.techniques.runtime.models import build_model
+from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
+from ringmaster.techniques.runtime.training.losses import Loss, loss_of
 
 
 class Adapting:
-    """The adaptation of one job while it is trained; where there is none, or nothing is trained, nothing.
+    """The adaptation of one job during training; it does nothing for a job without one, or outside training.
 
-    loss: what is trained for; what is evaluated stays the model's own. autocast: the job's precision.
-    Raises ValueError where the model, or its teacher, does not fit, or is quantized and so cannot be trained.
+    Raises ValueError where the model, or its teacher, does not match, or where the model is quantized and so cannot be
+    trained.
+
+    loss: the loss to train with; evaluation uses the model's own.
+    autocast: returns the context of the job's precision.
     """
 
     def __init__(
@@ -60,13 +63,13 @@ class Adapting:
             self.loss = distilled_loss(loss, Teacher(model=taught, loss=teachers_loss, autocast=autocast), said)
 
     def lay_out(self, model: nn.Module) -> None:
-        """Takes for each parameter of the laid-out model what this rank needs."""
+        """Computes this rank's part of each mask, for the parameters of the laid-out model."""
         self._masks = local_masks(model, self._whole_masks)
         self._num_kept = {name: int(mask.count_nonzero()) for name, mask in self._whole_masks.items()}
         self._whole_masks = {}
 
     def verify(self, folder: Path) -> None:
-        """Raises RuntimeError where an exported model has weights again that were pruned."""
+        """Raises RuntimeError where pruned weights of an exported model are no longer zero."""
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
                 for name in self._num_kept.keys() & set(file.keys()):
@@ -76,12 +79,12 @@ class Adapting:
                         raise RuntimeError(f"{name} in {folder} has weights again that were pruned")
 
     def mask_gradients(self) -> None:
-        """After the exchange, before clipping: pruned weights have no gradient."""
+        """Zeroes the gradients of pruned weights; called after the exchange and before clipping."""
         mask_gradients(self._masks)
 
 
 def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
-    """What a job's teacher is. Raises ValueError where nobody says so."""
+    """Returns the model of a job's teacher. Raises ValueError where neither the job nor the folder describes it."""
     assert job.adaptation is not None
     said = job.adaptation.teacher_model or (model_of_folder(folder) if folder is not None else None)
     if said is None:
@@ -98,7 +101,7 @@ def _folder(order: GangOrder, said: AdaptationSpec) -> Path | None:
 
 
 def _teacher(order: GangOrder, said: AdaptationSpec, *, prepared: PreparedData) -> nn.Module:
-    """The teacher; in a trial, before it was trained, one with fresh weights, which is as fast."""
+    """Returns the teacher; in a trial before it is trained, one with fresh weights, which is as fast."""
     folder = _folder(order, said)
     assert folder is not None or order.purpose == TRIAL, f"the folder of teacher {said.teacher} was not ordered"
     model = teacher_model(order.job, folder)

@@ -1,1 +1,4 @@
-"""Adapters: small modules that are trained in the place of a frozen model's own weights. Imports no torch by itself."""
+"""Adapters: small modules that are trained in place of a frozen model's own weights.
+
+Importing the package alone imports no torch.
+"""

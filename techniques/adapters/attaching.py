@@ -1,4 +1,4 @@
-"""An adapter on a model: what is adapted, the first values of what is trained, and the base's weights frozen."""
+"""Attachment of an adapter to a model: adapted modules, initial values of what is trained, and frozen base weights."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ringmaster.techniques.adapters.modules import (
     scaling,
 )
 from ringmaster.techniques.adapters.peft_format import WEIGHTS, kv_shape, parameter_name, resolved
-from ringmaster.techniques.engine.models import layer_names
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.runtime.models import layer_names
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-# Targets of (IA)3, and which of them have their inputs scaled, by a config's model_type: as peft chooses them.
+# (targets of (IA)3, those of them whose inputs are scaled), by a config's model_type. These are peft's defaults.
 _LLAMAS = (("q_proj", "v_proj", "down_proj"), ("down_proj",))
 IA3_TARGETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bert": (("key", "value", "output.dense"), ("output.dense",)),
@@ -46,7 +46,7 @@ IA3_TARGETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class AdaptedLinear:
     """A linear module that is adapted: its name, its numbers of inputs and outputs, and whether inputs are scaled."""
 
     name: str
@@ -56,16 +56,17 @@ class Site:
 
 
 def attach(model: nn.Module, adapter: Adapter, *, seed: int) -> nn.Module:
-    """Puts the adapter on `model`, in place, and freezes all else; the first values follow from `seed`.
+    """Attaches the adapter to `model` in place and freezes all other weights; the initial values depend on `seed`.
 
-    Raises ValueError where the model has no place for it, or the folder that it goes on from does not fit.
+    Raises ValueError where the adapter does not apply to the model, or does not match the folder that it continues
+    from.
     """
     adapter = resolved(adapter)
     at = sites(model, adapter)
     state = first_state(model, adapter, at, seed=seed)
     if adapter.from_pretrained is not None:
         state = pretrained_state(Path(adapter.from_pretrained), state)
-    model.requires_grad_(False)  # what is filled in is trained; what it was tied to is not
+    model.requires_grad_(False)  # parameters that are filled in are trained; weights that they were tied to are not
     for site in at:
         adapt(model, site, adapter)
     if adapter.kind == "prefix":
@@ -76,8 +77,8 @@ def attach(model: nn.Module, adapter: Adapter, *, seed: int) -> nn.Module:
     return model
 
 
-def adapt(model: nn.Module, site: Site, adapter: Adapter) -> None:
-    """Makes one module an adapted one, in its place; what is trained has no values yet."""
+def adapt(model: nn.Module, site: AdaptedLinear, adapter: Adapter) -> None:
+    """Turns one module into an adapted one, in place; its trained parameters have no values yet."""
     module = model.get_submodule(site.name)
     plain = type(module)
     if adapter.kind == "lora":
@@ -92,14 +93,15 @@ def adapt(model: nn.Module, site: Site, adapter: Adapter) -> None:
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
-    """The names of the parameters of a model that has an adapter: what its checkpoints and exports hold."""
+    """Returns the names of the trained parameters of a model with an adapter, which checkpoints and exports contain."""
     return frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def sites(model: nn.Module, adapter: Adapter) -> list[Site]:
-    """The linear modules that the adapter's targets name, in the model's order, but for what it trains as it is.
+def sites(model: nn.Module, adapter: Adapter) -> list[AdaptedLinear]:
+    """Returns the linear modules that the adapter targets, in the model's order.
 
-    Raises ValueError, with what to do, where there are none, or a target names none.
+    Modules that the adapter trains directly are left out. Raises ValueError, with a remedy, where no module remains, or
+    a target matches none.
     """
     if adapter.kind == "prefix":
         _check_prefix(model)
@@ -133,14 +135,14 @@ def sites(model: nn.Module, adapter: Adapter) -> list[Site]:
             "To fix: name other targets, or leave them out of modules_to_save"
         )
     return [
-        Site(name=name, num_in=num_in, num_out=num_out, scales_input=_is_named(name, feedforward))
+        AdaptedLinear(name=name, num_in=num_in, num_out=num_out, scales_input=_is_named(name, feedforward))
         for name in chosen
         for num_in, num_out in [features(linear[name])]
     ]
 
 
 def saved_modules(model: nn.Module, adapter: Adapter) -> list[str]:
-    """The modules that are trained as they are. Raises ValueError where a name fits none."""
+    """Returns the names of the modules that are trained directly. Raises ValueError where a name matches none."""
     names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
     for end in adapter.modules_to_save:
         if not any(_is_named(name, (end,)) for name in names):
@@ -151,11 +153,12 @@ def saved_modules(model: nn.Module, adapter: Adapter) -> list[str]:
     return [name for name in names if _is_named(name, adapter.modules_to_save)]
 
 
-def first_state(model: nn.Module, adapter: Adapter, at: Sequence[Site], *, seed: int) -> dict[str, Tensor]:
-    """What is trained, by name, before any step: a function of the seed alone, but for modules of the model itself.
+def first_state(model: nn.Module, adapter: Adapter, at: Sequence[AdaptedLinear], *, seed: int) -> dict[str, Tensor]:
+    """Returns the initial values of what is trained, by name.
 
-    A LoRA's A is drawn uniformly from +-1/sqrt(in) (Kaiming's with a = sqrt 5) and its B is zero, (IA)3's factors are
-    one, and a prefix is drawn from the normal distribution: as peft begins.
+    They depend on the seed alone, except for modules of the model itself. As in peft, a LoRA's A is drawn uniformly
+    from +-1/sqrt(in) (Kaiming's with a = sqrt 5) and its B is zero, (IA)3's factors are one, and a prefix is drawn from
+    the normal distribution.
     """
     state: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
@@ -173,23 +176,26 @@ def first_state(model: nn.Module, adapter: Adapter, at: Sequence[Site], *, seed:
             state[PREFIX] = torch.randn(adapter.num_virtual_tokens, num_layers * 2 * num_heads * head_dim)
     for name in saved_modules(model, adapter):
         for key, parameter in model.get_submodule(name).named_parameters():
-            state[f"{name}.{key}"] = parameter.detach().clone()  # untied, where it is shared
+            state[f"{name}.{key}"] = parameter.detach().clone()  # no longer tied to another module's weight
     return state
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Puts trained tensors in their places, as parameters."""
+    """Registers the trained tensors as parameters of their modules."""
     for name, value in state.items():
         module, _, key = name.rpartition(".")
         model.get_submodule(module).register_parameter(key, nn.Parameter(value))
 
 
 def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the adapter in a folder, which must have the names and shapes of `first`. Raises ValueError."""
+    """Returns the tensors of the adapter in a folder.
+
+    Raises ValueError where their names or shapes differ from those of `first`.
+    """
     from safetensors.torch import load_file
 
     tensors = load_file(folder / WEIGHTS).items()
-    # Beside the adapter peft may have saved a head or an embedding that it adapts, as the base has it.
+    # peft may also have saved the base's copy of a head or embedding that the adapter adapts.
     found = {parameter_name(name): value.float() for name, value in tensors if ".base_layer." not in name}
     wrong = [f"{name} is missing" for name in sorted(first.keys() - found.keys())]
     wrong += [f"{name} has no place" for name in sorted(found.keys() - first.keys())]
@@ -204,7 +210,7 @@ def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Ten
             f"adapter: the one in {folder} does not fit: {', '.join(wrong[:3])}{more}. To fix: give the model that it "
             "was trained on"
         )
-    return {name: found[name] for name in first}  # whose order norms are summed up in
+    return {name: found[name] for name in first}  # gradient norms are summed in the order of `first`
 
 
 def _targets(model: nn.Module, adapter: Adapter) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -229,7 +235,7 @@ def _check_prefix(model: nn.Module) -> None:
 
 
 def _is_named(name: str, ends: Sequence[str]) -> bool:
-    """Whether a module's name is one of `ends`, or ends with it after a dot."""
+    """Returns whether a module's name is one of `ends`, or ends with one of them after a dot."""
     return any(name == end or name.endswith(f".{end}") for end in ends)
 
 
@@ -240,15 +246,15 @@ def _known(linear: Mapping[str, nn.Module], target: str) -> str:
     return f"To fix: {hint}it has {', '.join(ends)}"
 
 
-def unambiguous_targets(model: nn.Module, at: Sequence[Site]) -> tuple[list[str], list[str]]:
-    """Names that fit those modules and no others, and among them those of modules whose inputs are scaled."""
+def unambiguous_targets(model: nn.Module, at: Sequence[AdaptedLinear]) -> tuple[list[str], list[str]]:
+    """Returns names that match exactly the modules `at`, and those among them whose inputs are scaled."""
     names, scaled = [site.name for site in at], [site.name for site in at if site.scales_input]
     targets, feedforward = unambiguous(model, names), unambiguous(model, scaled)
     return (targets, feedforward) if set(feedforward) <= set(targets) else (sorted(names), sorted(scaled))
 
 
 def unambiguous(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """The shortest list of ends of names that fits those modules and no others: the last words, or whole names."""
+    """Returns the shortest list of suffixes that matches exactly these modules: last components, or whole names."""
     ends = sorted({name.rpartition(".")[2] for name in names})
     fitted = {name for name, _ in model.named_modules() if _is_named(name, ends)}
     return ends if fitted == set(names) else sorted(names)

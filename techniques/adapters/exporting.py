@@ -1,4 +1,4 @@
-"""A trained adapter as peft loads it: its config, its tensors, and the tokenizer of its data."""
+"""Export of a trained adapter in peft's format: its config, its tensors, and the tokenizer of its data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ringmaster.techniques.adapters.attaching import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.adapters.peft_format import CONFIG, WEIGHTS, config_of, resolved, tensor_name
-from ringmaster.techniques.engine.data import PreparedData
-from ringmaster.techniques.engine.models.build import skeleton
-from ringmaster.techniques.engine.publish import publish
-from ringmaster.techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.models.build import skeleton
 
 
 def export_adapter(
@@ -26,9 +26,11 @@ def export_adapter(
     state: Mapping[str, Tensor],
     prepared: PreparedData,
 ) -> None:
-    """Writes the adapter whose tensors are `state` (whole, under the model's names) to `folder`, aside, then renamed.
+    """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
 
-    spec: of the model that it is on. base: the folder or hub name with that model's weights, if any.
+    spec: the model that the adapter is on.
+    base: the folder or hub name with that model's weights, if any.
+    state: the adapter's whole tensors, under the model's names.
     """
     from safetensors.torch import save_file
 

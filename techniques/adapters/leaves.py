@@ -1,4 +1,4 @@
-"""The modules that an adapter trains as they are (`modules_to_save`), down to those that hold the weights."""
+"""Leaf modules with weights inside the modules that an adapter trains directly (`modules_to_save`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from ringmaster.techniques.adapters.attaching import saved_modules
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.interface.job import Adapter
 
-# Of one tensor they make one tensor, each sample's out of that sample alone.
+# Modules that map one tensor to one tensor, and compute each sample's output from that sample alone.
 BY_SAMPLE = (nn.Linear, Conv1D, nn.LayerNorm, nn.Conv2d)
 
 
 def own_leaves(model: nn.Module, adapter: Adapter) -> list[str]:
-    """Names of the modules without children that hold all weights of an adapter's `modules_to_save`.
+    """Returns names of the childless modules that hold all weights of an adapter's `modules_to_save`.
 
-    Raises ValueError where one computes with more than a sample's own rows, so that it cannot be a sample's own.
+    Raises ValueError where one mixes the rows of several samples, so that its output for a sample depends on the
+    others.
     """
     found = list(dict.fromkeys(name for saved in saved_modules(model, adapter) for name in _with_weights(model, saved)))
     for name in found:
@@ -36,7 +37,7 @@ def _is_by_sample(module: nn.Module) -> bool:
 
 
 def is_norm(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class are RMS norms as transformers has them: a weight times what is normalised."""
+    """Returns whether modules of a class are RMS norms as in transformers: a weight times the normalised input."""
     return kind.__name__.endswith("RMSNorm") and not issubclass(kind, nn.RMSNorm)
 
 

@@ -1,4 +1,4 @@
-"""Adapters put into the weights that they are beside."""
+"""Merging of adapters into the weights of the modules that they adapt."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ INPUTS = tuple(SCALED_INPUT.values())
 
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
-    """Puts what linear modules were adapted with into their weights, in place: W <- W + s B A, or l W, or W l.
+    """Merges the adapters of linear modules into their weights, in place: W <- W + s B A, or l W, or W l.
 
-    Raises ValueError of a prefix, which is in no weight, and where a weight is another module's too.
+    Raises ValueError for a prefix, which cannot be expressed as weights, and where another module shares a weight.
     """
     if PREFIX in model._parameters:
         raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
@@ -41,7 +41,7 @@ def merge(model: nn.Module) -> nn.Module:
 
 
 def _note_own_head(model: nn.Module) -> None:
-    """A head that was saved whole beside a tied base is its own from now on: who loads the model must not tie it."""
+    """Marks a head that was saved whole as untied, so that loading the model does not tie it to the embedding again."""
     config, heads = getattr(model, "config", None), getattr(model, "get_output_embeddings", lambda: None)
     head = heads()
     if head is not None and getattr(config, "tie_word_embeddings", False):
@@ -49,7 +49,7 @@ def _note_own_head(model: nn.Module) -> None:
 
 
 def _check_untied(model: nn.Module) -> None:
-    """Raises ValueError where an adapted weight is another module's too, which the merge would change with it."""
+    """Raises ValueError where another module shares an adapted weight, as merging would change that module too."""
     holders = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     for name, module in model.named_modules():
         is_adapted = type(module) in PLAIN or type(module) in LORA_PLAIN
@@ -62,7 +62,10 @@ def _check_untied(model: nn.Module) -> None:
 
 
 def _scale(module: nn.Module, *, by_input: bool, is_transposed: bool) -> None:
-    """Weight is [out, in], or [in, out] where transposed."""
+    """Multiplies the weight, and in the output case the bias, by the factors.
+
+    The weight is [out, in], or [in, out] where `is_transposed`.
+    """
     weight, factors, bias = module.weight, module.ia3_l, getattr(module, "bias", None)
     assert isinstance(weight, Tensor)
     assert isinstance(factors, Tensor)

@@ -1,8 +1,8 @@
-"""Modules that adapt what they were made of: linear layers with low-rank summands or factors, models with a prefix.
+"""Modules with adapters: linear layers with low-rank summands or factors, and models with a prefix.
 
-A module keeps its place, its weights and their names, and gets what is trained beside them: `q_proj.weight` stays, and
-`q_proj.lora_A.weight` and `q_proj.lora_B.weight` come. So a base's files fit, and techniques that go by the names of
-modules find them.
+An adapted module keeps its name, its weights and their names, and gets further parameters: `q_proj.weight` stays, and
+`q_proj.lora_A.weight` and `q_proj.lora_B.weight` are added. So the files of a base still match, and techniques that
+find modules by name still find them.
 
 Sources: Hu et al., LoRA (arXiv:2106.09685), section 4.1; Kalajdzievski, rsLoRA (arXiv:2312.03732); Liu et al., (IA)3
 (arXiv:2205.05638), section 3.3; Li and Liang, Prefix-Tuning (arXiv:2101.00190), section 4.
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
-PREFIX = "prompt_embeddings"  # as peft calls it
+PREFIX = "prompt_embeddings"  # peft's name
 
 
 def scaling(*, rank: int, alpha: float, rank_stabilised: bool) -> float:
-    """What a low-rank product is multiplied by: alpha / r, or rank-stabilised alpha / sqrt(r)."""
+    """Returns the factor of a low-rank product: alpha / r, or rank-stabilised alpha / sqrt(r)."""
     return alpha / math.sqrt(rank) if rank_stabilised else alpha / rank
 
 
@@ -68,19 +68,19 @@ class _ScaledInput(nn.Module):
 
 
 class ScaledOutputLinear(_ScaledOutput, nn.Linear):
-    """A linear layer whose outputs are scaled."""
+    """A linear layer with scaled outputs."""
 
 
 class ScaledOutputConv1D(_ScaledOutput, Conv1D):  # type: ignore[misc]
-    """GPT-2's, likewise."""
+    """GPT-2's linear layer, whose weight is [in, out], with scaled outputs."""
 
 
 class ScaledInputLinear(_ScaledInput, nn.Linear):
-    """A linear layer whose inputs are scaled."""
+    """A linear layer with scaled inputs."""
 
 
 class ScaledInputConv1D(_ScaledInput, Conv1D):  # type: ignore[misc]
-    """GPT-2's, likewise."""
+    """GPT-2's linear layer, whose weight is [in, out], with scaled inputs."""
 
 
 LORA: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, Conv1D: LoraConv1D}
@@ -89,7 +89,7 @@ SCALED_INPUT: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: ScaledInputLi
 
 
 def features(module: nn.Module) -> tuple[int, int]:
-    """(in, out) of a linear module of a kind that can be adapted."""
+    """Returns (in, out) of a linear module of a class that can be adapted."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     first, second = weight.shape
@@ -97,14 +97,14 @@ def features(module: nn.Module) -> tuple[int, int]:
 
 
 def empty_linear(num_in: int, num_out: int) -> nn.Linear:
-    """A linear layer without bias whose weight has no values yet: they are put in its place."""
+    """Returns a linear layer without bias, on the meta device; the weight's values are assigned later."""
     return nn.Linear(num_in, num_out, bias=False, device="meta")
 
 
 class PrefixLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's learned keys and values, [rows, heads, virtual tokens, dim], before those of the tokens.
 
-    Nothing is kept of the tokens, so that a forward may be repeated, as recomputation does.
+    The layer stores nothing of the tokens, so that a forward may be repeated, as recomputation does.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -113,13 +113,16 @@ class PrefixLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = keys, values
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The prefix and what follows it."""
+        """Returns the keys and values of the prefix, followed by those given."""
         keys = torch.cat([self.keys.to(key_states.dtype), key_states], dim=-2)
         return keys, torch.cat([self.values.to(value_states.dtype), value_states], dim=-2)
 
 
 def prefix_cache(embeddings: Tensor, *, num_rows: int, num_heads: int, head_dim: int) -> DynamicCache:
-    """The prefix of every layer out of [virtual tokens, layers * 2 * heads * head_dim], for `num_rows` sequences."""
+    """Returns every layer's prefix for `num_rows` sequences.
+
+    `embeddings` is [virtual tokens, layers * 2 * heads * head_dim].
+    """
     num_tokens = embeddings.shape[0]
     parts = embeddings.view(num_tokens, -1, 2, num_heads, head_dim).permute(1, 2, 3, 0, 4)
     cache = DynamicCache()
@@ -128,13 +131,13 @@ def prefix_cache(embeddings: Tensor, *, num_rows: int, num_heads: int, head_dim:
 
 
 class PrependPrefix:
-    """Before a causal language model's forward: hands it its prefix as the keys and values of earlier tokens."""
+    """Forward pre-hook of a causal language model that passes its prefix as the keys and values of earlier tokens."""
 
     def __init__(self, *, num_heads: int, head_dim: int) -> None:
         self._num_heads, self._head_dim = num_heads, head_dim
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A forward pre-hook with keywords."""
+        """Adds the prefix, and an attention mask that covers it, to the keyword arguments."""
         embeddings = model._parameters[PREFIX]
         assert embeddings is not None
         tokens = args[0] if args else kwargs["input_ids"]

@@ -1,4 +1,4 @@
-"""Adapters whose base is no longer where they say, given one elsewhere. Imports no torch."""
+"""Adapters whose base folder no longer exists, rewritten to name another base folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 from ringmaster.techniques.adapters.peft_format import CONFIG, is_adapter, read_config
-from ringmaster.techniques.engine.publish import publish
+from ringmaster.techniques.runtime.checkpoints.publish import publish
 
 NAMED = "base_model_name_or_path"
 
 
 def has_lost_base(folder: Path) -> bool:
-    """Whether a folder holds an adapter on a base in a folder that has gone."""
+    """Returns whether a folder holds an adapter on a base in a folder that no longer exists."""
     if not is_adapter(folder):
         return False
     named = read_config(folder).get(NAMED)
@@ -21,13 +21,13 @@ def has_lost_base(folder: Path) -> bool:
 
 
 def on_base(folder: Path, base: Path, *, copy: Path) -> Path:
-    """A copy of an adapter that names `base`, a folder; where there is one whose base is there, that is it."""
+    """Returns a copy of an adapter that names `base`, a folder; an existing copy whose base exists is reused."""
     if copy.is_dir() and not has_lost_base(copy):
         return copy
     copy.parent.mkdir(parents=True, exist_ok=True)
     with publish(copy) as aside:
         shutil.copytree(folder, aside, dirs_exist_ok=True)
         said = {**read_config(folder), NAMED: str(base.absolute())}
-        (aside / CONFIG).unlink()  # what is copied may not be written to
+        (aside / CONFIG).unlink()  # the copied file may be read-only
         (aside / CONFIG).write_text(json.dumps(said, indent=2, sort_keys=True))
     return copy

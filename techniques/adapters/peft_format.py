@@ -1,4 +1,4 @@
-"""Adapters in peft's format on disk: which adapter a folder holds, said in adapter_config.json. Imports no torch.
+"""Adapters in peft's format on disk, as described by adapter_config.json. Imports no torch.
 
     FOLDER/adapter_config.json           kind, rank, targets, ...
            adapter_model.safetensors     `base_model.model.<parameter>`, or `prompt_embeddings` of a prefix
@@ -14,15 +14,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.interface.job import Adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PARAMETER_PREFIX = "base_model.model."
-PREFIX = "prompt_embeddings"  # the one tensor that stands without
+PREFIX = "prompt_embeddings"  # the only tensor without `PARAMETER_PREFIX`
 KINDS = {"LORA": "lora", "PREFIX_TUNING": "prefix", "IA3": "ia3"}
 TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS"}
-HEADS = ("classifier", "score")  # that peft saves with every SEQ_CLS
-# What changes the adapted weights in ways that are not ours, by the value that leaves them alone.
+HEADS = ("classifier", "score")  # modules that peft saves with every SEQ_CLS adapter
+# Config keys that change the adapted weights in ways not implemented here, with the values that have no effect.
 FOREIGN: Mapping[str, Sequence[Any]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
@@ -35,7 +35,7 @@ FOREIGN: Mapping[str, Sequence[Any]] = {
     "trainable_token_indices": (None, [], {}),
     "lora_bias": (False, None),
     "prefix_projection": (False, None),
-    # PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take away a part of the base as they begin, and adapt what is left.
+    # PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract a part of the base at initialization, and adapt the remainder.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
@@ -45,12 +45,12 @@ FOREIGN: Mapping[str, Sequence[Any]] = {
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter rather than a whole model."""
+    """Returns whether a folder holds an adapter rather than a whole model."""
     return (folder / CONFIG).is_file()
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapter in a folder, to be trained on from there. Raises ValueError where it is none, or foreign."""
+    """Returns the adapter in a folder, for further training. Raises ValueError where it is missing or unsupported."""
     try:
         return _adapter_of(read_config(folder), folder)
     except (KeyError, TypeError) as error:
@@ -89,7 +89,10 @@ def _adapter_of(said: Mapping[str, Any], folder: Path) -> Adapter:
 
 
 def resolved(adapter: Adapter) -> Adapter:
-    """The adapter with all that the folder it goes on from says. Raises ValueError where the two disagree."""
+    """Returns the adapter with all fields from the folder that it continues from.
+
+    Raises ValueError where a given field contradicts the folder.
+    """
     if adapter.from_pretrained is None:
         return adapter
     found = read_adapter(Path(adapter.from_pretrained))
@@ -105,7 +108,10 @@ def resolved(adapter: Adapter) -> Adapter:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """What the folder's adapter_config.json says. Raises ValueError where there is none, or no weights beside it."""
+    """Returns the content of the folder's adapter_config.json.
+
+    Raises ValueError where it is missing or invalid, or where no weights are beside it.
+    """
     try:
         said = json.loads((folder / CONFIG).read_text())
     except OSError as error:
@@ -122,9 +128,9 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 
 def base_of(folder: Path) -> Path | None:
-    """The folder with the weights that the adapter in `folder` is on; None where these are on the hub.
+    """Returns the folder with the base weights of the adapter in `folder`; None where these are on the hub.
 
-    Raises ValueError where nothing says which they are, or they have gone.
+    Raises ValueError where the config does not name the base, or where the base's folder no longer exists.
     """
     said = read_config(folder).get("base_model_name_or_path")
     if not said:
@@ -147,18 +153,18 @@ def config_of(
     feedforward: Sequence[str],
     saved: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What adapter_config.json says of an adapter of `model`.
+    """Returns the content of adapter_config.json for an adapter of `model`.
 
-    base: the folder or hub name with the model's own weights, None where these follow from a seed.
-    targets, feedforward: the modules that it adapts, by names whose ends fit no others. saved: the whole names of those
-    that it trains as they are.
+    base: the folder or hub name with the model's own weights; None where these are drawn from a seed.
+    targets, feedforward: the modules that it adapts, by suffixes that match no other module.
+    saved: the whole names of the modules that it trains directly.
     """
     config: Any = getattr(model, "config", None)
     name = type(model).__name__
     modules = [path for path, _ in model.named_modules()]
     task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
     if task == "SEQ_CLS" and not {path for path in modules if path.endswith(HEADS)} <= set(saved):
-        task = None  # which peft would take for heads that are saved
+        task = None  # with SEQ_CLS peft would expect saved heads
     said: dict[str, Any] = {
         "peft_type": {kind: theirs for theirs, kind in KINDS.items()}[adapter.kind],
         "task_type": task,
@@ -196,23 +202,26 @@ def config_of(
 
 
 def _ends(given: Sequence[str], saved: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Names of the saved modules for peft, which takes all whose names end so, also within a word."""
+    """Returns names of the saved modules for peft, which matches every module name with such an ending.
+
+    An ending matches even within a word.
+    """
     fitted = {path for path in modules if path.endswith(tuple(given))}
     return list(given) if fitted == set(saved) else sorted(saved)
 
 
 def kv_shape(config: Any) -> tuple[int, int]:
-    """(heads of keys and values, numbers of each) of a Hugging Face decoder."""
+    """Returns (heads of keys and values, numbers of each head) of a Hugging Face decoder."""
     num_heads: int = config.num_attention_heads
     head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     return getattr(config, "num_key_value_heads", None) or num_heads, head_dim
 
 
 def tensor_name(parameter: str) -> str:
-    """A parameter's name in the file."""
+    """Returns the name of a parameter in the adapter's file."""
     return parameter if parameter == PREFIX else PARAMETER_PREFIX + parameter
 
 
 def parameter_name(tensor: str) -> str:
-    """The other way."""
+    """Returns the parameter's name of a tensor in the adapter's file."""
     return tensor.removeprefix(PARAMETER_PREFIX)

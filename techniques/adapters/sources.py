@@ -1,4 +1,4 @@
-"""Which modules a Hugging Face class is made of, read from its source: costs milliseconds and imports no torch."""
+"""Module names in a Hugging Face class, read from its source code: takes milliseconds and imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINEAR = re.compile(r"^\s+self\.(\w+)\s*=\s*(?:nn\.Linear|Conv1D)\(", re.MULTILI
 
 
 def architecture_in(folder: Path) -> str | None:
-    """The class of the model that `save_pretrained` wrote there, None where nothing says it."""
+    """Returns the model class that `save_pretrained` recorded in a folder, or None where none is recorded."""
     try:
         said = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
@@ -24,7 +24,7 @@ def architecture_in(folder: Path) -> str | None:
 
 @cache
 def linear_names(architecture: str) -> frozenset[str] | None:
-    """The last words of the names of its linear modules, None where its source does not tell."""
+    """Returns the last components of the names of its linear modules, or None where its source shows none."""
     source = _source(architecture)
     names = frozenset(LINEAR.findall(source))
     return names or None
@@ -32,7 +32,7 @@ def linear_names(architecture: str) -> frozenset[str] | None:
 
 @cache
 def attribute_names(architecture: str) -> frozenset[str]:
-    """Whatever the modules of its source are made of; no module's name has another last word."""
+    """Returns the names of all attributes that its source assigns; every module's last name component is among them."""
     return frozenset(ASSIGNED.findall(_source(architecture)))
 
 

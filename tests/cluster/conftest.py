@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from tests.cluster.machines import Network, end
 from tests.cluster.pool import Pool
 from tests.cluster.postgresql import PostgresServer
@@ -24,6 +24,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker("cluster")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(1200))  # the first test of a session waits for all servers
+    # Chaos takes four minutes alone and fifteen beside other suites. When it is the last test, those are over.
+    items.sort(key=lambda item: item.path.name == "test_chaos.py")
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +113,7 @@ def session_pool(network, pool_postgresql, prefect, tmp_path_factory):
         database_url=pool_postgresql.create("pool"),
         prefect=prefect,
         mlflow_uri=f"sqlite:///{folder}/mlflow.db",
-        patience=PATIENCE,
+        timeouts=PATIENCE,
     )
     try:
         pool.prepare()

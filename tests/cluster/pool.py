@@ -10,14 +10,14 @@ import psutil
 from sqlalchemy import select
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, Journal
-from ringmaster.tasks.pool.database import Database
-from ringmaster.tasks.pool.mail import Mail
+from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.nodes import SERVING, Nodes
-from ringmaster.tasks.pool.patience import VARIABLE
 from ringmaster.tasks.pool.requests import CANCEL, Requests
-from ringmaster.tasks.pool.schema import EXECUTOR
 from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.timeouts import VARIABLE
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
@@ -30,11 +30,11 @@ ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
 class Pool:
     """What belongs together; nodes are added one by one.
 
-    patience: "beat,lost,fence" in seconds, as RINGMASTER_PATIENCE says it.
+    timeouts: "beat,lost,fence" in seconds, as RINGMASTER_PATIENCE says it.
     """
 
-    def __init__(self, folder, *, network, database_url, prefect, mlflow_uri, patience):
-        self.folder, self.network, self.prefect, self.patience = folder, network, prefect, patience
+    def __init__(self, folder, *, network, database_url, prefect, mlflow_uri, timeouts):
+        self.folder, self.network, self.prefect, self.timeouts = folder, network, prefect, timeouts
         self.home = folder / "home"
         self.home.mkdir(exist_ok=True)
         self.database = Database(database_url)
@@ -54,7 +54,7 @@ class Pool:
             "MLFLOW_TRACKING_URI": mlflow_uri,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PYTHONPATH": os.pathsep.join([str(SOURCE), str(self._plugin())]),
-            VARIABLE: patience,
+            VARIABLE: timeouts,
         }
 
     def _plugin(self):
@@ -81,7 +81,7 @@ class Pool:
 
     def start_executor(self, *options):
         """Starts an executor; it stands by where another one leads."""
-        command = [sys.executable, "-m", "ringmaster.flows.cli", "executor", *options]
+        command = [sys.executable, "-m", "ringmaster.flows.cli", "pool", "executor", *options]
         with (self.folder / "executor.log").open("ab") as log:
             self.executor = subprocess.Popen(
                 command,
@@ -106,7 +106,7 @@ class Pool:
     def start_worker(self, name, *options):
         """Starts the worker of a node, as systemd would."""
         node = self.nodes[name]
-        command = [sys.executable, "-m", "ringmaster.flows.cli", "worker", "--name", name, "--devices", "cpu:1"]
+        command = [sys.executable, "-m", "ringmaster.flows.cli", "pool", "worker", "--name", name, "--devices", "cpu:1"]
         command += ["--address", node.address, *self.options.get(name, ()), *options]
         self._before[name] = self.serving().get(name)
         self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")
@@ -157,7 +157,7 @@ class Pool:
 
     def fork_server(self, name):
         """The fork server of a node."""
-        (found,) = [p for p in self.nodes[name].processes() if _command(p).find("engine.forkserver") >= 0 and _leads(p)]
+        (found,) = [p for p in self.nodes[name].processes() if "processes.forkserver" in _command(p) and _leads(p)]
         return found
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Pool:
 
     def flow_runs(self, segment):
         """The child runs of a segment in Prefect."""
-        return [order.flow_run for order in Mail(self.database).shares(segment)]
+        return [order.flow_run for order in MessageStore(self.database).shares(segment)]
 
     def jobs(self, batch):
         """Where the jobs of a batch stand, by name."""
@@ -198,7 +198,7 @@ class Pool:
     def words(self, batch):
         """What the gangs of a batch have said, in order."""
         numbers = {segment.id for segment in self.segments(batch)}
-        return [word for word in Mail(self.database).words(after=0) if word.segment in numbers]
+        return [word for word in MessageStore(self.database).words(after=0) if word.segment in numbers]
 
     def said(self, batch, event):
         """The words of that kind."""
@@ -261,4 +261,4 @@ def _leads(process):
         parent = process.parent()
     except psutil.NoSuchProcess:
         return False
-    return parent is None or "engine.forkserver" not in _command(parent)
+    return parent is None or "processes.forkserver" not in _command(parent)

@@ -18,8 +18,8 @@ from torch import nn
 
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.engine.publish import publish
-from ringmaster.techniques.engine.reporter import STOP
+from ringmaster.techniques.runtime.checkpoints.publish import publish
+from ringmaster.techniques.runtime.processes.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for all that they start on a node
 TELL_EVERY_S = 0.2
@@ -46,7 +46,7 @@ def leave_to_hurry(trace, job):
 
 def is_looked_at():
     """Whether this is the tiny step of a job, which no device is held for."""
-    return not torch.is_grad_enabled() or "ringmaster.techniques.engine.survey" in sys.modules
+    return not torch.is_grad_enabled() or "ringmaster.techniques.runtime.estimates.preflight" in sys.modules
 
 
 class Slow(nn.Module):

@@ -9,8 +9,8 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.submissions import Submissions
 from tests.cluster.checks import assert_well
+from tests.cluster.faults.test_faults_of_parents import assert_done, batch_of, layouts_of
 from tests.cluster.jobs import batch_file, profiles_of, torch_job
-from tests.cluster.test_faults_of_parents import assert_done, batch_of, layouts_of
 from tests.cluster.waiting import until
 
 

@@ -5,11 +5,12 @@ import threading
 import pytest
 from sqlalchemy import func, insert, select
 
-from ringmaster.tasks.pool.database import Database
-from ringmaster.tasks.pool.schema import FACTS
-from tests.unit.pool import test_housekeeping, test_tables
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import FACTS
+from tests.unit.pool import test_tables
+from tests.unit.pool.controller import test_maintenance
 
-for module in (test_tables, test_housekeeping):
+for module in (test_tables, test_maintenance):
     globals().update({name: test for name, test in vars(module).items() if name.startswith("test_")})
 
 

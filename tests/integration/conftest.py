@@ -2,10 +2,10 @@ import shutil
 
 import pytest
 
-from ringmaster.model_lineage import database
-from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.model_lineage.ledger import database
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.techniques.engine.processes import ForkServer
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ARCHITECTURES, Workbench
 
 MAKE_DATABASE = database._make
@@ -61,7 +61,7 @@ def submissions(tmp_path):
 @pytest.fixture(scope="module")
 def family_home(tmp_path_factory):
     """A home with a family of models, in which commands run; `tuned` and later ones are in the tensor store too."""
-    from tests.integration.lineage_family import in_home, record
+    from tests.integration.lineage.family import in_home, record
 
     home = tmp_path_factory.mktemp("home")
     with in_home(home):

@@ -3,17 +3,17 @@
 import torch
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 
-from ringmaster.techniques import registry
-from ringmaster.techniques.engine.live_bytes import LiveBytes
-from ringmaster.techniques.engine.memory import Workload, forecast_memory
-from ringmaster.techniques.engine.models import ModelFacts
-from ringmaster.techniques.engine.order import GangOrder
-from ringmaster.techniques.engine.ranks import join
-from ringmaster.techniques.engine.state import HostCopies
-from ringmaster.techniques.engine.trainer import Trainer
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.checkpoints.state import HostCopies
+from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
+from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.runtime.models import ModelFacts
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.ranks import join
+from ringmaster.techniques.runtime.training.trainer import Trainer
 
 FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # run by no thread of gloo's
 

@@ -18,10 +18,10 @@ from torch.nn.functional import cross_entropy
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.ddp import Ddp
-from ringmaster.techniques.engine import trainer, training
-from ringmaster.techniques.engine.dropout import Sites
-from ringmaster.techniques.engine.saving import THREAD_NAME
 from ringmaster.techniques.fsdp import Fsdp
+from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME
+from ringmaster.techniques.runtime.dropout import DrawSites
+from ringmaster.techniques.runtime.training import segment_loop, trainer
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
 
@@ -81,7 +81,7 @@ class _Impatient:
     """Ranks that may be silent for a moment only, so that a test need not wait for one that hangs."""
 
     def parallelize(self, model, mesh, config):
-        training.LEAST_PATIENCE_S = 4.0  # more than a step may take where the machine is busy
+        segment_loop.LEAST_PATIENCE_S = 4.0  # more than a step may take where the machine is busy
         return super().parallelize(model, mesh, config)
 
 
@@ -120,7 +120,7 @@ class DrawingAsBefore(Single):
     name = "drawing-as-before"
 
     def __init__(self):
-        trainer.draws_of = lambda *_, **__: Sites()
+        trainer.draws_of = lambda *_, **__: DrawSites()
 
 
 class NoisyPoints:
@@ -154,7 +154,7 @@ class _KillsItsFirstReader(NoisyPoints):
         self.folder = Path(folder)
 
     def __getitem__(self, index):
-        purpose = "look" if "ringmaster.techniques.engine.survey" in sys.modules else "trial"
+        purpose = "look" if "ringmaster.techniques.runtime.estimates.preflight" in sys.modules else "trial"
         if not (marker := self.folder / purpose).exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,16 +11,17 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
-from ringmaster.techniques.engine.data import prepare
-from ringmaster.techniques.engine.gang import Event, Gang, Outcome
-from ringmaster.techniques.engine.models import ModelFacts, model_facts
-from ringmaster.techniques.engine.order import TRAIN, GangOrder, Slot
-from ringmaster.techniques.engine.probing import probe
-from ringmaster.techniques.engine.processes import ForkServer
-from ringmaster.techniques.engine.survey import with_probe
-from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.values import digest
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.interface.values import digest
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.estimates.preflight import with_probe
+from ringmaster.techniques.runtime.models import ModelFacts, model_facts
+from ringmaster.techniques.runtime.probing import probe
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
 
 ARCHITECTURES = (
     "LlamaForCausalLM",

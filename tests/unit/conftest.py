@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from ringmaster.tasks.planning import local_search
-from ringmaster.tasks.planning.clock import clock
+from ringmaster.tasks.planning.kernels.clock import clock
+from ringmaster.tasks.planning.plans import local_search
 
 PLACEMENTS = 3_000  # of local search, a quarter of what the planner takes: enough for problems as small as tests' are
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node, cpu_slots, detect, gpus
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 
 class FakeNvml:

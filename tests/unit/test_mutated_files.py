@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ringmaster.flows.commands.planning import _plan, _problem
-from ringmaster.flows.examining import data_spec
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.sweep_file import load_sweep, spec_of
+from ringmaster.flows.promotion.examine import data_spec
+from ringmaster.flows.sweeps.file import load_sweep, spec_of
 from ringmaster.tasks.batch import Batch, BatchFileError, load_batch
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.planning import Problem, certified_bound, solve, verify

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.techniques import Profile
-from ringmaster.techniques.profiles import Fellow
-from ringmaster.techniques.turns import first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.interface.turns import first_steps, num_steps_of_gang, steps_taken
 
 JOBS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
@@ -60,7 +60,7 @@ def queue(at_once, *num_steps):
         own_step_s=0.25,
         peak_bytes=1,
         startup_s=3.0,
-        fellows=tuple(Fellow(job=str(i), num_steps=steps, step_s=0.5) for i, steps in enumerate(num_steps)),
+        members=tuple(GroupMember(job=str(i), num_steps=steps, step_s=0.5) for i, steps in enumerate(num_steps)),
     )
 
 
@@ -69,7 +69,7 @@ def test_a_queue_takes_its_steps_and_so_much_for_each_job_while_it_is_there():
     steps_s = 20 * 0.75 + 10 * 0.25 + (4 + 6 + 10) * 0.5
     assert profile.runtime_s(num_steps=10) == pytest.approx(3.0 + steps_s)
     assert profile.at_pace(2.0).runtime_s(num_steps=10) == pytest.approx(3.0 + 2 * steps_s)
-    assert profile.runtime_s(num_steps=0, fellows_left={"0": 0, "1": 0, "2": 7}) == pytest.approx(3.0 + 7 * 1.25)
+    assert profile.runtime_s(num_steps=0, members_left={"0": 0, "1": 0, "2": 7}) == pytest.approx(3.0 + 7 * 1.25)
     assert profile.together_s == 1.5
     assert profile.beside(["1"]).together_s == 1.5
     everyone = replace(profile, config={})

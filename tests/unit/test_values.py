@@ -1,7 +1,7 @@
 """What travels between processes has a form that everybody can keep."""
 
-from ringmaster.techniques.engine.gang import CRASHED, Outcome
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.gang import CRASHED, Outcome
 
 
 def test_an_outcome_can_be_kept_whatever_a_users_exception_says():

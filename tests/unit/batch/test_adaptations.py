@@ -11,7 +11,7 @@ from ringmaster.tasks.batch.parents import unfit_parents, with_teachers
 from ringmaster.tasks.profiling.fingerprint import speed_key
 from ringmaster.tasks.profiling.options import num_evaluations
 from ringmaster.techniques import AdaptationSpec, EvaluationSpec, ModelSpec
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 JOBS = """
 name: tonight

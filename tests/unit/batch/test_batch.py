@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ringmaster.tasks.batch import Batch, BatchFileError, json_schema, load_batch, parse_batch, schema
-from ringmaster.tasks.planning.terms import Terms
+from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

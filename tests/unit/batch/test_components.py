@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.batch import BatchFileError, parse_batch
 from ringmaster.techniques import Job
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.techniques.interface.values import from_json, to_json
 
 TEXT = """\
 name: towers

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER, better, gain, ranked
-from ringmaster.techniques.job import METRICS
+from ringmaster.techniques.interface.job import METRICS
 
 METRIC = st.sampled_from(METRICS)
 VALUE = st.floats(-1e6, 1e6)

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.techniques.engine.gang import Outcome
-from ringmaster.techniques.engine.reporter import STOP, UNTIL
+from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.runtime.processes.reporter import STOP, UNTIL
 from tests.unit.execution.fakes import Bench
 
 
@@ -123,7 +123,7 @@ def at_once(think):
 def clocked_bench(folder, jobs, gangs, *, make_plan, policy, kind=Bench, **options):
     """A batch whose executor plans anew as it learns, on the clock of `gangs`."""
     bench = kind(folder, jobs, runner=gangs, make_plan=make_plan, **options)
-    bench.executor._forethought.replanner = Replanner(
+    bench.executor._plan_manager.replanner = Replanner(
         name="batch",
         make_plan=bench.plan,
         policy=policy,

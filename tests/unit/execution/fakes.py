@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.journal import Journal, begin
-from ringmaster.tasks.execution.roster import Enlisted
-from ringmaster.tasks.execution.workplace import Workplace
+from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Plan, Segment
-from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import Journal, begin
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
 def open_journal(folder, cls=Journal):
@@ -178,7 +178,7 @@ class Bench:
         self.journal = journal or open_journal(folder)
         self.events, self.plans = [], []
         self.leases = leases or LeasesInMemory()  # a new one: those of a process that has ended are void
-        self.place, self.cluster = Workplace(folder=folder, cache_dir=folder), cluster(num_devices)
+        self.place, self.cluster = RunPaths(folder=folder, cache_dir=folder), cluster(num_devices)
 
         def plan(problem):
             self.plans.append(problem)
@@ -201,7 +201,7 @@ class Bench:
         self._busy = {}
 
     def entry(self, job, *profiles):
-        return Enlisted(job=job, profiles=profiles, place=self.place)
+        return JobState(job=job, profiles=profiles, place=self.place)
 
     def run(self):
         begin(self.journal, self.jobs, faults={})

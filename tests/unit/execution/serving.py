@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
-from ringmaster.tasks.execution.introspection import Policy
-from ringmaster.tasks.execution.journal import begin
 from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
-from ringmaster.techniques import registry
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.tasks.storage.journal import begin
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.clocked import ClockedGangs, clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
 
@@ -48,7 +48,7 @@ class Pool:
         self.gangs = ClockedGangs(speeds)
         self.bench = clocked_bench(folder, self.jobs, self.gangs, make_plan=make_plan, policy=CALM)
         self.executor, self.moments = self.bench.executor, []
-        self.executor._forethought.cluster = nodes or two_nodes()
+        self.executor._plan_manager.cluster = nodes or two_nodes()
         plain_get = self.gangs.get
 
         def get(timeout=None):
@@ -64,7 +64,7 @@ class Pool:
 
         self.gangs.get = get
         begin(self.bench.journal, self.jobs, faults={})
-        self.executor.roster.refresh()
+        self.executor.job_table.refresh()
 
     def at(self, moment_s, action):
         self.moments.append((moment_s, action))

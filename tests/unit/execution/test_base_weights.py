@@ -2,11 +2,11 @@
 
 import pytest
 
+from ringmaster.flows.batch.run_folder import base_weights
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.run_folder import base_weights
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.tasks.batch import parse_batch
-from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.storage.journal import Journal
 
 BATCH = """\
 jobs:

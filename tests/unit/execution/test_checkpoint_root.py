@@ -3,10 +3,10 @@
 import pytest
 
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import checkpoint_root_of
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.run_folder import checkpoint_root_of
-from ringmaster.tasks.execution.cadence import checkpoint_interval_s
-from ringmaster.tasks.execution.journal import Journal
+from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
+from ringmaster.tasks.storage.journal import Journal
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_folder_is_meant_from_where_the_run_is_started(monkeypatch, tmp_path):
 
 def test_a_store_without_its_library_ends_a_run_before_it_starts(journal, monkeypatch):
     monkeypatch.setenv("RINGMASTER_CHECKPOINTS", "nowhere://there")
-    with pytest.raises(InputError, match="RINGMASTER_CHECKPOINTS: checkpoints cannot be kept at nowhere://there"):
+    with pytest.raises(InputError, match="RINGMASTER_CHECKPOINTS: checkpoints cannot be stored at nowhere://there"):
         checkpoint_root_of(journal, resume=False)
 
 

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from ringmaster.tasks.execution.journal import DONE, FAILED, begin
-from ringmaster.tasks.execution.leases import Leases
-from ringmaster.tasks.execution.starting import LEASE_RETRY_S
-from ringmaster.techniques.values import from_json, to_json
+from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.execution.starter import LEASE_RETRY_S
+from ringmaster.tasks.storage.journal import DONE, FAILED, begin
+from ringmaster.techniques.interface.values import from_json, to_json
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,
@@ -213,7 +213,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
             second_started.append(True)
             other = benches[1]
             begin(other.journal, other.jobs, faults={})
-            other.executor._forethought.replan(why="start")
+            other.executor._plan_manager.replan(why="start")
             assert other.executor._starter.start_what_can(other.cluster, tell=other.executor._tell) == LEASE_RETRY_S
         return plain_get(timeout)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from ringmaster.tasks.execution.leases import Leases
-from ringmaster.tasks.pool.whereabouts import identity
+from ringmaster.tasks.execution.local.leases import Leases
+from ringmaster.tasks.pool.process_identity import identity
 from tests.children import exit_status, in_a_child, started
 
 

@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.introspection import Policy
-from ringmaster.tasks.execution.journal import DONE
-from ringmaster.techniques import Profile, registry
-from ringmaster.techniques.engine.gang import Outcome
-from ringmaster.techniques.profiles import Fellow
-from ringmaster.techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from ringmaster.tasks.execution.replanning.replan_policy import Policy
+from ringmaster.tasks.storage.journal import DONE
+from ringmaster.techniques import Profile
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.interface.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.clocked import ClockedGangs, _Gang, clocked_bench
 from tests.unit.execution.fakes import job, profile
-from tests.unit.execution.grouped import GroupBench
-from tests.unit.execution.test_introspection import by_rules
+from tests.unit.execution.groups.grouped import GroupBench
+from tests.unit.execution.replanning.test_replan_policy import by_rules
 
 OFTEN = Policy(every=0.1, worth_s=0.0)
 STEPS = {"a": 100, "b": 90, "c": 80, "d": 70, "e": 60}  # two at a time: 230 steps of the gang
@@ -26,7 +27,7 @@ QUEUE = Profile(
     step_s=1.0,
     own_step_s=0.5,
     peak_bytes=1,
-    fellows=tuple(Fellow(job=name, num_steps=num, step_s=0.5) for name, num in STEPS.items() if name != "a"),
+    members=tuple(GroupMember(job=name, num_steps=num, step_s=0.5) for name, num in STEPS.items() if name != "a"),
 )
 
 
@@ -36,7 +37,7 @@ class Turns(_Gang):
 
     @classmethod
     def of(cls, gang, first):
-        every = [gang.call.order, *gang.call.order.fellows]
+        every = [gang.call.order, *gang.call.order.members]
         turns = cls(**{**vars(gang), "first_step": 0, "step": 0})
         turns.every, turns.first = every, first
         turns.left = [max(0, order.last_step - first[order.job.name]) for order in every]
@@ -56,8 +57,8 @@ class Queues(ClockedGangs):
 
     def submit(self, call):
         future = super().submit(call)
-        if call.order.fellows:
-            first = {o.job.name: self.steps.get(o.job.name, 0) for o in (call.order, *call.order.fellows)}
+        if call.order.members:
+            first = {o.job.name: self.steps.get(o.job.name, 0) for o in (call.order, *call.order.members)}
             gang = self.gangs[call.order.folder] = Turns.of(self.gangs[call.order.folder], first)
             self._begin_chunk(gang)
         return future
@@ -108,8 +109,8 @@ def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
     bench = bench_of(tmp_path, others={"x": 60, "y": 50, "z": 40}, factor=factor)
     assert bench.run()
     assert bench.statuses == dict.fromkeys((*STEPS, "x", "y", "z"), DONE)
-    gangs = [event for event in bench.told(SegmentStarted) if event.fellows]
-    assert [(event.segment.job, event.fellows) for event in gangs] == [("a", ("b", "c", "d", "e"))]
+    gangs = [event for event in bench.told(SegmentStarted) if event.members]
+    assert [(event.segment.job, event.members) for event in gangs] == [("a", ("b", "c", "d", "e"))]
     (ended,) = (event for event in bench.told(SegmentEnded) if event.segment.job == "a")
     assert ended.outcome.status == "done"
     assert bench.runner.now_s == pytest.approx(230 * 1.5 * factor)
@@ -135,17 +136,17 @@ def test_a_queue_that_moves_goes_on_as_one(tmp_path):
         return plan
 
     bench = bench_of(tmp_path, others={}, make_plan=in_two_parts)
-    bench.executor._forethought.replanner = None
+    bench.executor._plan_manager.replanner = None
     assert bench.run()
     assert bench.statuses == dict.fromkeys(STEPS, DONE)
-    gangs = [(event.segment.last_step, event.fellows) for event in bench.told(SegmentStarted)]
+    gangs = [(event.segment.last_step, event.members) for event in bench.told(SegmentStarted)]
     assert gangs == [(50, ("b",)), (100, ("b", "c", "d", "e"))]
 
 
 def test_others_wait_for_a_group_that_outlives_its_leader(tmp_path):
     """As in a batch that was resumed, where the leader was ahead of the others: its devices are not free yet."""
     steps, others = {"a": 40, "b": 90, "c": 80, "d": 70, "e": 60}, {"x": 60, "y": 50, "z": 40}
-    queue = replace(QUEUE, config={}, fellows=tuple(replace(f, num_steps=steps[f.job]) for f in QUEUE.fellows))
+    queue = replace(QUEUE, config={}, members=tuple(replace(f, num_steps=steps[f.job]) for f in QUEUE.members))
     bench = bench_of(tmp_path, others=others, factor=0.5, queue=queue, steps=steps)
     assert bench.run()
     assert bench.statuses == dict.fromkeys((*steps, *others), DONE)

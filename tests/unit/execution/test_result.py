@@ -2,11 +2,11 @@
 
 import pytest
 
-from ringmaster.flows.batch_artifacts import cost_markdown
-from ringmaster.flows.result import collect
+from ringmaster.flows.batch.artifacts import cost_markdown
+from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, LEADER, PAUSED, WAITING, Journal
 from ringmaster.tasks.retraining.report import cost_of_batch
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, LEADER, PAUSED, WAITING, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 
@@ -57,10 +57,10 @@ def test_a_deadline_stands_beside_the_end_from_the_start_of_the_batch(journal, m
 
 def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
     batch = Batch.of(name="b", jobs=[job("a"), job("b")], objective="cost")
-    for began_s, ended_s, fellows in ((0.0, 3600.0, {"b": 0}), (3600.0, 5400.0, {})):
+    for began_s, ended_s, members in ((0.0, 3600.0, {"b": 0}), (3600.0, 5400.0, {})):
         monkeypatch.setattr("time.time", lambda now_s=began_s: now_s)
         what = {"technique": "shared_base", "config": {}, "num_devices": 2, "devices": ["0", "1"], "first_step": 0}
-        number = journal.start_segment("a", what | {"fellows": fellows})
+        number = journal.start_segment("a", what | {"fellows": members})
         monkeypatch.setattr("time.time", lambda now_s=ended_s: now_s)
         journal.end_segment(number, {"status": "done", "message": ""})
     journal.write_job("a", status=DONE)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.execution.events import Planned, SegmentStarted
-from ringmaster.tasks.execution.journal import DONE, FAILED, WAITING, Journal
+from ringmaster.tasks.storage.journal import DONE, FAILED, WAITING, Journal
 from tests.unit.execution.fakes import (
     Bench,
     FakeRunner,

@@ -5,11 +5,11 @@ from functools import cache, partial
 
 import pytest
 
-from ringmaster.tasks.execution.simulate import Simulated, clairvoyant
-from ringmaster.tasks.execution.simulate import simulate as simulated
+from ringmaster.tasks.execution.simulation.simulate import Simulated, clairvoyant
+from ringmaster.tasks.execution.simulation.simulate import simulate as simulated
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from ringmaster.tasks.planning.baselines import BASELINES
-from ringmaster.tasks.planning.fusion import as_executed
+from ringmaster.tasks.planning.groups.fusion import as_executed
+from ringmaster.tasks.planning.plans.baselines import BASELINES
 from tests.unit.planning.draw import tiny
 
 

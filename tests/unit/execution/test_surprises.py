@@ -8,10 +8,10 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.journal import CANCELLED, DONE, FAILED, PAUSED, begin
 from ringmaster.tasks.execution.orders import LOST
-from ringmaster.techniques import registry
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, begin
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
 
@@ -31,7 +31,7 @@ class Surprises:
         self.executor, self.gangs = self.pool.executor, self.pool.gangs
         self.jobs = {each.name: each for each in self.pool.jobs}
         self.cancelled, self.crashes = set(), {}
-        self.executor._forethought.replanner._background = self.think_a_while
+        self.executor._plan_manager.replanner._background = self.think_a_while
         turn, self.num_turns = self.executor._turn, 0
 
         def counted():
@@ -40,7 +40,7 @@ class Surprises:
             turn()
 
         self.executor._turn = counted
-        acts = (self.enlist, self.cancel, self.pause, self.resume, self.lose, self.find, self.crash, self.hold)
+        acts = (self.add_jobs, self.cancel, self.pause, self.resume, self.lose, self.find, self.crash, self.hold)
         acts += (self.release, self.sicken, self.heal, self.preempt, self.replan)
         for _ in range(60):
             self.pool.at(self.draw.uniform(0.0, HORIZON_S), self.draw.choice(acts))
@@ -77,7 +77,7 @@ class Surprises:
 
     # -- what may happen -----------------------------------------------------------------------------------------------
 
-    def enlist(self):
+    def add_jobs(self):
         if len(self.jobs) == 12:
             return
         name = f"j{len(self.jobs)}"
@@ -86,7 +86,7 @@ class Surprises:
         new = self.jobs[name] = job(name, base=base, num_steps=self.draw.choice([1, 20, 90]))
         self.gangs.step_s[name, registry.dotted_path("single"), 1] = self.draw.choice([0.5, 1.0, 3.0])
         begin(self.pool.bench.journal, [new], faults={})
-        self.executor.enlist([self.pool.bench.entry(new, profile())], why=f"{name} was added")
+        self.executor.add_jobs([self.pool.bench.entry(new, profile())], why=f"{name} was added")
 
     def cancel(self):
         name = self.some_job()
@@ -176,4 +176,4 @@ def test_whatever_comes(tmp_path, seed):
             assert record.step == surprises.jobs[name].total_steps
         assert record.status != PAUSED
     assert pool.bench.leases.held() == {}
-    assert pool.gangs.gangs == {} and pool.executor._course.running == {}
+    assert pool.gangs.gangs == {} and pool.executor._plan_progress.running == {}

@@ -1,8 +1,8 @@
 """Checkpoints that nobody was told of: their gang died between writing and saying so."""
 
 from ringmaster.tasks.execution.events import SegmentStarted
-from ringmaster.tasks.execution.journal import DONE
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.tasks.storage.journal import DONE
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 
 

@@ -1,7 +1,7 @@
 """Lineages for tests: snapshots that are written down in a line."""
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
-from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 
 
 def data(name, digest=None, context="training"):

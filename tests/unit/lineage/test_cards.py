@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.model_lineage import DatasetInput, ModelRecord, cards, links
+from ringmaster.model_lineage import DatasetInput, ModelRecord
+from ringmaster.model_lineage.pages import cards, links
 
 BASE = ModelRecord(model_id="m-1", registered_name="base", version=4, uri="models:/base/4", experiment_id="7")
 DRAFT = ModelRecord(model_id="m-2", registered_name="draft", version=None, uri="models:/m-2", experiment_id="7")

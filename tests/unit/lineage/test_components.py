@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.model_lineage.components import named_part, shared_parts
+from ringmaster.model_lineage.graph.components import named_part, shared_parts
 from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, StoredTensor
 
 

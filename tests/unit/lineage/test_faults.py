@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.model_lineage import Ledger, LedgerError, waiting
 from ringmaster.model_lineage.faults import RETRY_DELAYS_S, Guarded, redacted
-from ringmaster.model_lineage.runs import flat_params
+from ringmaster.model_lineage.ledger.runs import flat_params
 
 
 class Flaky:
@@ -81,7 +81,7 @@ def test_a_server_that_answers_5xx_is_tried_again():
         (lambda: mlflow_error("No Run with id=1 exists", "RESOURCE_DOES_NOT_EXIST"), "No Run with id=1", False),
         (lambda: mlflow_error("Detected out-of-date database schema (..)", "INTERNAL_ERROR"), "db upgrade", False),
         (lambda: mlflow_error("API request to http://x failed with exception", "INTERNAL_ERROR"), "server is up", True),
-        (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device.*make room", True),
+        (lambda: OSError(errno.ENOSPC, "No space left on device"), "No space left on device.*free space", True),
         (lambda: PermissionError(errno.EACCES, "Permission denied"), "Permission denied", False),
     ],
 )

@@ -1,4 +1,4 @@
-from ringmaster.model_lineage import links
+from ringmaster.model_lineage.pages import links
 
 
 def test_paths_are_those_of_the_ui():

@@ -7,8 +7,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from ringmaster.model_lineage import Ledger, rows
-from ringmaster.model_lineage.rest import Server
+from ringmaster.model_lineage import Ledger
+from ringmaster.model_lineage.ledger import rows
+from ringmaster.model_lineage.ledger.rest import Server
 
 
 def model(number, **tags):

@@ -40,7 +40,7 @@ def test_a_plan_of_groups_says_what_they_save_and_is_simulated(tmp_path):
     assert run("check", problem, plan).exit_code == 0
     told = json.loads(run("plan", problem, "--json").output)
     assert told["fusion"]["saved"] == pytest.approx(told["fusion"]["alone"]["makespan"] - told["makespan"])
-    assert {len(fellows) for fellows in told["fusion"]["groups"].values()} == {7}
+    assert {len(members) for members in told["fusion"]["groups"].values()} == {7}
     played = json.loads(run("simulate", problem, plan, "--noise", "0", "--replan-every", "0", "--json").output)
     assert played["plan_kept"]["makespan_s"] == pytest.approx(told["makespan"])
 

@@ -8,18 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
-from ringmaster.tasks.planning.baselines import BASELINES
-from ringmaster.tasks.planning.certificates import certified_bound, least_of
-from ringmaster.tasks.planning.families import draw
-from ringmaster.tasks.planning.listing import NoRoomError, schedule, schedule_pieces
-from ringmaster.tasks.planning.local_search import rank
-from ringmaster.tasks.planning.plan import Certificate
-from ringmaster.tasks.planning.problem import Running
-from ringmaster.tasks.planning.retiming import retimed
+from ringmaster.tasks.planning.bounds.certificates import certified_bound, least_of
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule, schedule_pieces
+from ringmaster.tasks.planning.plans.local_search import rank
+from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.planning.plans.retiming import retimed
+from ringmaster.tasks.planning.problems.families import draw
+from ringmaster.tasks.planning.problems.problem import Running
 from tests.drawing import draws
-
-from .draw import problems, tiny
-from .test_whole_problem import whole_problems
+from tests.unit.planning.draw import problems, tiny
+from tests.unit.planning.test_whole_problem import whole_problems
 
 
 def constrained(problem: Problem, rules: str, *, seed: int, length_s: float) -> Problem:

@@ -3,12 +3,11 @@ from xml.etree import ElementTree
 from hypothesis import given
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
-from ringmaster.tasks.planning.baselines import BASELINES
-from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.gantt_text import render_text, rows
+from ringmaster.tasks.planning.charts.gantt import render_svg
+from ringmaster.tasks.planning.charts.gantt_text import render_text, rows
+from ringmaster.tasks.planning.plans.baselines import BASELINES
 from tests.drawing import draws
-
-from .draw import problems, tiny
+from tests.unit.planning.draw import problems, tiny
 
 
 @draws(20)

@@ -7,16 +7,17 @@ import pytest
 from numba import njit
 from numba.core.event import Listener, install_listener, trigger_event
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, kernels, solve
-from ringmaster.tasks.planning.clock import Clock, clock
-from ringmaster.tasks.planning.fused import FusedSearch
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning.groups.fused import FusedSearch
+from ringmaster.tasks.planning.kernels import compiled
+from ringmaster.tasks.planning.kernels.clock import Clock, clock
 from tests.unit.planning.draw import tiny
 
 TIME_LIMIT_S, COMPILING_S = 10.0, 60.0
-CALLED = "from ringmaster.tasks.planning.kernels import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
+CALLED = "from ringmaster.tasks.planning.kernels.compiled import kernel\n\n@kernel\ndef called(x):\n    return x + {}\n"
 CALLER = """
 from called import called
-from ringmaster.tasks.planning.kernels import kernel
+from ringmaster.tasks.planning.kernels.compiled import kernel
 
 @kernel
 def caller(x):
@@ -39,7 +40,7 @@ class Seconds:
 
 @pytest.fixture
 def seconds(monkeypatch):
-    assert kernels  # which tells the clock what is compiled
+    assert compiled  # which tells the clock what is compiled
     by_hand = Seconds()
     monkeypatch.setattr(clock, "now_s", lambda: by_hand.now_s)
     return by_hand
@@ -83,8 +84,8 @@ def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
         seconds.compile()
         was_over.append(is_over())
 
-    monkeypatch.setattr("ringmaster.tasks.planning.rigid.plan_rigid", compiles)
-    monkeypatch.setattr("ringmaster.tasks.planning.rigid_exact.search", compiles)
+    monkeypatch.setattr("ringmaster.tasks.planning.non_preemptive.annealing.plan_rigid", compiles)
+    monkeypatch.setattr("ringmaster.tasks.planning.non_preemptive.exhaustive.search", compiles)
     solve(problem, preemption="never", time_limit_s=TIME_LIMIT_S)
     assert was_over == [False, False]
 

@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Node, Plan, Problem, ProblemError, solve, verify
-from ringmaster.tasks.planning.baselines import BASELINES
-from ringmaster.tasks.planning.bounds import preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.listing import schedule
-from ringmaster.tasks.planning.local_search import lateness_s
-from ringmaster.tasks.planning.problem import Running
-from ringmaster.tasks.planning.verify import objective_value
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.plans.local_search import lateness_s
+from ringmaster.tasks.planning.plans.verify import objective_value
+from ringmaster.tasks.planning.problems.problem import Running
 from tests.drawing import draws
-
-from .draw import problems, tiny
-from .test_whole_problem import whole_problems
+from tests.unit.planning.draw import problems, tiny
+from tests.unit.planning.test_whole_problem import whole_problems
 
 
 @st.composite

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ringmaster.tasks.planning.bounds import preemptive_bound
-from ringmaster.tasks.planning.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.families import draw
-from ringmaster.tasks.planning.polish import polish
-from ringmaster.tasks.planning.preemptive import _rules, plan_preemptive, whole_jobs
-from ringmaster.tasks.planning.sequences import least, of_group, settle
-from ringmaster.tasks.planning.tables import Groups, Tables
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
+from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.preemptive.polish import polish
+from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive, whole_jobs
+from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
+from ringmaster.tasks.planning.problems.families import draw
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def node():
     problem = draw("paper-txt-7x8", seed=2)
     bound = preemptive_bound(problem)
     tables = Tables.of(problem, bound)
-    groups = Groups.of(tables, [[0]])
+    groups = NodeGroups.of(tables, [[0]])
     parts = whole_jobs(tables, groups)
     return tables, groups.layout(0), of_group(parts, np.arange(7, dtype=np.int32), 0, 1)
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
-from ringmaster.tasks.planning.baselines import BASELINES
-from ringmaster.tasks.planning.listing import makespan_s, schedule
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import makespan_s, schedule
 from tests.drawing import draws
-
-from .draw import problems, tiny
+from tests.unit.planning.draw import problems, tiny
 
 
 @draws(4)

@@ -15,9 +15,8 @@ from ringmaster.tasks.planning import (
     certified_bound,
     verify,
 )
-from ringmaster.tasks.planning.baselines import BASELINES
-
-from .draw import problems
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from tests.unit.planning.draw import problems
 
 PROBLEM = Problem(
     "p",

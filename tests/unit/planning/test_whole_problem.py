@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, ProblemError, Segment, solve, verify
-from ringmaster.tasks.planning.families import draw
+from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
-
-from .draw import problems, tiny
+from tests.unit.planning.draw import problems, tiny
 
 
 @st.composite

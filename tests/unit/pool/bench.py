@@ -4,19 +4,19 @@ from collections import deque
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.introspection import Policy
-from ringmaster.tasks.execution.journal import Journal
-from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.execution.replanning.replan_policy import Policy
+from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.controller.runner import PoolRunner
+from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.patience import Patience
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.runner import PoolRunner
-from ringmaster.tasks.pool.steward import HOLDER_OF_SEGMENTS, Steward
 from ringmaster.tasks.pool.submissions import Submission, Submissions
-from ringmaster.tasks.pool.told import Told
-from ringmaster.techniques.engine.reporter import STOP
-from ringmaster.techniques.values import to_json
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import job, profile
 from tests.unit.pool.workers import Worker
@@ -104,10 +104,10 @@ class PoolBench:
         self.plans, self.launched = [], []
         self.runner = PoolRunner(led, launch=self._launch)
         self.runner._launcher.start = lambda order: self.launched.append((order.segment, order.node))
-        self.steward = Steward(
+        self.controller = PoolController(
             led,
             runner=self.runner,
-            patience=Patience(),
+            timeouts=Timeouts(),
             clock=clock,
             wall_clock=lambda: EPOCH_S + clock() - 100.0,
         )
@@ -119,13 +119,13 @@ class PoolBench:
         replanner = Replanner(
             name="pool",
             make_plan=plan,
-            on_terms=self.steward.on_terms,
+            on_terms=self.controller.on_terms,
             policy=CALM,
             clock=clock,
             background=at_once,
         )
         self.objectives = []
-        self.steward.on_objective, self.steward.on_speed = self.objectives.append, replanner.hear
+        self.controller.on_objective, self.controller.on_speed = self.objectives.append, replanner.hear
         self.executor = Executor(
             name="pool",
             cluster=Cluster(nodes=()),
@@ -134,14 +134,14 @@ class PoolBench:
             journal=Journal(led, batch=None),
             submit=self.runner.submit,
             make_plan=plan,
-            on_terms=self.steward.on_terms,
-            listeners=[self.steward.listen],
+            on_terms=self.controller.on_terms,
+            listeners=[self.controller.listen],
             replanner=replanner,
             steer=self.runner.steer,
             clock=clock,
         )
         self.executor._inbox = self.inbox = Inbox()
-        self.steward.take_over(self.executor)
+        self.controller.take_over(self.executor)
 
     def _launch(self, order):
         raise AssertionError("orders are launched by hand here")
@@ -150,7 +150,7 @@ class PoolBench:
         """Time passes, and the executor does all that there is to do."""
         self.clock.now_s += seconds
         self.runner.look()
-        self.executor.call(self.steward.tick)
+        self.executor.call(self.controller.tick)
         self.inbox.is_empty = False
         while not self.inbox.is_empty:
             self.executor._turn()
@@ -168,7 +168,7 @@ class PoolBench:
         return {name: record.status for name, record in Journal(self.database, batch=batch).jobs().items()}
 
     def told(self, kind, batch="b1"):
-        return [e.event for e in Told(self.database).after(batch, 0, most=10_000) if isinstance(e.event, kind)]
+        return [e.event for e in EventLog(self.database).after(batch, 0, most=10_000) if isinstance(e.event, kind)]
 
     def held(self):
         return PoolLeases(self.database).held()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.pool.bench import Clock, PoolBench
 
 

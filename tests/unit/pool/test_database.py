@@ -6,8 +6,8 @@ import threading
 import pytest
 from sqlalchemy import func, insert, select
 
-from ringmaster.tasks.pool.database import Database, file_url
-from ringmaster.tasks.pool.schema import COMMANDS
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.schema import COMMANDS
 
 
 def test_where_all_connections_are_taken_whoever_comes_waits_for_one(tmp_path):

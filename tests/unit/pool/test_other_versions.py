@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy import select, update
 
-from ringmaster.tasks.execution.journal import FAILED, Journal
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.schema import BATCHES
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.journal import FAILED, Journal
+from ringmaster.tasks.storage.schema import BATCHES
 from tests.unit.pool.bench import submission
 from tests.unit.pool.workers import Worker
 

@@ -8,10 +8,10 @@ from ringmaster.flows.pool.executor import _lead
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool import releases
-from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.controller.leadership import Leadership
 from ringmaster.tasks.pool.faults import OtherRelease
-from ringmaster.tasks.pool.leadership import Leadership
-from ringmaster.tasks.pool.schema import ABOUT
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.schema import ABOUT
 
 
 def test_a_worker_may_come_before_any_executor_and_beside_one_of_its_release(database):

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 import pytest
 
-from ringmaster.flows.pool.child_runs import ChildRuns
-from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.flows.pool.runs.child_runs import ChildRuns
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.pool.bench import submission
 
 

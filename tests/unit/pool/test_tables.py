@@ -4,18 +4,18 @@ import pytest
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
-from ringmaster.tasks.execution.journal import DONE, Journal
-from ringmaster.tasks.planning.terms import Terms
-from ringmaster.tasks.pool import mail as pool_mail
+from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.pool import message_store as pool_mail
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.database import Database, file_url
-from ringmaster.tasks.pool.mail import OUTCOME, Mail, Share
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.message_store import OUTCOME, MessageStore, Share
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
-from ringmaster.tasks.pool.told import Told
-from ringmaster.techniques.engine.order import GangOrder
-from ringmaster.techniques.values import to_json
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import DONE, Journal
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.order import GangOrder
 from tests.unit.execution.fakes import job, profile
 
 
@@ -70,33 +70,33 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
 
 
 def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
-    mail = Mail(database)
+    message_store = MessageStore(database)
     for _ in range(2):  # tried again: nothing is ordered twice
-        mail.give(7, batch="b", shares={"n": ("one", share())})
-    assert mail.take(7, "n", incarnation="another") is None
-    assert mail.take(7, "n", incarnation="one") == share()
-    assert mail.take(7, "n", incarnation="one") is None
-    (order,) = mail.orders(node="n")
+        message_store.give(7, batch="b", shares={"n": ("one", share())})
+    assert message_store.take(7, "n", incarnation="another") is None
+    assert message_store.take(7, "n", incarnation="one") == share()
+    assert message_store.take(7, "n", incarnation="one") is None
+    (order,) = message_store.orders(node="n")
     assert (order.status, order.share, order.batch) == ("taken", share(), "b")
 
 
 def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database):
-    mail = Mail(database)
-    mail.give(7, batch="b", shares={"n": ("one", share())})
-    mail.say(7, "n", words=[(0, {"event": "ready", "step": 0})])
-    mail.say(7, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
-    words = mail.words(after=0)
+    message_store = MessageStore(database)
+    message_store.give(7, batch="b", shares={"n": ("one", share())})
+    message_store.say(7, "n", words=[(0, {"event": "ready", "step": 0})])
+    message_store.say(7, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
+    words = message_store.words(after=0)
     assert [word.content["event"] for word in words] == ["ready", OUTCOME]
-    assert mail.words(after=words[0].id) == words[1:]
-    assert mail.orders() == []
+    assert message_store.words(after=words[0].id) == words[1:]
+    assert message_store.orders() == []
 
 
 @pytest.mark.parametrize("num_words", [0, 3, 4, 7])
 def test_many_words_are_read_by_one_short_transaction_after_another(database, monkeypatch, num_words):
-    mail, read, sizes = Mail(database), database.read, []
+    message_store, read, sizes = MessageStore(database), database.read, []
     for number in range(num_words):
         for segment in (7, 8):
-            mail.say(segment, "n", words=[(number, {"event": "steps", "first_step": number})])
+            message_store.say(segment, "n", words=[(number, {"event": "steps", "first_step": number})])
 
     def noted(act):
         sizes.append(len(rows := read(act)))
@@ -104,38 +104,40 @@ def test_many_words_are_read_by_one_short_transaction_after_another(database, mo
 
     monkeypatch.setattr(pool_mail, "WORDS_A_PAGE", 2)
     monkeypatch.setattr(database, "read", noted)
-    assert [(word.segment, word.number) for word in mail.words(after=0, segments=[8])] == [
+    assert [(word.segment, word.number) for word in message_store.words(after=0, segments=[8])] == [
         (8, number) for number in range(num_words)
     ]
     assert max(sizes) <= 2
-    newest = [(word.segment, word.number) for word in mail.words(after=2)]
+    newest = [(word.segment, word.number) for word in message_store.words(after=2)]
     assert newest == [(segment, number) for number in range(1, num_words) for segment in (7, 8)]
 
 
 def test_commands_are_read_on_from_where_one_was(database):
-    mail = Mail(database)
-    mail.command(7, "stop")
-    mail.command(8, "until 5")
-    (first, *_), second = mail.commands(after=0)
+    message_store = MessageStore(database)
+    message_store.command(7, "stop")
+    message_store.command(8, "until 5")
+    (first, *_), second = message_store.commands(after=0)
     assert second[1:] == (8, "until 5")
-    assert mail.commands(after=first) == [second]
+    assert message_store.commands(after=first) == [second]
 
 
 def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anything(database):
-    mail = Mail(database)
+    message_store = MessageStore(database)
     for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
-        mail.give(segment, batch=batch, shares={"n": ("one", share())})
-        mail.command(segment, "stop")
-        mail.say(segment, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
-    read, (told, *_) = mail.newest_word(), mail.commands(after=0)[-1]
-    mail.clear("b")
-    assert [word.segment for word in mail.words(after=0)] == [8, 8, 9], "the newest one stays, for its number"
-    assert [segment for _, segment, _ in mail.commands(after=0)] == [8, 9]
-    assert (mail.shares(7), len(mail.shares(8))) == ([], 1)
-    mail.command(10, "stop")
-    mail.say(10, "n", words=[(0, {"event": "ready", "step": 0})])
-    assert [word.segment for word in mail.words(after=read)] == [10]
-    assert [segment for _, segment, _ in mail.commands(after=told)] == [10]
+        message_store.give(segment, batch=batch, shares={"n": ("one", share())})
+        message_store.command(segment, "stop")
+        message_store.say(
+            segment, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})]
+        )
+    read, (told, *_) = message_store.newest_word(), message_store.commands(after=0)[-1]
+    message_store.clear("b")
+    assert [word.segment for word in message_store.words(after=0)] == [8, 8, 9], "the newest one stays, for its number"
+    assert [segment for _, segment, _ in message_store.commands(after=0)] == [8, 9]
+    assert (message_store.shares(7), len(message_store.shares(8))) == ([], 1)
+    message_store.command(10, "stop")
+    message_store.say(10, "n", words=[(0, {"event": "ready", "step": 0})])
+    assert [word.segment for word in message_store.words(after=read)] == [10]
+    assert [segment for _, segment, _ in message_store.commands(after=told)] == [10]
 
 
 def test_a_request_is_asked_once_and_answered(database):
@@ -165,7 +167,7 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
 
 
 def test_what_was_told_of_a_batch_is_followed_to_its_end(database):
-    told = Told(database)
+    told = EventLog(database)
     events = [
         GangSaid(number=1, job="a", event={"event": "ready", "step": 0}),
         JobEnded(job="a", status=DONE, message="", details={"step": 10}),

@@ -2,9 +2,9 @@
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.orders import SegmentCall
-from ringmaster.tasks.pool.mail import KILL, OUTCOME, TAKEN, Mail
+from ringmaster.tasks.pool.message_store import KILL, OUTCOME, TAKEN, MessageStore
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
-from ringmaster.techniques.engine.order import GangOrder, Slot
+from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
 
@@ -17,7 +17,7 @@ class Worker:
 
     def __init__(self, database, name="n", *, incarnation=None, num_devices=2):
         incarnation = incarnation or f"{name}-one"
-        self.mail, self.nodes, self.numbers = Mail(database), Nodes(database), {}
+        self.message_store, self.nodes, self.numbers = MessageStore(database), Nodes(database), {}
         self.record = NodeRecord(
             name=name, incarnation=incarnation, address=f"10.0.0.{name}", devices=devices(num_devices)
         )
@@ -29,25 +29,26 @@ class Worker:
 
     def take_all(self):
         """Takes what it is given; returns the shares by segment."""
-        orders = self.mail.orders(incarnation=self.incarnation)
+        orders = self.message_store.orders(incarnation=self.incarnation)
         taken = {
-            order.segment: self.mail.take(order.segment, self.name, incarnation=self.incarnation) for order in orders
+            order.segment: self.message_store.take(order.segment, self.name, incarnation=self.incarnation)
+            for order in orders
         }
         return {segment: share for segment, share in taken.items() if share is not None}
 
     def running(self):
         """The segments whose shares it has taken."""
-        return [o.segment for o in self.mail.orders(incarnation=self.incarnation) if o.status == TAKEN]
+        return [o.segment for o in self.message_store.orders(incarnation=self.incarnation) if o.status == TAKEN]
 
     def say(self, segment, event, **details):
         number = self.numbers[segment] = self.numbers.get(segment, -1) + 1
-        self.mail.say(segment, self.name, words=[(number, {"event": event, **details})])
+        self.message_store.say(segment, self.name, words=[(number, {"event": event, **details})])
 
     def end(self, segment, status="done", message="", **result):
         self.say(segment, OUTCOME, status=status, message=message, result=result)
 
     def told(self, segment):
-        return [command for _, number, command in self.mail.commands(after=0) if number == segment]
+        return [command for _, number, command in self.message_store.commands(after=0) if number == segment]
 
     def is_killed(self, segment):
         return KILL in self.told(segment)

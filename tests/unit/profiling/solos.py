@@ -1,9 +1,9 @@
 """Jobs that may share a base, and what is known of each alone."""
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.profiling.grouping import classes
+from ringmaster.tasks.profiling.groups.candidates import classes
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.surveys import Candidate, Survey
+from ringmaster.techniques.interface.preflight import Candidate, Preflight
 
 FACTS = {"has_dropout": False, "parameter_bytes": 1000}
 MODEL = ModelSpec(architecture="LlamaForCausalLM", config={"hidden_size": 32})
@@ -14,7 +14,7 @@ def job(name, **changes):
     return Job(name=name, **{**plain, "global_batch_size": 4, "num_steps": 2000, **changes})
 
 
-def survey(job, *, own_bytes=100, facts=FACTS):
+def preflight(job, *, own_bytes=100, facts=FACTS):
     whole = Candidate(
         technique="single",
         config={"micro_batch": job.global_batch_size, "recompute": "none"},
@@ -22,7 +22,7 @@ def survey(job, *, own_bytes=100, facts=FACTS):
         num_ranks=1,
         least_bytes=FACTS["parameter_bytes"] + own_bytes,
     )
-    return Survey(job=job.name, data={}, facts=facts, candidates=(whole,), refusals=())
+    return Preflight(job=job.name, data={}, facts=facts, candidates=(whole,), refusals=())
 
 
 def alone(step_s=1.0, num_devices=1, **changes):
@@ -32,10 +32,10 @@ def alone(step_s=1.0, num_devices=1, **changes):
     return Profile(**{**given, **plain, **changes})
 
 
-def classes_of(jobs, *, profiles=None, surveys=None):
-    surveys = {j.name: survey(j) for j in jobs} | (surveys or {})
+def classes_of(jobs, *, profiles=None, preflights=None):
+    preflights = {j.name: preflight(j) for j in jobs} | (preflights or {})
     profiles = {j.name: (alone(),) for j in jobs} | (profiles or {})
-    return classes(jobs, surveys, profiles, keys={j.name: "key" for j in jobs})
+    return classes(jobs, preflights, profiles, keys={j.name: "key" for j in jobs})
 
 
 def members(num, **options):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks import adapters_sweep as sweeps
-from benchmarks.adapters_baselines import shared_out
-from benchmarks.adapters_tables import memory_lines, ratios
+from benchmarks.adapters import sweep as sweeps
+from benchmarks.adapters.baselines import shared_out
+from benchmarks.adapters.tables import memory_lines, ratios
 
 
 def test_jobs_are_shared_out_evenly_and_each_once():

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.profiling.budget import TYPICAL_WAVE_S, TrialBudget, predicted_batch_s
-from ringmaster.tasks.profiling.search import Search
+from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.interface.preflight import Candidate
 
 
 def job(name, *, num_steps=100):
@@ -23,7 +23,7 @@ def candidate(step_s, num_devices=1):
 
 
 def search(name, step_s, *, num_devices=1, measured_s=None):
-    found = Search(key=name, job=name, candidates=[candidate(step_s, num_devices)], fingerprints=[name])
+    found = ConfigSearch(key=name, job=name, candidates=[candidate(step_s, num_devices)], fingerprints=[name])
     if measured_s is not None:
         profile = Profile(technique="single", num_devices=num_devices, num_ranks=1, step_s=measured_s, peak_bytes=1)
         found.results[name] = profile

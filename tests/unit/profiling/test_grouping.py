@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.profiling.grouping import MOST_TOGETHER, candidate_groups, sample
+from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER, candidate_groups, sample
 from ringmaster.techniques import Adapter
-from tests.unit.profiling.solos import FACTS, MODEL, alone, classes_of, job, members, names, survey
+from tests.unit.profiling.solos import FACTS, MODEL, alone, classes_of, job, members, names, preflight
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def test_a_job_that_names_the_technique_may_be_together_and_one_that_drops_out_n
     jobs = [job("a", techniques=("single", "shared_base"), num_devices=(1, 2)), job("b")]
     assert names(classes_of(jobs)) == [("a", "b")]
     for fact in ("has_dropout", "has_experts"):
-        unfit = {name: survey(job_, facts={**FACTS, fact: True}) for name, job_ in zip("ab", jobs, strict=True)}
-        assert classes_of(jobs, surveys=unfit) == []
-    unfit = survey(jobs[0], facts={**FACTS, "undivided": "wpe, which it trains as it is, is of class Embedding"})
-    assert classes_of(jobs, surveys={"a": unfit}) == []
+        unfit = {name: preflight(job_, facts={**FACTS, fact: True}) for name, job_ in zip("ab", jobs, strict=True)}
+        assert classes_of(jobs, preflights=unfit) == []
+    unfit = preflight(jobs[0], facts={**FACTS, "undivided": "wpe, which it trains as it is, is of class Embedding"})
+    assert classes_of(jobs, preflights={"a": unfit}) == []
 
 
 def test_what_one_device_cannot_train_at_once_is_by_itself():
     jobs = [job("a"), job("b"), job("c")]
     assert names(classes_of(jobs, profiles={"a": (alone(num_devices=2),)})) == [("b", "c")]
-    divided = survey(jobs[0]).candidates[0]
+    divided = preflight(jobs[0]).candidates[0]
     divided = replace(divided, config={"micro_batch": 2, "recompute": "none"})
-    assert names(classes_of(jobs, surveys={"a": replace(survey(jobs[0]), candidates=(divided,))})) == [("b", "c")]
+    assert names(classes_of(jobs, preflights={"a": replace(preflight(jobs[0]), candidates=(divided,))})) == [("b", "c")]
 
 
 def test_the_longest_jobs_come_first_and_like_ones_are_neighbours():

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.profiling import stage as stages
-from ringmaster.tasks.profiling.grouping import MOST_TOGETHER
-from ringmaster.tasks.profiling.groups import group_profiles, group_searches
-from ringmaster.tasks.profiling.layouts import ONE_DEVICE
+from ringmaster.tasks.profiling.groups.candidates import MOST_TOGETHER
+from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
+from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
 from ringmaster.tasks.profiling.lending import DevicesBusy
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.tasks.profiling.trials import Site
+from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Profile
-from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, survey
+from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, preflight
 
 
 class Trials:
@@ -26,7 +26,7 @@ class Trials:
 
     def measure(self, trials):
         for trial in trials:
-            size = 1 + len(trial.fellows)
+            size = 1 + len(trial.members)
             self.sizes.append(size)
             self.kept[trial.fingerprint] = self._result(trial, size)
         return {trial.fingerprint: self.kept[trial.fingerprint] for trial in trials}
@@ -61,11 +61,11 @@ class Trials:
 
 
 def by_size(groups):
-    return {1 + len(p.fellows): p for mine in groups.values() for p in mine if p.at_once is None}
+    return {1 + len(p.members): p for mine in groups.values() for p in mine if p.at_once is None}
 
 
 def in_turns(groups):
-    return {1 + len(p.fellows): p for mine in groups.values() for p in mine if p.at_once is not None}
+    return {1 + len(p.members): p for mine in groups.values() for p in mine if p.at_once is not None}
 
 
 def test_what_was_not_tried_is_predicted_from_what_was():
@@ -78,7 +78,7 @@ def test_what_was_not_tried_is_predicted_from_what_was():
         assert profile.startup_s == pytest.approx(1.9 + 0.1 * size)
         assert profile.stall_s == pytest.approx(0.1 * size)
         assert profile.source == ("measured" if size in (2, 8, 16) else "predicted")
-        assert profile.beside([profile.fellows[0].job]).together_s == pytest.approx(1.6)
+        assert profile.beside([profile.members[0].job]).together_s == pytest.approx(1.6)
     assert set(by_size(groups)) == {2, 4, 8, 16}
     assert set(groups) == {f"job-{i:02}" for i in range(0, 16, 2)}
 
@@ -88,9 +88,9 @@ def test_a_fellow_has_its_own_steps_and_end():
     jobs[1] = replace(jobs[1], evaluation=replace(jobs[1].evaluation, every_steps=100))
     (found,) = classes_of(jobs, profiles={"b": (alone(3.0), alone(2.0), alone(1.0, num_devices=2))})
     every = Trials(fixed_s=0.0, kappa=1.0).profiles(found, may_try=False)
-    (whole,) = (p for p in every["a"] if len(p.fellows) == 2)
-    assert [(f.job, f.num_steps, f.step_s) for f in whole.fellows] == [("b", 300, 2.0), ("c", 300, 1.0)]
-    assert [f.end_s for f in whole.fellows] == pytest.approx([0.1 + 3 * 0.5 + 0.2, 0.1 + 0.5 + 0.2])
+    (whole,) = (p for p in every["a"] if len(p.members) == 2)
+    assert [(f.job, f.num_steps, f.step_s) for f in whole.members] == [("b", 300, 2.0), ("c", 300, 1.0)]
+    assert [f.end_s for f in whole.members] == pytest.approx([0.1 + 3 * 0.5 + 0.2, 0.1 + 0.5 + 0.2])
     row = planning_problem(jobs, {j.name: (alone(),) for j in jobs}, cluster(2), name="x", groups=every).jobs[0]
     (option,) = (option for option in row.options if option.jobs == ("b", "c"))
     assert option.runtime_s == pytest.approx(2 + 9000 * 1 + 300 * (2 + 1) + 0.8 + 1.8 + 0.8)
@@ -172,10 +172,12 @@ def test_where_not_two_fit_there_is_no_group():
 def test_any_two_of_those_that_take_turns_fit():
     """The largest of them decide, which may meet on their way."""
     jobs = [job(f"job-{i}", num_steps=2000 - i) for i in range(4)]
-    surveys = {each.name: survey(each, own_bytes=own) for each, own in zip(jobs, (100, 100, 300, 400), strict=True)}
-    (found,) = classes_of(jobs, surveys=surveys)
+    preflights = {
+        each.name: preflight(each, own_bytes=own) for each, own in zip(jobs, (100, 100, 300, 400), strict=True)
+    }
+    (found,) = classes_of(jobs, preflights=preflights)
     groups = Trials(fixed_s=0.4, kappa=0.6).profiles(found, num_devices=1, memory_bytes=1750)
-    (whole,) = (p for p in in_turns(groups).values() if len(p.fellows) == 3)
+    (whole,) = (p for p in in_turns(groups).values() if len(p.members) == 3)
     assert whole.at_once == 2
 
 
@@ -190,7 +192,7 @@ def test_jobs_that_take_turns_take_the_steps_of_the_gang_and_what_each_adds_whil
     startup_s, ends_s = 1.9 + 0.1 * 4, 4 * (0.1 + 0.5 + 0.2)
     assert whole.runtime_s(num_steps=2000) == pytest.approx(startup_s + 0.4 * 2800 + 0.6 * 4800 + ends_s)
     pairs_s = sum(
-        pair.runtime_s(num_steps=steps[leader]) for leader in "ac" for pair in groups[leader] if pair.at_once is None
+        pair.runtime_s(num_steps=steps[lead]) for lead in "ac" for pair in groups[lead] if pair.at_once is None
     )
     assert whole.runtime_s(num_steps=2000) < pairs_s
 
@@ -209,11 +211,11 @@ def stage(monkeypatch, tmp_path):
     tried, kept, lent, here = [], {}, [], []
 
     def look(jobs, **_):
-        return {j.name: replace(survey(j), data=data) for j in jobs}, {}
+        return {j.name: replace(preflight(j), data=data) for j in jobs}, {}
 
     def wave(_, trials):
-        tried.extend(1 + len(trial.fellows) for trial in trials)
-        return {trial.fingerprint: alone(0.4 + 0.6 * (1 + len(trial.fellows))) for trial in trials}
+        tried.extend(1 + len(trial.members) for trial in trials)
+        return {trial.fingerprint: alone(0.4 + 0.6 * (1 + len(trial.members))) for trial in trials}
 
     @contextmanager
     def lend(wanted):
@@ -225,18 +227,18 @@ def stage(monkeypatch, tmp_path):
     def profiled(jobs, *, num_devices=2, **options):
         node = cluster(num_devices)
         here.append(node)
-        site = Site(server=None, devices=node.devices, cache_dir=tmp_path)
+        site = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
         return stages.profile_jobs(jobs, site=site, cluster=node, known=known, lend=lend, **options)
 
     def some_of(found, names, *, num_devices=2):
         node = cluster(num_devices)
-        site = Site(server=None, devices=node.devices, cache_dir=tmp_path)
+        site = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.Known(find=lambda names: {n: kept[n] for n in names if n in kept})
         return stages.groups_of_some(found, site=site, cluster=node, known=known)(names)
 
     profiled.some_of = some_of
-    monkeypatch.setattr(stages, "survey_jobs", look)
+    monkeypatch.setattr(stages, "preflight_jobs", look)
     monkeypatch.setattr(stages, "run_wave", wave)
     return profiled, tried, lent
 
@@ -287,16 +289,16 @@ def test_some_of_the_jobs_have_the_groups_that_a_batch_of_them_would_have(stage)
     assert profiled.some_of(every, [job.name for job in jobs]) == every.groups
     few = [jobs[1], jobs[3], jobs[4], jobs[6]]
     found = profiled.some_of(every, [job.name for job in few])
-    (whole,) = (p for p in found["job-1"] if len(p.fellows) == 3)
+    (whole,) = (p for p in found["job-1"] if len(p.members) == 3)
     assert whole.together_s == pytest.approx(0.4 + 0.6 * 4)
     assert len(tried) == num_tried
     assert profiled.some_of(every, ["job-3"]) == {}
     assert profiled.some_of(replace(every, groups={}), [job.name for job in jobs]) == {}
     by_itself = profiled(few).groups
-    assert {leader: names_of(mine) for leader, mine in found.items()} == {
-        leader: names_of(mine) for leader, mine in by_itself.items()
+    assert {lead: names_of(mine) for lead, mine in found.items()} == {
+        lead: names_of(mine) for lead, mine in by_itself.items()
     }
 
 
 def names_of(profiles):
-    return [[fellow.job for fellow in profile.fellows] for profile in profiles]
+    return [[member.job for member in profile.members] for profile in profiles]

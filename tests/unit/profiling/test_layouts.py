@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.planning.fusion import choose_groups
+from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.profiling import stage as stages
-from ringmaster.tasks.profiling.group_search import TRIED_SHARE
-from ringmaster.tasks.profiling.grouping import classes
-from ringmaster.tasks.profiling.groups import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
+from ringmaster.tasks.profiling.groups.candidates import classes
+from ringmaster.tasks.profiling.groups.layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, layouts
+from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches, groups_among
+from ringmaster.tasks.profiling.groups.search import TRIED_SHARE
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.search import Failure
-from ringmaster.tasks.profiling.trials import Site
+from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import OptimizerSpec
-from ringmaster.techniques.surveys import Candidate, Forecast
-from tests.unit.profiling.solos import FACTS, alone, cluster, job, survey
+from ringmaster.techniques.interface.preflight import Candidate, Forecast
+from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight
 
 TWO_WHOLE, TWO_SHARDED = Layout(num_devices=2, base=WHOLE), Layout(num_devices=2, base=SHARDED)
 ONE_AGAIN = Layout(recompute=AGAIN)
@@ -52,7 +52,7 @@ def looked_at(job, *, fits=("single", "ddp", "fsdp"), **facts):
         if name in fits
     ]
     known = {**FACTS, "parameter_bytes": BASE_BYTES, "largest_layer_bytes": LAYER_BYTES, **facts}
-    return replace(survey(job), facts=known, candidates=tuple(candidates))
+    return replace(preflight(job), facts=known, candidates=tuple(candidates))
 
 
 def measured(technique, step_s, config):
@@ -63,7 +63,7 @@ OWN = {"single": alone(1.0), "ddp": measured("ddp", 0.6, DDP), "fsdp": measured(
 
 
 def num_in(profile):
-    return 1 + len(profile.fellows)
+    return 1 + len(profile.members)
 
 
 class Batch:
@@ -72,14 +72,14 @@ class Batch:
     def __init__(self, num_jobs, *, num_devices, fits=("single", "ddp", "fsdp"), memory_bytes=10_000, jobs=None):
         self.jobs = jobs or [job(f"job-{i:02}") for i in range(num_jobs)]
         self.num_devices, self.memory_bytes = num_devices, memory_bytes
-        self.surveys = {each.name: looked_at(each, fits=fits) for each in self.jobs}
+        self.preflights = {each.name: looked_at(each, fits=fits) for each in self.jobs}
         self.profiles = {each.name: tuple(OWN[name] for name in fits if name in OWN) for each in self.jobs}
         self.tried, self.told, self.kept = [], [], {}
 
     def classes(self):
         keys = {each.name: "key" for each in self.jobs}
         return {
-            layout: classes(self.jobs, self.surveys, self.profiles, keys=keys, layout=layout)
+            layout: classes(self.jobs, self.preflights, self.profiles, keys=keys, layout=layout)
             for layout in layouts(self.num_devices)
         }
 
@@ -92,7 +92,7 @@ class Batch:
 
         def measure(trials):
             for trial in trials:
-                num_devices, size = trial.candidate.num_devices, 1 + len(trial.fellows)
+                num_devices, size = trial.candidate.num_devices, 1 + len(trial.members)
                 self.tried.append((trial.candidate.config.get("base"), num_devices, size))
                 self.kept[trial.fingerprint] = (
                     Failure(kind="failed", message=failed)
@@ -279,7 +279,7 @@ def test_some_of_the_jobs_are_offered_what_they_would_be_as_a_batch_of_their_own
 def test_all_layouts_have_the_same_leader():
     jobs = [job("a", num_steps=500), job("b", num_steps=3000), job("c", num_steps=900)]
     found = Batch(0, num_devices=2, jobs=jobs).groups(law)
-    orders = {p.num_devices: [f.job for f in p.fellows] for p in found if num_in(p) == 3}
+    orders = {p.num_devices: [f.job for f in p.members] for p in found if num_in(p) == 3}
     assert orders == {1: ["c", "a"], 2: ["c", "a"]}
 
 
@@ -290,7 +290,7 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     def wave(_, trials):
         found = {}
         for trial in trials:
-            candidate, size = trial.candidate, 1 + len(trial.fellows)
+            candidate, size = trial.candidate, 1 + len(trial.members)
             tried.append((candidate.technique, candidate.num_devices, size))
             step_s = law(candidate.num_devices, size)
             found[trial.fingerprint] = replace(OWN.get(candidate.technique, OWN["single"]), step_s=step_s)
@@ -299,11 +299,11 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     def look(jobs, **_):
         return {each.name: replace(looked_at(each), data={**data, "num_held_out": 100}) for each in jobs}, {}
 
-    monkeypatch.setattr(stages, "survey_jobs", look)
+    monkeypatch.setattr(stages, "preflight_jobs", look)
     monkeypatch.setattr(stages, "run_wave", wave)
     devices = cluster(2)
     jobs = [job(f"job-{i}") for i in range(3)]
-    site = Site(server=None, devices=devices.devices, cache_dir=tmp_path)
+    site = TrialEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)
     profiled = stages.profile_jobs(jobs, site=site, cluster=devices)
     assert [each for each in tried if each[0] == "shared_base"] == [("shared_base", 1, 2), ("shared_base", 2, 2)]
     problem = planning_problem(jobs, profiled.profiles, devices, name="x", groups=profiled.groups)

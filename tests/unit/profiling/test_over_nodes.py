@@ -4,8 +4,8 @@ from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import GUESSED_STEP_S, predicted_profiles, shapes_over_nodes
-from ringmaster.techniques.surveys import Candidate, Forecast, Survey
-from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.interface.preflight import Candidate, Forecast, Preflight
+from ringmaster.techniques.interface.technique import GangShape
 from tests.unit.execution.fakes import job, profile
 
 NODE = GangShape(kind="gpu", num_devices=4, memory_bytes=1 << 30)
@@ -23,8 +23,8 @@ def candidate(technique="fsdp", num_devices=8, step_s=None, **changes):
     )
 
 
-def survey(*candidates):
-    return Survey(job="a", data={}, facts={}, candidates=candidates, refusals=())
+def preflight(*candidates):
+    return Preflight(job="a", data={}, facts={}, candidates=candidates, refusals=())
 
 
 def test_gangs_double_and_end_with_all_nodes():
@@ -36,7 +36,7 @@ def test_gangs_double_and_end_with_all_nodes():
 def test_of_each_technique_the_quickest_looking_option_is_taken():
     shapes = shapes_over_nodes(NODE, num_nodes=2)
     found = predicted_profiles(
-        survey(
+        preflight(
             candidate(step_s=3.0),
             candidate(step_s=2.0, forecast=Forecast(device_bytes=99)),
             candidate("ddp"),
@@ -54,7 +54,7 @@ def test_such_a_job_is_planned_on_both_nodes_beside_others():
     devices = tuple(Device(kind="cpu", index=i, name="cpu", memory_bytes=1, cores=(i,)) for i in range(2))
     cluster = Cluster(nodes=(Node(name="n1", devices=devices), Node(name="n2", devices=devices)))
     shapes = shapes_over_nodes(GangShape(kind="cpu", num_devices=2, memory_bytes=1), num_nodes=2)
-    wide = predicted_profiles(survey(candidate(num_devices=4, step_s=1.0)), shapes=shapes)
+    wide = predicted_profiles(preflight(candidate(num_devices=4, step_s=1.0)), shapes=shapes)
     jobs = [job("a", num_steps=50), job("b", num_steps=50)]
     problem = planning_problem(jobs, {"a": wide, "b": (profile(step_s=1.0),)}, cluster, name="both")
     plan = solve(problem, time_limit_s=2.0)

@@ -9,13 +9,13 @@ from benchmarks.search import replay
 from ringmaster.tasks.profiling.search import (
     FAR_BEHIND_PREDICTED,
     FEWEST_TRIALS,
-    Search,
+    ConfigSearch,
     quickest_looking_first,
     worthwhile,
 )
 from ringmaster.techniques import Profile
-from ringmaster.techniques.surveys import Candidate
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.preflight import Candidate
+from ringmaster.techniques.interface.values import to_json
 
 TECHNIQUES = ("ddp", "zero1", "zero2", "fsdp", "tensor", "pipeline")
 
@@ -34,7 +34,7 @@ def candidate(technique, number, step_s, num_devices=2):
 
 def search(technique, *predicted_s):
     every = [candidate(technique, i, step_s) for i, step_s in enumerate(predicted_s)]
-    return Search(key="k", job="j", candidates=every, fingerprints=[f"{technique}{i}" for i in range(len(every))])
+    return ConfigSearch(key="k", job="j", candidates=every, fingerprints=[f"{technique}{i}" for i in range(len(every))])
 
 
 def measured(step_s, technique="ddp"):

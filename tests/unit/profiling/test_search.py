@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from ringmaster.tasks.profiling.search import FAR_BEHIND, MOST_TRIALS, Failure, Search, worthwhile
+from ringmaster.tasks.profiling.search import FAR_BEHIND, MOST_TRIALS, ConfigSearch, Failure, worthwhile
 from ringmaster.techniques import Profile
-from ringmaster.techniques.surveys import Candidate
+from ringmaster.techniques.interface.preflight import Candidate
 
 
 def candidates(number, technique="single", num_devices=1):
@@ -33,7 +33,7 @@ BROKEN = Failure(kind="failed", message="broken")
 def tried(*outcomes, **options):
     """How many trials a search makes that meet with these outcomes, and the search."""
     every = candidates(8, **options)
-    search = Search(key="k", job="j", candidates=every, fingerprints=[f"{options}{i}" for i in range(8)])
+    search = ConfigSearch(key="k", job="j", candidates=every, fingerprints=[f"{options}{i}" for i in range(8)])
     known, left = {}, list(outcomes)
     while (wanted := search.next_trial(known)) is not None:
         known[wanted[0]] = left.pop(0)
@@ -66,7 +66,7 @@ def test_what_is_broken_ends_it():
 
 
 def test_what_is_known_is_not_tried_again():
-    search = Search(key="k", job="j", candidates=candidates(3), fingerprints=["a", "b", "c"])
+    search = ConfigSearch(key="k", job="j", candidates=candidates(3), fingerprints=["a", "b", "c"])
     known = {"a": profile(2.0), "b": profile(1.0)}
     assert search.next_trial(known)[0] == "c"
     assert search.next_trial({**known, "c": profile(3.0)}) is None
@@ -74,7 +74,7 @@ def test_what_is_known_is_not_tried_again():
 
 def test_techniques_far_behind_on_as_many_devices_are_not_refined():
     def search(technique, num_devices, step_s):
-        found = Search(
+        found = ConfigSearch(
             key="k",
             job="j",
             candidates=candidates(1, technique, num_devices),
@@ -96,7 +96,7 @@ def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
     def search(technique, num_devices, *results):
         every = candidates(3, technique, num_devices)
         prints = [f"{technique}{num_devices}{i}" for i in range(3)]
-        found = Search(key="k", job="j", candidates=every, fingerprints=prints)
+        found = ConfigSearch(key="k", job="j", candidates=every, fingerprints=prints)
         found.results = dict(zip(prints, results, strict=False))
         return found
 
@@ -116,8 +116,8 @@ def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
 def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
     """Else a second run of a batch would go on searching where the first one had stopped."""
     from ringmaster.tasks.profiling import stage
-    from ringmaster.tasks.profiling.trials import Site
-    from ringmaster.techniques.surveys import Survey
+    from ringmaster.tasks.profiling.trials import TrialEnvironment
+    from ringmaster.techniques.interface.preflight import Preflight
     from tests.unit.execution.fakes import cluster, job
 
     draw, measured, kept = random.Random(seed), [], {}
@@ -127,8 +127,10 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     jobs = [job(name, global_batch_size=size) for name, size in (("a", 8), ("b", 8), ("c", 16))]
 
     def look(jobs, **_):
-        surveys = {j.name: Survey(job=j.name, data=data, facts={}, candidates=tuple(every), refusals=()) for j in jobs}
-        return surveys, {}
+        preflights = {
+            j.name: Preflight(job=j.name, data=data, facts={}, candidates=tuple(every), refusals=()) for j in jobs
+        }
+        return preflights, {}
 
     def wave(site, trials):
         assert len({trial.fingerprint for trial in trials}) == len(trials)
@@ -140,11 +142,11 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
             return NO_ROOM
         return profile(draw.uniform(1, 2), candidate.technique, candidate.num_devices)
 
-    monkeypatch.setattr(stage, "survey_jobs", look)
+    monkeypatch.setattr(stage, "preflight_jobs", look)
     monkeypatch.setattr(stage, "run_wave", wave)
     known = stage.Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
     node = cluster(2)
-    site = Site(server=None, devices=node.devices, cache_dir=tmp_path)
+    site = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
     first = stage.profile_jobs(jobs, site=site, cluster=node, known=known)
     assert first.num_trials == len(measured) == len(set(measured)) > 8
     assert first.profiles["a"] == first.profiles["b"] != first.profiles["c"]

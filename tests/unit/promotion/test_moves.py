@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.pool.database import Database, file_url
 from ringmaster.tasks.promotion.decisions import DecisionRecord
 from ringmaster.tasks.promotion.moves import Move, MoveLog, PromotionRefused
+from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
 NAME = "shop.prices"

@@ -18,7 +18,7 @@ from ringmaster.tasks.promotion.policy import decide
         (math.nan, None, 0.0, False, "its accuracy is nan"),
         (math.nan, 0.8, 0.0, False, "its accuracy is nan"),
         (math.inf, 0.8, 0.0, False, "its accuracy is inf"),
-        (0.9, math.nan, 0.0, False, "the champion's accuracy is nan on this data: look at the data"),
+        (0.9, math.nan, 0.0, False, "the champion's accuracy is nan on this data: inspect the data"),
     ],
 )
 def test_only_what_is_better_by_enough_is_promoted(challenger, champion, min_gain, promote, why):

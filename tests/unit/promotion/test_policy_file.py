@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.tasks.batch import BatchFileError
-from ringmaster.tasks.evaluation.assertions import AssertionResult
+from ringmaster.tasks.evaluation.assertions.assertions import AssertionResult
 from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import Measured
@@ -43,7 +43,7 @@ def test_what_meets_every_rule_is_promoted():
         ([GOOD, sliced(-0.021)], "loses 0.021 of accuracy on class=3 (50 rows)"),
         ([GOOD, sliced(float("nan"))], "nobody knows"),
         ([replace(GOOD, value=float("nan"))], "its accuracy is nan"),
-        ([replace(GOOD, gain=float("nan"), other=float("nan"))], "look at the data"),
+        ([replace(GOOD, gain=float("nan"), other=float("nan"))], "inspect the data"),
         ([replace(GOOD, metric="loss")], "its accuracy is not known"),
         ([], "its accuracy is not known"),
     ],

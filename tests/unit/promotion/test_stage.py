@@ -3,11 +3,11 @@
 import pytest
 
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
-from ringmaster.tasks.pool.database import Database, file_url
 from ringmaster.tasks.promotion import decisions, stage
 from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
 from ringmaster.tasks.promotion.policy import Decision
-from ringmaster.tasks.promotion.stage import Standing, roll_back, standings, training_digest
+from ringmaster.tasks.promotion.stage import ServingVersions, roll_back, standings, training_digest
+from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
 YES, NO = Decision(promote=True, why="better"), Decision(promote=False, why="worse")
@@ -34,7 +34,7 @@ def apply(ledger, candidate, decision, log, *, champion=...):
     return told
 
 
-def standing(ledger: FakeLedger) -> Standing:
+def standing(ledger: FakeLedger) -> ServingVersions:
     return standings(ledger, [NAME])[NAME]
 
 
@@ -210,7 +210,7 @@ def test_after_a_crash_behind_the_promotion_there_is_nothing_to_compare():
 
 def test_what_was_never_trained_stands_nowhere():
     ledger = FakeLedger([version(1, name="shop.other")])
-    assert standing(ledger) == Standing(name=NAME)
+    assert standing(ledger) == ServingVersions(name=NAME)
     assert standing(ledger).candidate is None
 
 

@@ -12,7 +12,7 @@ def at(text):
 
 
 @pytest.mark.parametrize(
-    ("starts", "zone", "moment", "night"),
+    ("starts", "zone", "moment", "run_date"),
     [
         ("00:00", "UTC", "2026-11-20T00:00", "2026-11-20"),
         ("02:00", "UTC", "2026-11-20T01:59", "2026-11-19"),
@@ -22,8 +22,8 @@ def at(text):
         ("02:00", "America/New_York", "2026-11-20T06:30", "2026-11-19"),
     ],
 )
-def test_a_moment_belongs_to_the_night_that_started_last(starts, zone, moment, night):
-    assert Hours(starts=starts, timezone=zone).night_of(at(moment)) == night
+def test_a_moment_belongs_to_the_night_that_started_last(starts, zone, moment, run_date):
+    assert Hours(starts=starts, timezone=zone).run_date_of(at(moment)) == run_date
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_without_a_deadline_a_night_takes_as_long_as_it_takes():
 
 
 @pytest.mark.parametrize(
-    ("night", "before", "missed"),
+    ("run_date", "before", "missed"),
     [
         ("2026-11-20", None, 0),
         ("2026-11-20", "2026-11-19", 0),
@@ -58,8 +58,8 @@ def test_without_a_deadline_a_night_takes_as_long_as_it_takes():
         ("2026-11-20", "2026-11-20", 0),
     ],
 )
-def test_nights_that_were_missed_are_counted(night, before, missed):
-    assert num_missed(night, before) == missed
+def test_nights_that_were_missed_are_counted(run_date, before, missed):
+    assert num_missed(run_date, before) == missed
 
 
 def test_a_moment_is_told_in_utc():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.model_lineage import DatasetInput
-from ringmaster.tasks.promotion.stage import Standing
+from ringmaster.tasks.promotion.stage import ServingVersions
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
 from ringmaster.tasks.retraining.due import DueRules, Seen, due
 from tests.unit.promotion.fakes import version
@@ -15,14 +15,16 @@ DRIFTED = Drift(feature="label", has_drifted=True, why="label has drifted: PSI 0
 STEADY = Drift(feature="label", has_drifted=False, why="label has not drifted (PSI 0.01)", num_rows=500, psi=0.01)
 
 
-def standing(champion=None, challenger=None, latest=None) -> Standing:
+def standing(champion=None, challenger=None, latest=None) -> ServingVersions:
     """Where what is neither champion nor challenger was not compared yet."""
     candidate = None if latest in (champion, challenger) else latest
-    return Standing(name="shop.prices", champion=champion, challenger=challenger, latest=latest, candidate=candidate)
+    return ServingVersions(
+        name="shop.prices", champion=champion, challenger=challenger, latest=latest, candidate=candidate
+    )
 
 
 def told(where, rules=DueRules(), **seen):
-    return due(where, Seen(**{"digest": "new", "night": "2026-11-20", **seen}), rules)
+    return due(where, Seen(**{"digest": "new", "run_date": "2026-11-20", **seen}), rules)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_new_data_may_have_to_be_enough(num_samples, is_due):
     found = told(standing(counted, counted, counted), DueRules(min_new_samples=100), num_samples=num_samples)
     assert found.is_due == is_due
     if not is_due:
-        assert found.why == f"new data has {max(num_samples - 1000, 0)} more samples, and 100 are asked for"
+        assert found.why == f"new data has {max(num_samples - 1000, 0)} more samples, and 100 are required"
 
 
 def test_new_data_may_not_count_at_all():
@@ -70,7 +72,7 @@ def test_new_data_may_not_count_at_all():
 @pytest.mark.parametrize(("trained", "is_due"), [("2026-10-21", True), ("2026-10-22", False)])
 def test_age_makes_a_model_due_without_new_data(trained, is_due):
     """By the nights' dates: it matters neither how late each began nor how long a day was."""
-    found = told(standing(NEW, NEW, NEW), DueRules(max_age_days=30), night="2026-11-20", trained=trained)
+    found = told(standing(NEW, NEW, NEW), DueRules(max_age_days=30), run_date="2026-11-20", trained=trained)
     assert found.is_due == is_due
     assert ("its last training is 30 days ago" if is_due else "trained 29 of 30 days ago") in found.why
 
@@ -114,7 +116,7 @@ def test_what_is_not_asked_for_is_not_looked_at():
 
 @pytest.mark.parametrize("where", [standing(), standing(NEW, NEW, NEW), standing(OLD, OLD, NEW)])
 def test_who_is_asked_for_is_due(where):
-    assert told(where, is_forced=True) == due(where, Seen(digest="x", night="2026-11-20", is_forced=True))
+    assert told(where, is_forced=True) == due(where, Seen(digest="x", run_date="2026-11-20", is_forced=True))
     assert told(where, is_forced=True).is_due
 
 

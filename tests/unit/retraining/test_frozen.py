@@ -19,7 +19,7 @@ def data(tmp_path: Path) -> Path:
 
 def frozen(data, *, window_days=None, pattern="*.jsonl"):
     spec = DataSpec(path=str(data / pattern), seq_len=8)
-    return freeze(spec, night="2026-11-20", window_days=window_days, folder=data.parent / "frozen")
+    return freeze(spec, run_date="2026-11-20", window_days=window_days, folder=data.parent / "frozen")
 
 
 def names(found):
@@ -74,12 +74,12 @@ def test_a_window_without_a_file_is_told(data):
     (data / "always.jsonl").unlink()
     spec = DataSpec(path=str(data / "*.jsonl"))
     with pytest.raises(ValueError, match="widen window_days"):
-        freeze(spec, night="2027-01-01", window_days=3, folder=data.parent / "frozen")
+        freeze(spec, run_date="2027-01-01", window_days=3, folder=data.parent / "frozen")
 
 
 def test_data_that_is_no_files_stays_as_it_is(tmp_path):
     spec = DataSpec(source="digits")
-    assert freeze(spec, night="2026-11-20", window_days=None, folder=tmp_path).data == spec
+    assert freeze(spec, run_date="2026-11-20", window_days=None, folder=tmp_path).data == spec
 
 
 def test_copies_that_nobody_reads_any_more_are_dropped(data):
@@ -93,7 +93,7 @@ def test_copies_that_nobody_reads_any_more_are_dropped(data):
 
 def test_what_is_evaluated_on_is_copied_too_and_is_in_no_window(data):
     spec = DataSpec(path=str(data / "*.jsonl"), held_out_path=str(data / "2026-11-18.jsonl"))
-    found = freeze(spec, night="2026-11-20", window_days=1, folder=data.parent / "frozen")
+    found = freeze(spec, run_date="2026-11-20", window_days=1, folder=data.parent / "frozen")
     assert Path(found.data.held_out_path).is_file()
     assert not Path(found.data.held_out_path).is_relative_to(data)
     assert [name for name, _ in found.files] == ["2026-11-20.jsonl", "always.jsonl"]
@@ -107,7 +107,7 @@ def test_what_a_url_names_is_copied_here(data):
         system.pipe(f"/nights/2026-11-{day}.jsonl", b"{}")
     url = DataSpec(path="memory://nights/*.jsonl")
     every, last = (
-        freeze(url, night="2026-11-20", window_days=days, folder=data.parent / "frozen") for days in (None, 1)
+        freeze(url, run_date="2026-11-20", window_days=days, folder=data.parent / "frozen") for days in (None, 1)
     )
     assert sorted(path.name for path in Path(every.data.path).parents[1].rglob("*.jsonl")) == [
         "2026-11-19.jsonl",

@@ -11,7 +11,7 @@ from ringmaster.tasks.retraining.observing import (
     references_of,
     scored_features,
 )
-from ringmaster.techniques.engine.data.arrays import ColumnWriter
+from ringmaster.techniques.runtime.data.arrays import ColumnWriter
 
 
 def prepared(folder, **columns):
@@ -80,7 +80,7 @@ def test_a_feature_without_a_finite_number_has_no_reference():
 
 def test_what_is_kept_travels_as_json():
     kept = Trained(
-        night="2026-11-20",
+        run_date="2026-11-20",
         at_s=5.0,
         digest="d",
         num_samples=3,

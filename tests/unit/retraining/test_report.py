@@ -6,23 +6,31 @@ import math
 import re
 from dataclasses import replace
 
-from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, NightReport, Verdict, cost_of_batch
+from ringmaster.tasks.retraining.report import (
+    FAILED,
+    KEPT,
+    LEFT,
+    PROMOTED,
+    ModelResult,
+    RetrainingReport,
+    cost_of_batch,
+)
 
 VERDICTS = (
-    Verdict(
+    ModelResult(
         model="prices", is_due=True, why_due="new data: b, the champion was trained on a", metric="loss",
         outcome=PROMOTED, why="better: loss 1 against 2", champion_version=1, candidate_version=2,
         champion_value=2.0, candidate_value=1.0,
     ),
-    Verdict(
+    ModelResult(
         model="faces", is_due=False, why_due="no new data", metric="accuracy", champion_version=7,
         notes=("label has drifted: PSI 0.4, above 0.2, but there is no new data to learn from",),
     ),
-    Verdict(
+    ModelResult(
         model="words", is_due=True, why_due="it has no champion yet", metric="loss", outcome=FAILED,
         why="line 3\nis no | JSON <b> a_b",
     ),
-    Verdict(
+    ModelResult(
         model="songs", is_due=True, why_due="new data", metric="loss", outcome=LEFT, why="no time", champion_version=3,
     ),
 )  # fmt: skip
@@ -33,10 +41,10 @@ BATCH = {
         {"segments": [{"device_s": 3600.0}]},
     ],
 }  # fmt: skip
-REPORT = NightReport(
+REPORT = RetrainingReport(
     name="shop",
-    night="2026-11-20",
-    verdicts=VERDICTS,
+    run_date="2026-11-20",
+    model_results=VERDICTS,
     began_s=1_795_140_000.0,
     deadline_s=1_795_154_400.0,
     missed=2,
@@ -47,35 +55,35 @@ REPORT = NightReport(
     budget=2.0,
     num_trials=4,
     profiling_s=6.2,
-    left={"prices": "its sweep does not fit in the night"},
+    left={"prices": "its sweep does not fit in the run"},
 )
 
 
 def test_it_says_what_was_due_and_what_came_of_it():
     text = REPORT.markdown()
     assert text.startswith("# Retraining of shop, 2026-11-20\n")
-    assert "**3 of 4 models were due; 1 promoted, 1 failed, 1 left for tomorrow.**" in text
+    assert "**3 of 4 models were due; 1 promoted, 1 failed, 1 left for the next run.**" in text
     assert "- **prices** is due: new data: b, the champion was trained on a" in text
     assert "- **faces** is not: no new data" in text
     assert "| prices | **promoted** | version 1, loss 2 | version 2, loss 1 | version 2 |" in text
     assert "- **prices** promoted: better: loss 1 against 2" in text
     assert "| faces | unchanged | version 7 |  | version 7 |" in text
     assert "- **faces** unchanged" not in text
-    assert "| songs | **left for tomorrow** | version 3 |  | version 3 |" in text
-    assert "- **songs** left for tomorrow: no time" in text
+    assert "| songs | **left for the next run** | version 3 |  | version 3 |" in text
+    assert "- **songs** left for the next run: no time" in text
     assert "- **faces**: label has drifted" in text
 
 
 def test_it_says_when_the_night_was_and_what_it_cost():
     text = REPORT.markdown()
-    assert "Begun at 2026-11-20 02:00 UTC, to be over by 2026-11-20 06:00 UTC; 2 nights before it were missed" in text
+    assert "Begun at 2026-11-20 02:00 UTC, to be over by 2026-11-20 06:00 UTC; 2 earlier runs were missed" in text
     assert "- Planned: 3 jobs in 3.0 s, at most 1.2% above the best possible plan." in text
     fused = replace(REPORT, plan={**REPORT.plan, "num_groups": 1, "num_fused": 2}).markdown()
     assert "- Planned: 3 jobs in 3.0 s, 2 of them together in 1 group, at most 1.2%" in fused
     assert "- Trained in 3.2 s." in text
     assert "- Measured: 4 trials in 6.2 s, of what was not known yet." in text
     assert "- Cost: 0.123 of 2 device-hours." in text
-    assert "- **prices**: its sweep does not fit in the night." in text
+    assert "- **prices**: its sweep does not fit in the run." in text
 
 
 def test_the_picture_is_in_the_page_and_can_be_left_out():
@@ -89,14 +97,14 @@ def test_whatever_a_fault_says_stays_in_its_line_and_is_no_markdown():
 
 
 def test_a_night_without_work_says_so():
-    text = NightReport(name="shop", night="2026-11-20", verdicts=VERDICTS[1:2]).markdown()
+    text = RetrainingReport(name="shop", run_date="2026-11-20", model_results=VERDICTS[1:2]).markdown()
     assert "**0 of 1 models were due; nothing changed.**" in text
     assert "Plan and cost" not in text
     assert "missed" not in text
 
 
 def test_its_json_form_has_no_values_that_json_lacks():
-    broken = Verdict(
+    broken = ModelResult(
         model="a", is_due=True, why_due="", metric="loss", outcome=KEPT, candidate_value=math.nan, champion_value=1.5
     )
     row = json.loads(json.dumps(broken.to_json(), allow_nan=False))

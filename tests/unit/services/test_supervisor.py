@@ -254,7 +254,7 @@ def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeyp
         patch.setattr(files, "write_states", full)
         patch.setattr(files, "log", lambda name: full() if name == "a" else files.folder / f"{name}.log")
         supervisor.step()
-    assert "how the services stand cannot be written" in capsys.readouterr().err
+    assert "the states of the services cannot be written" in capsys.readouterr().err
     supervisor.step()
     told = {state.name: state for state in files.states()}
     assert (told["a"].status, told["b"].status) == (WAITING, UP)

@@ -67,8 +67,8 @@ def test_the_deployments_are_made_before_the_executor_starts():
 
 @pytest.mark.parametrize("name", UNITS)
 def test_a_unit_waits_longer_for_an_end_than_the_service_takes(name):
-    (patience,) = Unit(UNITS[name]).all("TimeoutStopSec")
-    assert float(patience) >= SERVICES[name].grace_s
+    (timeouts,) = Unit(UNITS[name]).all("TimeoutStopSec")
+    assert float(timeouts) >= SERVICES[name].grace_s
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -77,5 +77,6 @@ def test_units_are_well_formed(name):
     parser.read(UNITS[name])
     assert parser.sections() == ["Unit", "Service", "Install"]
     commands = {info.name or info.callback.__name__ for info in cli.app.registered_commands if info.callback}
+    commands |= {group.name for group in cli.app.registered_groups}
     for command in re.findall(r"bin/ringmaster (\w+)", UNITS[name].read_text()):
         assert command in commands

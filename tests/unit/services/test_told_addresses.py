@@ -8,7 +8,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.commands.services import _print_address
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
 
 PASSWORD = "correct horse battery"
 

@@ -14,7 +14,7 @@ from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.files import Service
 from ringmaster.flows.services.needed import PoolOptions
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.techniques.values import to_json
+from ringmaster.techniques.interface.values import to_json
 from tests.ports import free_port
 
 LIVES = "import signal; signal.pause()"

@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.tasks.execution.journal import begin
-from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.storage.journal import begin
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Stopping
-from ringmaster.techniques.engine.gang import Outcome
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, Inbox
 
 TEMPLATE = {
@@ -87,20 +87,20 @@ class Swept:
         self.jobs = asked.batch().jobs
         self.faults = {job.name: "no technique can train it here" for job in self.jobs if cannot_train(job)}
         self.bench = Bench(folder, self.jobs, runner=runner or Gangs())
-        self.conductor, executor = Conductor(asked, clock=clock), self.bench.executor
+        self.sweep_scheduler, executor = SweepScheduler(asked, clock=clock), self.bench.executor
         if dies_after is not None:
             executor._inbox = DyingInbox(self.bench.runner, dies_after)
         executor._steer = lambda folder, command: None  # gangs end by themselves here, at their last step
-        executor._is_open = self.conductor.is_open
-        executor._listeners.append(self.conductor.listen)
+        executor._is_open = self.sweep_scheduler.is_open
+        executor._listeners.append(self.sweep_scheduler.listen)
 
     def run(self):
         journal, executor = self.bench.journal, self.bench.executor
         begin(journal, self.jobs, faults=self.faults)
-        self.conductor.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
-        for name, details in self.conductor.details().items():
+        self.sweep_scheduler.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
+        for name, details in self.sweep_scheduler.details().items():
             journal.write_job(name, details=details)
-        self.conductor.attach(executor.direct, later=executor.call, started_s=0.0)
+        self.sweep_scheduler.attach(executor.direct, later=executor.call, started_s=0.0)
         executor.run()
         return self
 

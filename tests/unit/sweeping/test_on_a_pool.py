@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.journal import DONE, ENDED, STOPPED, Journal
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.database import Database, file_url
+from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import REFUSED, Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.pool.told import Told
-from ringmaster.tasks.sweeping.conductor import Conductor
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import DONE, ENDED, STOPPED, Journal
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import EPOCH_S, Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
@@ -37,22 +37,22 @@ class Flow:
     """What steers a sweep from a flow run; another one on the same database is the same run, started again."""
 
     def __init__(self, database, asked, *, jobs, clock):
-        self.conductor, self.told, self.read = Conductor(asked, clock=clock), Told(database), 0
-        self.conductor.begin(Journal(database, batch="b1"), jobs, num_slots=2)
-        self.details = self.conductor.details()
+        self.sweep_scheduler, self.told, self.read = SweepScheduler(asked, clock=clock), EventLog(database), 0
+        self.sweep_scheduler.begin(Journal(database, batch="b1"), jobs, num_slots=2)
+        self.details = self.sweep_scheduler.details()
         self.database = database
 
     def attach(self):
-        def ask(directions):
-            if directions:
-                Requests(self.database).ask(wishes.DIRECT, {"batch": "b1", **directions.to_json()})
+        def ask(steering):
+            if steering:
+                Requests(self.database).ask(wishes.DIRECT, {"batch": "b1", **steering.to_json()})
 
-        ask(self.conductor.asked())
-        self.conductor.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
+        ask(self.sweep_scheduler.asked())
+        self.sweep_scheduler.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
 
     def hear(self):
         for entry in self.told.after("b1", self.read):
-            self.conductor.listen(entry.event)
+            self.sweep_scheduler.listen(entry.event)
             self.read = entry.id
 
 
@@ -96,8 +96,8 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
             flow.attach()
     records = Journal(database, batch="b1").jobs()
     assert {record.status for record in records.values()} == {DONE, STOPPED}
-    assert not flow.conductor.is_open() and pool.held() == {}
-    assert len({str(values) for values in flow.conductor.values.values()}) == 8
+    assert not flow.sweep_scheduler.is_open() and pool.held() == {}
+    assert len({str(values) for values in flow.sweep_scheduler.values.values()}) == 8
     for name, record in records.items():
         trained = [part for part in gangs.trained if part[0] == name]
         assert sum(last - first for _, first, last in trained) == record.step, "no step is trained twice"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.batch import BatchFileError
-from ringmaster.tasks.sweeping.conductor import Conductor
 from ringmaster.tasks.sweeping.sampling import Tried, propose
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
 from ringmaster.tasks.sweeping.stopping import Stopping
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
@@ -135,5 +135,5 @@ def test_epochs_are_judged_once_they_are_steps():
     found = spec(template=template)
     (job, *_) = found.batch().jobs
     assert (job.num_epochs, job.evaluation.every_steps) == (2, None)
-    (judged,) = Conductor(found).judged([replace(job, num_steps=64, num_epochs=None)])
+    (judged,) = SweepScheduler(found).judged([replace(job, num_steps=64, num_epochs=None)])
     assert judged.evaluation.every_steps == 4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ringmaster.flows.sweep_file import load_sweep
-from ringmaster.flows.sweep_form import Parameter
+from ringmaster.flows.sweeps.file import load_sweep
+from ringmaster.flows.sweeps.form import Parameter
 from ringmaster.tasks.batch import BatchFileError
 from ringmaster.tasks.sweeping.space import Choice, Range, findings, num_combinations
 

@@ -1,0 +1,113 @@
+"""Measures execution: deaths, losses, wrong profiles, short segments and many jobs.
+
+    python -m benchmarks.execution [MEASURE ...]
+
+Each measure keeps its last figures in benchmarks/results/execution.json, and all of them make the table between the
+markers in docs/benchmarks.md. Nodes are network namespaces where this runs as root, else plain processes.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+from benchmarks.execution import alone, pool
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "execution.json", ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- execution -->", "<!-- /execution -->"
+MEASURES: dict[str, Callable[[], dict]] = {
+    "deaths": alone.deaths,
+    "lost-node": pool.lost_node,
+    "wrong-profiles": alone.wrong_profiles,
+    "short-segments": pool.short_segments,
+    "thousand-jobs": alone.thousand_jobs,
+    "thousand-jobs-on-a-pool": pool.thousand_jobs,
+}
+
+
+def main() -> None:
+    """Runs the measures that are asked for, one after another, and writes each down as it ends."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measures", nargs="*", help="all, unless some are named")
+    for name in parser.parse_args().measures or MEASURES:
+        found = MEASURES[name]()
+        print(f"{name}: {json.dumps(found)}", flush=True)
+        record(name, found)
+
+
+def record(name: str, found: dict) -> None:
+    """Keeps a measure's figures, and writes the table anew."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    machine = {"date": date.today().isoformat(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
+    known[name] = {**found, **machine}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN, 1)
+    PAGE.write_text(before + "\n".join([BEGIN, *table(known), END]) + rest.split(END, 1)[1])
+
+
+def table(known: dict[str, dict]) -> list[str]:
+    """All figures as lines of markdown."""
+    rows = [row for name in MEASURES if name in known for row in ROWS[name](known[name])]
+    return ["| | measured | goal | when, cores, load |", "| --- | ---: | --- | --- |", *rows]
+
+
+def _row(what: str, measured: str, goal: str, found: dict) -> str:
+    return f"| {what} | {measured} | {goal} | {found['date']}, {found['cores']}, {found['load_1min']} |"
+
+
+def _deaths(found: dict) -> list[str]:
+    what = f"a rank dies, to its job's next step, local runner ({found['number']} deaths)"
+    return [_row(what, f"{found['median_s']:.2f} s, worst {found['worst_s']:.2f} s", "<= 2 s", found)]
+
+
+def _lost_node(found: dict) -> list[str]:
+    return [
+        _row(f"a node is lost ({found['nodes']}), until that is found", f"{found['found_s']:.1f} s", "<= 75 s", found),
+        _row("from there, to its job's next step elsewhere", f"{found['elsewhere_s']:.1f} s", "<= 30 s", found),
+    ]
+
+
+def _wrong_profiles(found: dict) -> list[str]:
+    what = f"profiles wrong by 25 %, over the plan with the true speeds ({found['draws']} draws)"
+    return [_row(what, f"{found['mean']:.3f}, worst {found['worst']:.3f}", "<= 1.03", found)]
+
+
+def _short_segments(found: dict) -> list[str]:
+    which = f"{found['segments']} segments of ten seconds, {found['jobs']} jobs, {found['nodes']} nodes"
+    starts = f"{found['median_start_s']:.2f} s, 95 % within {found['p95_start_s']:.2f} s"
+    idle = f"{found['idle']:.1%} ({found['makespan_s']:.0f} s for {found['planned_s']:.0f} s)"
+    return [
+        _row(f"{which}: from lease to start, median", starts, "<= 0.5 s", found),
+        _row("the same: device time idle beyond the plan", idle, "< 5 %", found),
+    ]
+
+
+def _thousand_jobs(found: dict) -> list[str]:
+    return [_peak(f"memory of `ringmaster run` for {found['num_jobs']:,} jobs, at most", found)]
+
+
+def _thousand_on_a_pool(found: dict) -> list[str]:
+    return [_peak(f"memory of the pool's executor for {found['num_jobs']:,} jobs, at most", found)]
+
+
+def _peak(what: str, found: dict) -> str:
+    return _row(what, f"{found['peak_mib']:.0f} MiB", "< 1,024 MiB", found)
+
+
+ROWS: dict[str, Callable[[dict], list[str]]] = {
+    "deaths": _deaths,
+    "lost-node": _lost_node,
+    "wrong-profiles": _wrong_profiles,
+    "short-segments": _short_segments,
+    "thousand-jobs": _thousand_jobs,
+    "thousand-jobs-on-a-pool": _thousand_on_a_pool,
+}
+
+
+if __name__ == "__main__":
+    main()

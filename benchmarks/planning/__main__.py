@@ -1,0 +1,277 @@
+"""Measures the planner: gaps, seconds and switches by kind of problem, and other planners on the same problems.
+
+usage: python -m benchmarks.planning [--seeds N] [--quick] [--others] [--no-table] [--only WORD ...]
+
+Writes benchmarks/results/planning.json and the tables between the markers in docs/benchmarks.md, but for --quick and
+--only, which print. Every plan is checked by the independent verifier, and must not be longer than the best simple
+rule's.
+`--others` adds simple rules, a time-indexed MILP, OR-Tools' CP-SAT and Saturn's MILP, one problem each.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+from benchmarks.planning import others
+from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches
+from ringmaster.tasks.planning import Plan, Problem, solve, verify
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
+from ringmaster.tasks.planning.problems.families import draw
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- planning -->", "<!-- /planning -->"
+DEAR_SWITCHES = 3  # times the gap that a switch cost of 5 % of a job may cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the table: what is planned, how, with how many draws of each kind, and the goals (gaps in per cent)."""
+
+    name: str
+    makers: tuple[Maker, ...]
+    preemption: str = "auto"
+    goal_mean: float | None = None
+    goal_worst: float | None = None
+    goal_s: float | None = None
+    seeds: int = 10
+    with_dear_switches: bool = True
+
+
+ROWS = (
+    Row(
+        name="preemptive, up to 30 x 32",
+        makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32"))),
+        goal_mean=0.4,
+        goal_worst=0.8,
+        goal_s=2,
+    ),
+    Row(name="preemptive, nodes of 2, 2, 4, 8", makers=(drawn("paper-txt-12xhet"),), goal_mean=0.4, goal_s=2),
+    Row(name="preemptive, many small jobs 24 x 8", makers=(drawn("gavel-24x8"),), goal_mean=0.4, goal_s=2),
+    Row(name="preemptive, 100 x 128", makers=(drawn("scale-100x128"),), goal_mean=0.7, goal_s=5),
+    Row(
+        name="preemptive, gangs over nodes 100 x 256",
+        makers=(drawn("multi-100x256"),),
+        goal_mean=1.0,
+        goal_s=10,
+        seeds=5,
+    ),
+    Row(name="preemptive, 1,000 x 512", makers=(drawn("scale-1000x512"),), goal_mean=0.5, goal_s=10, seeds=3),
+    Row(name="preemptive, 1,000 x 4,096", makers=(drawn("scale-1000x4096"),), goal_mean=0.5, goal_s=5),
+    Row(
+        name="a sweep, 1,000 jobs of 50 kinds x 512",
+        makers=(sweep("scale-50x512", copies=20),),
+        goal_mean=0.5,
+        goal_s=10,
+        seeds=3,
+    ),
+    Row(name="two types of devices, 30 x 32", makers=(drawn("types-30x32"),), goal_mean=0.7, goal_s=1),
+    Row(name="two types of devices, 100 x 128", makers=(drawn("types-100x128"),), goal_mean=0.7, goal_s=7, seeds=5),
+    Row(
+        name="planned anew after one event, 30 x 32",
+        makers=(replanned("scale-30x32"),),
+        goal_mean=0.4,
+        goal_worst=0.8,
+        goal_s=0.5,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="planned anew after one event, 100 x 128",
+        makers=(replanned("scale-100x128"),),
+        goal_mean=0.7,
+        goal_s=3,
+        seeds=5,
+        with_dear_switches=False,
+    ),
+    Row(name="fused groups, 12 x 8", makers=(fused("paper-txt"),), with_dear_switches=False, seeds=5),
+    Row(
+        name="sweeps of adapters that may be fused, 16 x 2, 32 x 4",
+        makers=(drawn("adapters-16x2"), drawn("adapters-32x4")),
+        with_dear_switches=False,
+        seeds=5,
+    ),
+    Row(
+        name="the same beside other jobs, 100 x 16",
+        makers=(drawn("adapters-100x16"),),
+        with_dear_switches=False,
+        seeds=2,
+    ),
+    Row(
+        name="order, releases, start-up, memory, a node that ends, 12 x 16",
+        makers=(ruled("paper-img"),),
+        with_dear_switches=False,
+        seeds=5,
+    ),
+    Row(name="the same, 30 x 32", makers=(ruled("scale-30x32"),), with_dear_switches=False, seeds=3),
+    Row(
+        name="without preemption, up to 12 jobs",
+        makers=tuple(map(drawn, ("tiny", "paper-txt", "paper-img"))),
+        preemption="never",
+        goal_mean=0.0,
+        goal_s=10,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="without preemption, 30 x 32",
+        makers=(drawn("scale-30x32"),),
+        preemption="never",
+        goal_mean=2.5,
+        goal_s=10,
+        with_dear_switches=False,
+    ),
+    Row(
+        name="without preemption, 100 x 128",
+        makers=(drawn("scale-100x128"),),
+        preemption="never",
+        goal_mean=3.0,
+        goal_s=20,
+        seeds=3,
+        with_dear_switches=False,
+    ),
+)
+LARGE = ("256", "512", "4,096")  # what --quick leaves out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10, help="draws of each kind, at most; dear rows have fewer")
+    parser.add_argument("--quick", action="store_true", help="two draws, nothing above 128 devices")
+    parser.add_argument("--others", action="store_true", help="other planners beside ours")
+    parser.add_argument("--no-table", action="store_true", help="the other planners alone")
+    parser.add_argument("--only", nargs="*", default=[], help="only rows whose name has one of these words")
+    arguments = parser.parse_args()
+    for preemption in ("auto", "never"):  # compile the kernels, or read them, before the first clock
+        solve(draw("scale-12x16"), preemption=preemption)
+    is_whole = not (arguments.quick or arguments.only or arguments.no_table)
+    rows: list[dict] = []
+    for row in () if arguments.no_table else ROWS:
+        is_large = arguments.quick and any(size in row.name for size in LARGE)
+        if is_large or (arguments.only and not any(word in row.name for word in arguments.only)):
+            continue
+        for switch_cost_s in (60.0, None) if row.with_dear_switches else (60.0,):
+            seeds = min(2 if arguments.quick else arguments.seeds, row.seeds)
+            rows.append(measure(row, seeds=seeds, switch_cost_s=switch_cost_s))
+            print(line(rows[-1]), flush=True)
+            if is_whole:
+                record(rows)
+    compared = others.compare() if arguments.others and not arguments.only else []
+    if is_whole:
+        record(rows, compared)
+    elif compared:
+        print("\n".join(others.table(compared)))
+
+
+def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
+    """One row: gaps in per cent, seconds by the wall and of processors, switches a job, ratios to the best rule."""
+    gaps, walls, processors, moves, ratios = [], [], [], [], []
+    for make in row.makers:
+        for seed in range(seeds):
+            problem = make(seed, switch_cost_s)
+            wall_s, processor_s = time.perf_counter(), time.process_time()
+            plan = solve(problem, preemption=row.preemption, seed=seed)
+            walls.append(time.perf_counter() - wall_s)
+            processors.append(time.process_time() - processor_s)
+            ratios += check(plan, problem)
+            gaps.append(100 * plan.gap)
+            moves.append(switches(plan, problem) / len(problem.jobs))
+    goals = {key: value for key, value in asdict(row).items() if key.startswith("goal_")}
+    return goals | {
+        "name": row.name,
+        "switch_cost": "60 s" if switch_cost_s else "5 % of a job",
+        "num_problems": len(gaps),
+        "gap_mean": statistics.mean(gaps),
+        "gap_worst": max(gaps),
+        "seconds_mean": statistics.mean(walls),
+        "seconds_worst": max(walls),
+        "processor_mean": statistics.mean(processors),
+        "switches_mean": statistics.mean(moves),
+        "switches_worst": max(moves),
+        "best_rule_mean": statistics.mean(ratios) if ratios else None,
+        "best_rule_least": min(ratios, default=None),
+    }
+
+
+def check(plan: Plan, problem: Problem) -> list[float]:
+    """The best simple rule's makespan over the plan's, if any rule has one. Ends the benchmark at a wrong plan."""
+    if faults := verify(plan, problem):
+        raise SystemExit(f"{problem.name}: {faults[:3]}")
+    if any(job.running for job in problem.jobs):
+        return []  # a rule knows nothing of what runs already
+    found = [ended for rule in BASELINES if (ended := _makespan_s(rule, problem))]
+    if found and min(found) < plan.makespan_s * (1 - 1e-9):
+        raise SystemExit(f"{problem.name}: a simple rule ends at {min(found)} s, the plan at {plan.makespan_s} s")
+    return [min(found) / plan.makespan_s] if found else []
+
+
+def _makespan_s(rule: Callable[[Problem], Plan], problem: Problem) -> float | None:
+    try:
+        return rule(problem).makespan_s
+    except NoRoomError:
+        return None
+
+
+def record(rows: list[dict], compared: Sequence[dict] = ()) -> None:
+    """Writes what was measured so far, so that a run that is stopped leaves its rows."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": platform.machine(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
+    tables = {"rows": rows, "compared": list(compared)}
+    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "machine": machine, **tables}, indent=1) + "\n")
+    write_page(machine, **tables)
+
+
+def line(row: dict) -> str:
+    best = "" if row["best_rule_mean"] is None else f"{row['best_rule_mean']:.2f}"
+    return (
+        f"| {row['name']} | {row['switch_cost']} | {row['num_problems']} | {row['gap_mean']:.2f} % | "
+        f"{row['gap_worst']:.2f} % | {_goal(row)} | {row['seconds_mean']:.1f} | {row['seconds_worst']:.1f} | "
+        f"{row['goal_s'] or ''} | {row['switches_mean']:.2f} | {row['switches_worst']:.2f} | {best} |"
+    )
+
+
+def _goal(row: dict) -> str:
+    if row["goal_mean"] is None:
+        return ""
+    times = 1 if row["switch_cost"] == "60 s" else DEAR_SWITCHES
+    worst = f", worst {times * row['goal_worst']:.1f} %" if row["goal_worst"] else ""
+    return f"<= {times * row['goal_mean']:.1f} %{worst}"
+
+
+def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None:
+    """The tables, between the markers; what else is on the page stays."""
+    body = [
+        BEGIN,
+        f"{date.today().isoformat()}, {machine['cores']} cores, {machine['processor']}, a load of "
+        f"{machine['load_1min']} by whatever else ran. Random problems of each kind (jobs x devices):",
+        "certified gap between the plan and its lower bound, seconds of the wall, and switches a job, each mean and",
+        "worst. Every plan was checked by the verifier. *Rule*: the best simple rule's makespan over the plan's.",
+        "",
+        "| problems | switch cost | drawn | gap | worst | goal | s | worst | goal | switches | worst | rule |",
+        "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *map(line, rows),
+    ]
+    if compared:
+        body += [
+            "",
+            "Other planners on the same problems in the same run: their makespans over ours (preemptive, certified;",
+            "its seconds in the second column). Only ours switches between options, so ours without preemption",
+            "stands beside it. *Invalid*: the plan breaks a rule, such as two jobs on one device at a time.",
+            "",
+            *others.table(compared),
+        ]
+    page = PAGE.read_text() if PAGE.exists() else "# Benchmarks\n"
+    if BEGIN not in page:
+        page = page.rstrip() + f"\n\n{BEGIN}{END}\n"
+    before, rest = page.split(BEGIN, 1)
+    PAGE.write_text(before + "\n".join([*body, END]) + rest.split(END, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Other planners on the same problems: simple rules, a time-indexed MILP, OR-Tools' CP-SAT, and Saturn's own MILP.
+
+Each answer is checked by the verifier that checks ours: a plan that breaks a rule is "invalid".
+"""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.planning.saturn import saturn
+from ringmaster.tasks.planning import Plan, Problem, solve, verify
+from ringmaster.tasks.planning.non_preemptive.time_indexed import solve_time_indexed
+from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
+from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.problems.families import draw
+
+ROOT = Path(__file__).resolve().parents[2]
+CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`
+CP_SAT_S, MILP_S, SATURN_S = 40.0, 40.0, 60.0
+FAMILIES = ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32")  # as in the table, and their first draw
+SMALL = 20  # jobs up to which Saturn's model is also tried as published; beyond, not even the better one finds a plan
+RULES = (current_practice, even_split, optimus_greedy)
+
+
+def time_indexed(problem: Problem) -> Plan | None:
+    """The joint MILP on a grid of time, within 40 seconds."""
+    horizon_s = min(rule(problem).makespan_s for rule in RULES)
+    choices = solve_time_indexed(problem, horizon_s=horizon_s, time_limit_s=MILP_S)
+    return Plan(problem.name, schedule(problem, choices)) if choices else None
+
+
+def cp_sat(problem: Problem) -> Plan | None:
+    """OR-Tools' CP-SAT within 40 seconds, in a process and an environment of its own.
+
+    OR-Tools brings a build of HiGHS whose symbols clash with highspy's, and pins an older protobuf than MLflow's.
+    """
+    command = [str(CP_SAT_PYTHON), "-m", "benchmarks.planning.cp_sat", str(CP_SAT_S)]
+    said = subprocess.run(
+        command, cwd=ROOT, input=json.dumps(problem.to_json()), capture_output=True, text=True, check=True
+    )
+    choices = json.loads(said.stdout)
+    return Plan(problem.name, schedule(problem, [(job, k) for job, k in choices])) if choices else None
+
+
+def saturn_as_published(problem: Problem) -> Plan | None:
+    """Saturn's MILP with its M = 1e10."""
+    return saturn(problem, time_limit_s=SATURN_S, published=True)
+
+
+OTHERS: dict[str, Callable[[Problem], Plan | None]] = {
+    "current practice": current_practice,
+    "even split": even_split,
+    "Optimus-style greedy": optimus_greedy,
+    f"time-indexed MILP, {MILP_S:.0f} s": time_indexed,
+    f"CP-SAT, {CP_SAT_S:.0f} s": cp_sat,
+    f"Saturn's MILP, {SATURN_S:.0f} s": partial(saturn, time_limit_s=SATURN_S),
+    f"the same, M = 1e10, {SATURN_S:.0f} s": saturn_as_published,
+}
+
+
+def compare(families: tuple[str, ...] = FAMILIES) -> list[dict]:
+    """A row a problem: our makespan, bound and seconds, and each other planner's makespan over ours, or why not."""
+    rows = []
+    for family in families:
+        problem = draw(family)
+        began_s = time.perf_counter()
+        ours = solve(problem)
+        row = {"family": family, "seconds": time.perf_counter() - began_s, "makespan_s": ours.makespan_s}
+        row["lower bound"] = _said(ours.lower_bound_s / ours.makespan_s)
+        row["ours, no preemption"] = _judged(partial(solve, preemption="never"), problem, ours)
+        for name, planner in OTHERS.items():
+            if planner is cp_sat and not CP_SAT_PYTHON.exists():
+                row[name] = "not installed"
+            elif planner is saturn_as_published and len(problem.jobs) > SMALL:
+                row[name] = "not tried"
+            else:
+                row[name] = _judged(planner, problem, ours)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def table(rows: list[dict]) -> list[str]:
+    """The comparison as lines of markdown."""
+    names = [name for name in rows[0] if name not in ("family", "seconds", "makespan_s")]
+    lines = ["| problem | ours, s | " + " | ".join(names) + " |", "| --- | ---: |" + " ---: |" * len(names)]
+    for row in rows:
+        cells = [row["family"], f"{row['seconds']:.1f}", *(row[name] for name in names)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _judged(planner: Callable[[Problem], Plan | None], problem: Problem, ours: Plan) -> str:
+    plan = planner(problem)
+    if plan is None:
+        return "no plan"
+    faults = verify(plan, problem)
+    return f"invalid ({plan.makespan_s / ours.makespan_s:.2f})" if faults else _said(plan.makespan_s / ours.makespan_s)
+
+
+def _said(ratio: float) -> str:
+    return f"{ratio:.3f}"

@@ -1,0 +1,153 @@
+"""Problems of the planner's benchmark beyond the drawn families: sweeps, fused groups, rules, what is left midway."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning.problems.families import draw
+from ringmaster.tasks.planning.problems.problem import Running
+
+Maker = Callable[[int, float | None], Problem]
+"""A problem by its seed and switch cost, None for 5 % of the median runtime."""
+
+
+def drawn(family: str) -> Maker:
+    return lambda seed, switch_cost_s: draw(family, seed=seed, switch_cost_s=switch_cost_s)
+
+
+def sweep(family: str, *, copies: int) -> Maker:
+    """Every job of a family `copies` times under other names: a sweep over what does not change speed."""
+
+    def make(seed: int, switch_cost_s: float | None) -> Problem:
+        problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
+        jobs = tuple(replace(job, id=f"{job.id}-{i}") for job in problem.jobs for i in range(copies))
+        return replace(problem, name=f"sweep-{problem.name}", jobs=jobs)
+
+    return make
+
+
+def fused(family: str) -> Maker:
+    """Every two jobs of one model may train together on one gang, in 1.25 to 1.6 times the longer one's time."""
+
+    def make(seed: int, switch_cost_s: float | None) -> Problem:
+        problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
+        random = Random(f"fused/{family}/{seed}")
+        waiting: dict[str, PlanningJob] = {}
+        jobs = {job.id: job for job in problem.jobs}
+        for job in problem.jobs:
+            model = job.id.split("-", 1)[1]
+            if model in waiting:
+                first, slower = waiting.pop(model), random.uniform(1.25, 1.6)
+                jobs[first.id] = replace(first, options=(*first.options, *_together(first, job, slower)))
+            else:
+                waiting[model] = job
+        return replace(problem, name=f"fused-{problem.name}", jobs=tuple(jobs.values()))
+
+    return make
+
+
+def _together(first: PlanningJob, second: PlanningJob, slower: float) -> list[Option]:
+    longer = {}
+    for option in second.options:
+        longer[option.technique, option.num_devices, option.num_nodes] = option.runtime_s
+    return [
+        replace(option, runtime_s=round(slower * max(option.runtime_s, other_s), 1), jobs=(second.id,))
+        for option in first.options
+        if (other_s := longer.get((option.technique, option.num_devices, option.num_nodes)))
+    ]
+
+
+def ruled(family: str) -> Maker:
+    """Every third job waits for the one before it, every fifth comes later; options start, save and evaluate, a node
+    goes away halfway, and each has host memory for two spilling gangs."""
+
+    def make(seed: int, switch_cost_s: float | None) -> Problem:
+        problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
+        area_s = sum(min(o.runtime_s * o.num_devices for o in job.options) for job in problem.jobs)
+        length_s = area_s / problem.num_devices
+        jobs = tuple(
+            replace(
+                job,
+                after=(problem.jobs[i - 1].id,) if i % 3 == 2 else (),
+                release_s=round(0.1 * length_s, 1) if i % 5 == 4 else 0.0,
+                options=tuple(
+                    replace(o, startup_s=20.0, save_s=10.0, evaluate_s=30.0, host_memory_bytes=_host_memory(o))
+                    for o in job.options
+                ),
+            )
+            for i, job in enumerate(problem.jobs)
+        )
+        nodes = [replace(node, host_memory_bytes=2 * 400_000_000_000) for node in problem.nodes]
+        if len(nodes) > 1:
+            nodes[-1] = Node(nodes[-1].id, nodes[-1].num_devices, available_until_s=round(length_s / 2, 1))
+        return replace(problem, name=f"ruled-{problem.name}", nodes=tuple(nodes), jobs=jobs)
+
+    return make
+
+
+def _host_memory(option: Option) -> int:
+    return 400_000_000_000 if option.technique == "spilling" else 40_000_000_000
+
+
+def replanned(family: str) -> Maker:
+    """What is left halfway through the plan of a family, where one of the running jobs has just ended early."""
+
+    def make(seed: int, switch_cost_s: float | None) -> Problem:
+        problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
+        plan = solve(problem, seed=seed)
+        at_s = plan.makespan_s / 2
+        running = sorted(s.job for s in plan.segments if s.start_s <= at_s < s.end_s and not _ends(s, plan))
+        ended = Random(f"event/{family}/{seed}").choice(running) if running else ""
+        return rest_of(problem, plan, at_s=at_s, ended=ended)
+
+    return make
+
+
+def _ends(segment: Segment, plan: Plan) -> bool:
+    return segment == plan.segments_of(segment.job)[-1] and segment.end_s >= plan.makespan_s
+
+
+def rest_of(problem: Problem, plan: Plan, *, at_s: float, ended: str = "") -> Problem:
+    """What is left to plan at a moment of a plan that went as planned, but for one job that ended just then.
+
+    A segment under way goes on for free (`running`) or is switched; a job between two segments has started. Where the
+    moment falls into what a segment pays at its head, that is taken as paid.
+    """
+    jobs = []
+    for job in problem.jobs:
+        mine = plan.segments_of(job.id)
+        done = sum(_work_by(segment, at_s) for segment in mine)
+        if done > 1 - 1e-6 or job.id == ended:
+            continue
+        now = next((segment for segment in mine if segment.start_s <= at_s < segment.end_s), None)
+        jobs.append(
+            replace(
+                job,
+                options=tuple(replace(o, runtime_s=o.runtime_s * (1 - done)) for o in job.options),
+                running=Running(now.option, now.devices) if now else None,
+                started=bool(mine) and mine[0].start_s < at_s,
+                after=(),
+                release_s=max(0.0, job.release_s - at_s),
+            )
+        )
+    return replace(problem, name=f"rest-of-{problem.name}", jobs=tuple(jobs))
+
+
+def _work_by(segment: Segment, at_s: float) -> float:
+    """The share of its job that a segment has done by a moment."""
+    if at_s >= segment.end_s:
+        return segment.work
+    working_s = segment.duration_s - segment.overhead_s
+    done_s = at_s - segment.start_s - segment.overhead_s
+    return segment.work * max(0.0, done_s) / working_s if working_s > 0 else 0.0
+
+
+def switches(plan: Plan, problem: Problem) -> int:
+    """Switches within a plan, and those that its first segments make from what is running now."""
+    moved = 0
+    for job in problem.jobs:
+        first = next(iter(plan.segments_of(job.id)), None)
+        if first is not None and job.running is not None:
+            moved += not job.goes_on(first.option, first.start_s, first.devices)
+    return plan.num_switches + moved

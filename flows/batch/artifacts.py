@@ -1,0 +1,112 @@
+"""Artifacts of a batch's flow run: the table of its decisions, and its cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, cast
+from uuid import UUID
+
+import httpx
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.exceptions import PrefectException
+from rich.text import Text
+
+from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.reports.progress import describe
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.background_worker import Behind
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.planning.problems.terms import HOUR_S
+
+MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
+DRAW_EVERY_S = 10.0
+
+Row = Mapping[str, Any]
+
+
+class DecisionArtifact:
+    """A table of the decisions and their reasons that grows while the batch runs.
+
+    clock: monotonic seconds.
+    write: creates the artifact with these rows and returns its id, or updates the artifact of that id.
+    in_background: wraps the update in a background worker, so that nothing waits for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[UUID | None, list[Row]], UUID] | None = None,
+        in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="decisions artifact"),
+    ) -> None:
+        self._rows: deque[Row] = deque(maxlen=MOST_DECISIONS)
+        self._clock, self._write = clock, write or _write
+        self._began_s = self._written_s = clock()
+        self._artifact: UUID | None = None
+        self._behind = in_background(self._update)
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Notes an executor's decision; updates the table every DRAW_EVERY_S, and whenever a job ends."""
+        line = describe(event)
+        if not line:
+            return
+        now_s = self._clock()
+        self._rows.append({"after": f"{now_s - self._began_s:.1f} s", "what": Text.from_markup(line).plain})
+        if isinstance(event, JobEnded) or now_s - self._written_s >= DRAW_EVERY_S:
+            self._written_s = now_s
+            self._behind.ask()
+
+    def close(self) -> None:
+        """Writes all rows."""
+        self._behind.ask()
+        self._behind.close()
+
+    def _update(self) -> None:
+        try:
+            self._artifact = self._write(self._artifact, list(self._rows))
+        # An outdated table is no reason to end a training. The client may be closed once the flow run has ended.
+        except (httpx.HTTPError, PrefectException, RuntimeError) as error:
+            get_run_logger().warning("the table of decisions could not be updated: %s", error)
+
+
+def show_cost(batch: Batch, result: BatchResult) -> None:
+    """Creates the artifact with the batch's cost, its plan, and the time of training one job after another."""
+    create_markdown_artifact(
+        key="cost", markdown=cost_markdown(batch, result), description="What it cost, beside the plan"
+    )
+
+
+def cost_markdown(batch: Batch, result: BatchResult) -> str:
+    """Returns the device-hours and their price, by job and in total, and the actual beside the planned duration."""
+    hours = {job["name"]: _device_hours(job) for job in result.jobs}
+    price, total = batch.price_per_device_hour, sum(hours.values())
+    paid = "" if price == 1 else f", at {price:g} an hour: **{total * price:.4g}**"
+    lines = [f"# What {result.batch} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
+    planned_s, practice_s = result.plan["makespan_s"], result.current_practice_s
+    if planned_s is not None:
+        lines += [f"It took {result.makespan_s:.1f} s, and {planned_s:.1f} s were planned at first."]
+    if practice_s is not None:
+        lines += [f"One job after another, each on all devices, would have taken {practice_s:.1f} s."]
+    lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
+    table = [f"| {name} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
+    return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"
+
+
+def _device_hours(job: Mapping[str, Any]) -> float:
+    return float(sum(segment["device_s"] for segment in job["segments"])) / HOUR_S
+
+
+def _write(artifact: UUID | None, rows: list[Row]) -> UUID:
+    if artifact is None:
+        description = "What was decided, and why"
+        made = create_table_artifact(table=[dict(row) for row in rows], key="decisions", description=description)
+        return cast(UUID, made)
+    get_client(sync_client=True).update_artifact(artifact_id=artifact, artifact=ArtifactUpdate(data=json.dumps(rows)))
+    return artifact

@@ -1,0 +1,296 @@
+"""Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows import settings
+from ringmaster.flows.batch import waiting
+from ringmaster.flows.batch.run_folder import (
+    alone_in,
+    base_weights,
+    begun,
+    checkpoint_root_of,
+    folder_to_resume,
+    fresh_folder,
+    note_start,
+)
+from ringmaster.flows.examples import located
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.own_node import own_node
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.parents import with_teachers
+from ringmaster.tasks.cluster import Cluster, Device, detect
+from ringmaster.tasks.execution.local.leases import Leases, leases_of
+from ringmaster.tasks.execution.local.runner import LocalRunner
+from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
+from ringmaster.tasks.profiling.stage import Known
+from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.interface.values import digest
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+
+LEASE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeContext:
+    """The resources for profiling a batch's jobs on this machine.
+
+    batch: the batch.
+    cluster: this machine's devices.
+    ledger: the MLflow records.
+    server: the fork server.
+    site: the trial environment.
+    known: access to stored profiles.
+    leases: the machine's device leases.
+    lend: lends idle devices; meanwhile neither other processes of this machine nor the pool's executor use them.
+    is_pool_node: whether this machine is a node of a pool.
+    """
+
+    batch: Batch
+    cluster: Cluster
+    ledger: Ledger
+    server: ForkServer
+    site: TrialEnvironment
+    known: Known
+    leases: Leases
+    lend: Lend
+    is_pool_node: bool
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The lease names of all devices."""
+        return tuple(self.cluster.lease_names().values())
+
+    @property
+    def holder(self) -> str:
+        """The name under which this batch holds devices, for others that wait for them."""
+        return f"batch {self.batch.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The resources for running a batch.
+
+    bench: the node context.
+    journal: the journal of the run.
+    recorder: the async recorder.
+    runner: starts gangs on this machine.
+    run_paths: the run's folders and checkpoint options.
+    """
+
+    bench: NodeContext
+    journal: Journal
+    recorder: AsyncRecorder
+    runner: LocalRunner
+    run_paths: RunPaths
+
+
+BatchInput = str | dict[str, Any]
+"""A path, a text, a mapping or a Batch's JSON form, which may also be in a file. A form in Prefect's UI and a caller in
+Python can give each of them.
+"""
+
+
+def as_batch(batch: BatchInput) -> Batch:
+    """Returns the batch of a path, a text, a mapping or a Batch's JSON form. Raises BatchFileError with every fault."""
+    if isinstance(batch, dict):
+        if "text" in batch:
+            return Batch.from_json(batch)
+        return parse_batch(json.dumps(batch), folder=Path.cwd(), name="batch")
+    if "\n" in batch:
+        return parse_batch(batch, folder=Path.cwd(), name="batch")
+    return _kept_batch(Path(batch)) or load_batch(located(batch))
+
+
+def _kept_batch(file: Path) -> Batch | None:
+    """Returns the batch whose JSON form is in a file, None if the file holds something else."""
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return Batch.from_json(data) if isinstance(data, dict) and "text" in data else None
+
+
+# An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
+lent_server: ContextVar[ForkServer | None] = ContextVar("lent_server", default=None)
+
+# Fork servers that were started ahead of the flow that will use them, by batch name.
+_warm: dict[str, ForkServer] = {}
+
+
+def warm_up(batch: Batch) -> None:
+    """Starts to import torch in the batch's fork server, in parallel with the imports of this process."""
+    server = _warm[batch.name] = ForkServer(preload=_preload(batch))
+
+    def start() -> None:
+        with suppress(RuntimeError):  # its first user starts it again, and gets the error
+            server.start()
+
+    threading.Thread(target=start, name="warm-up", daemon=True).start()
+
+
+def cool_down() -> None:
+    """Closes the fork servers that were started ahead and not used."""
+    while _warm:
+        _warm.popitem()[1].close()
+
+
+@contextmanager
+def open_bench(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
+    """Opens the resources for profiling, the slow ones in parallel; ends all workers on exit.
+
+    If this machine is a node of a pool, its devices are those that the pool has of it. Raises InputError if the
+    requested devices do not exist.
+    """
+    cache = home / "cache"
+    leases = leases_of(home)
+    with ExitStack() as stack:
+        node = stack.enter_context(own_node())
+        if node is None:
+            cluster = _cluster(batch)
+            lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
+        else:
+            cluster, lend = node.cluster, partial(node.lent, batch.name)
+        server = lent_server.get()
+        if server is None:
+            server = _warm.pop(batch.name, None) or ForkServer(preload=_preload(batch))
+            stack.callback(server.close)
+        uri = settings.tracking_uri(home)
+        ledger = Ledger(uri, artifact_root=home / "mlartifacts", waiting=waiting.for_mlflow())
+        _together(server.start, ledger.warm_up)
+        paths = (str(batch.folder),)
+        yield NodeContext(
+            batch=batch,
+            cluster=cluster,
+            ledger=ledger,
+            server=server,
+            site=TrialEnvironment(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
+            known=_known(ledger),
+            leases=leases,
+            lend=lend,
+            is_pool_node=node is not None,
+        )
+
+
+@contextmanager
+def open_run_context(
+    batch: Batch, *, resume: bool, checkpoint_every_s: float | None = None, home: Path | None = None
+) -> Iterator[RunContext]:
+    """Opens the resources for running a batch; closes all of them on exit.
+
+    Raises InputError if devices, base models or a batch to resume do not exist.
+    """
+    home = home or settings.home()
+    resumed = folder_to_resume(batch, home) if resume else None
+    if resume and resumed is None:
+        current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
+    resume = resumed is not None
+    note_start(batch, home)
+    with open_bench(batch, home=home) as bench, ExitStack() as stack:
+        folder = resumed or fresh_folder(batch, home)
+        stack.enter_context(alone_in(folder))
+        journal = Journal.of_file(folder / "journal.db")
+        stack.callback(journal.close)
+        weights = base_weights(batch, bench.ledger, journal, home)
+        bench = replace(bench, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
+        checkpoint_root = checkpoint_root_of(journal, resume=resume)
+        journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
+        begun(batch, home)
+        yield RunContext(
+            bench=bench,
+            journal=journal,
+            recorder=AsyncRecorder(
+                bench.ledger,
+                journal,
+                batch=batch,
+                notice=current_view.get().notice,
+                tensors=TensorStore(settings.tensors(home)),
+            ),
+            runner=LocalRunner(bench.server),
+            run_paths=RunPaths(
+                folder=folder,
+                cache_dir=bench.site.cache_dir,
+                import_paths=bench.site.import_paths,
+                weights=weights,
+                checkpoint_every_s=checkpoint_every_s,
+                checkpoint_root=checkpoint_root,
+            ),
+        )
+
+
+@contextmanager
+def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
+    """Leases idle devices of this machine; waits until its other processes have returned enough of them."""
+    names = {name: cluster.device(*place) for place, name in cluster.lease_names().items()}
+    told = False
+    while True:
+        held = {name: who for name, who in leases.held().items() if name in names}
+        lent = wanted.of([name for name in names if name not in held], are_others_at_work=bool(held))
+        if lent and leases.take(lent, holder=holder):
+            break
+        if not told:
+            current_view.get().notice("waiting for devices held by " + ", ".join(sorted(set(held.values()))))
+            told = True
+        threading.Event().wait(LEASE_RETRY_S)
+    try:
+        yield tuple(names[name] for name in lent)
+    finally:
+        leases.give_back(lent)
+
+
+def _cluster(batch: Batch) -> Cluster:
+    try:
+        return detect(batch.devices)
+    except ValueError as error:
+        raise InputError([str(error)]) from error
+
+
+def _preload(batch: Batch) -> tuple[str, ...]:
+    """Returns the modules of the batch's architectures, so that no worker needs to import them."""
+    return tuple(f"transformers:{job.model.architecture}" for job in batch.jobs if job.model.architecture)
+
+
+def _together(*actions: Callable[[], Any]) -> None:
+    """Runs slow, independent actions in parallel; raises the first error."""
+    errors: list[Exception] = []
+
+    def attempt(action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except (OSError, ValueError, RuntimeError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=attempt, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _known(ledger: Ledger) -> Known:
+    def find(fingerprints: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        return ledger.find_profiles(fingerprints)
+
+    def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
+        ledger.record_profile(fingerprint, json.loads(json.dumps(profile)))
+
+    return Known(find=find, keep=keep)

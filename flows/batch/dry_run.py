@@ -1,0 +1,254 @@
+"""Dry runs: a batch is planned and not trained, to estimate its end, its devices and its cost."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows import settings
+from ringmaster.flows.batch.context import NodeContext, open_bench
+from ringmaster.flows.batch.form import Profiles
+from ringmaster.flows.batch.local_executor import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.batch.run_folder import stamped_folder
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.batch import with_orphans
+from ringmaster.flows.pool.own_node import healthy
+from ringmaster.flows.pool.profiling import profile_on_pool, serving
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.planning import Plan, Problem, ProblemError
+from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.planning.groups.fusion import Fusion
+from ringmaster.tasks.planning.plans.checked import checked_fusion
+from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines
+from ringmaster.tasks.planning.task import plan_markdown
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.over_nodes import PREDICTED
+from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The estimate of a batch.
+
+    batch: name of the batch.
+    made_s: when it was planned, in seconds since the epoch.
+    num_trials: number of trials that were run for it.
+    price_per_device_hour: price of the batch's devices.
+    folder: folder with all results as files.
+    problem, plan: the planning problem and the plan; None if no job can be trained.
+    faults: why jobs cannot be trained, by job.
+    predicted: jobs that were planned with predicted step times.
+    fused: a sentence about which jobs would be trained together, and what that saves.
+    late: jobs whose deadlines no plan meets.
+    standing: number of jobs of other batches that the pool trains too, which the plan leaves out.
+    """
+
+    batch: str
+    made_s: float
+    num_trials: int
+    price_per_device_hour: float
+    folder: Path
+    problem: Problem | None = None
+    plan: Plan | None = None
+    faults: Mapping[str, str]
+    predicted: tuple[str, ...] = ()
+    fused: str = ""
+    late: tuple[str, ...] = ()
+    standing: int = 0
+
+    @property
+    def device_hours(self) -> float:
+        """The device-hours for which the plan holds its devices."""
+        segments = () if self.plan is None else self.plan.segments
+        return sum((s.end_s - s.start_s) * sum(len(ids) for _, ids in s.devices) for s in segments) / HOUR_S
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every job can be trained, and in time."""
+        return not self.faults and not self.late
+
+    def sentences(self) -> list[str]:
+        """Returns the estimate in sentences, one a line."""
+        return list(_sentences(self))
+
+    def summary(self) -> str:
+        """Returns what is wrong with it, in one line."""
+        failed = [f"{job} cannot be trained ({fault})" for job, fault in self.faults.items()]
+        return "; ".join(failed + [f"{job} would be late" for job in self.late])
+
+    def markdown(self) -> str:
+        """Returns a page for Prefect's UI: the estimate, the Gantt chart, and a row for each segment."""
+        said = "\n".join(f"- {line}" for line in self.sentences())
+        if self.plan is None or self.problem is None:
+            return f"# {self.batch} cannot be planned\n\n{said}"
+        return f"{plan_markdown(self.plan, self.problem)}\n\n## Estimate\n\n{said}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `run --dry-run --json` prints."""
+        plan = self.plan
+        figures = None
+        if plan is not None:
+            names = ("makespan_s", "lower_bound_s", "gap", "objective", "value")
+            figures = {name: getattr(plan, name) for name in names} | {"segments": plan.to_json()["segments"]}
+        return {
+            "batch": self.batch,
+            "status": "planned" if self.is_good else "failed",
+            "plan": figures,
+            "device_hours": self.device_hours,
+            "cost": self.device_hours * self.price_per_device_hour,
+            "ends_s": None if plan is None else self.made_s + plan.makespan_s,
+            "num_trials": self.num_trials,
+            "predicted": list(self.predicted),
+            "fused": self.fused,
+            "late": list(self.late),
+            "faults": dict(self.faults),
+            "folder": str(self.folder),
+        }
+
+
+def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> DryRun:
+    """Plans a batch for this machine or, if it belongs to a pool, for an otherwise idle pool.
+
+    profiles: for jobs without profiles, "measure" runs trials on the devices, "predict" predicts without any trial.
+
+    Raises InputError if the requested devices do not exist.
+    """
+    pool = settings.pool()
+    standing = 0
+    if pool is None:
+        with open_bench(batch, home=settings.home()) as bench:
+            profiled, cluster = _profile_here(bench, may_try=profiles == "measure"), bench.cluster
+    else:
+        with _database(pool) as database:
+            profiled, cluster = _profile_on(database, batch, may_try=profiles == "measure")
+            standing = sum(len(each.jobs) for each in Submissions(database).standing())
+    found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
+    _write(found)
+    return found
+
+
+def _profile_here(bench: NodeContext, *, may_try: bool) -> Profiled:
+    notice = current_view.get().notice
+    return profile_jobs(
+        bench.batch.jobs,
+        site=bench.site,
+        cluster=bench.cluster,
+        known=bench.known,
+        notice=notice,
+        lend=bench.lend,
+        may_try=may_try,
+        share=bench.batch.profiling_share,
+    )
+
+
+def _profile_on(database: Database, batch: Batch, *, may_try: bool) -> tuple[Profiled, Cluster]:
+    """Returns the profiles for the pool's nodes, and those nodes."""
+    cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
+    if not may_try:
+        with open_bench(batch, home=settings.home()) as bench:
+            kinds = {Cluster(nodes=(node,)).device_kind() for node in cluster.nodes}
+            if not bench.is_pool_node or kinds != {bench.cluster.device_kind()}:
+                remedy = "have it measured, or start it from Prefect's UI, on a node"
+                raise InputError([f"this machine cannot predict for the pool's {', '.join(kinds)}. To fix: {remedy}"])
+            return _profile_here(bench, may_try=False), cluster
+    key = f"dry-run-{uuid.uuid4().hex}"
+    journal = Journal(database, batch=key)
+    journal.put("batch", batch.to_json())
+    try:
+        return profile_on_pool(batch, key=key, database=database), cluster
+    finally:
+        journal.drop_facts()
+
+
+def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
+    faults = with_orphans(profiled)
+    jobs = [job for job in profiled.jobs if job.name not in faults]
+    found = DryRun(
+        batch=batch.name,
+        made_s=time.time(),
+        num_trials=profiled.num_trials,
+        price_per_device_hour=batch.price_per_device_hour,
+        folder=stamped_folder(settings.home() / "plans" / batch.name),
+        faults=faults,
+        standing=standing,
+    )
+    if not jobs:
+        return found
+    options = planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
+    problem = batch.terms.on(options)
+    made: list[Fusion] = []
+    choose = partial(checked_fusion, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=batch.terms.objective)
+
+    def make_plan(problem: Problem) -> Plan:
+        made.append(choose(problem))
+        return made[-1].together
+
+    try:
+        plan, late = plan_giving_up_deadlines(problem, make_plan)
+    except ProblemError as error:
+        raise InputError(error.faults) from error
+    fused = next(fusion for fusion in made if fusion.together is plan).in_words() if problem.is_fused else ""
+    predicted = tuple(job.name for job in jobs if _is_predicted(profiled.profiles[job.name]))
+    return replace(found, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late)
+
+
+def _is_predicted(profiles: tuple[Profile, ...]) -> bool:
+    return any(profile.source == PREDICTED for profile in profiles)
+
+
+def _sentences(found: DryRun) -> Iterator[str]:
+    plan, problem = found.plan, found.problem
+    if plan is not None and problem is not None:
+        ends = datetime.fromtimestamp(found.made_s + plan.makespan_s).astimezone()
+        yield f"Started now it ends at **{ends:%Y-%m-%d %H:%M:%S %Z}**, after {seconds_text(plan.makespan_s)}."
+        cost = found.device_hours * found.price_per_device_hour
+        price = f", at {found.price_per_device_hour:g} an hour" if found.price_per_device_hour != 1 else ""
+        yield f"It costs **{found.device_hours:.3g} device-hours**{price and f'{price}: **{cost:.4g}**'}."
+    measured = "1 trial was made for it" if found.num_trials == 1 else f"{found.num_trials} trials were made for it"
+    yield f"{measured if found.num_trials else 'Nothing was tried for it'}; nothing was trained."
+    if found.fused:
+        yield f"{found.fused[0].upper()}{found.fused[1:]}."
+    if found.predicted:
+        yield f"Predicted, not measured, and so a rough figure: {', '.join(found.predicted)}."
+    if found.late:
+        yield f"**No plan meets these deadlines**: {', '.join(found.late)}. Give those jobs more time or fewer steps."
+    for job, fault in found.faults.items():
+        yield f"**{job} cannot be trained**: {fault}"
+    if found.standing:
+        yield f"The pool has {found.standing} jobs of other batches, which share its devices: it may end later."
+    yield f"As files: `{found.folder}`."
+
+
+def _write(found: DryRun) -> None:
+    """Writes the plan, its problem, its chart and the whole result as files."""
+    (found.folder / "dry-run.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    (found.folder / "dry-run.md").write_text(found.markdown() + "\n")
+    if found.plan is not None and found.problem is not None:
+        (found.folder / "plan.json").write_text(json.dumps(found.plan.to_json(), indent=1) + "\n")
+        (found.folder / "problem.json").write_text(json.dumps(found.problem.to_json(), indent=1) + "\n")
+        (found.folder / "gantt.svg").write_text(gantt.render_svg(found.plan, found.problem))
+
+
+@contextmanager
+def _database(pool: PoolAddress) -> Iterator[Database]:
+    database = Database(pool.database)
+    try:
+        yield database
+    finally:
+        database.close()

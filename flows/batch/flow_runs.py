@@ -1,0 +1,93 @@
+"""Flow runs in Prefect: their ids, their final states, and their cancellation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
+from prefect.states import Cancelled, Failed
+
+from ringmaster.flows import settings
+from ringmaster.flows.faults import Interrupted, RunFailed
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
+
+STARTED_RUN = "PREFECT__FLOW_RUN_ID"  # Prefect's variable with the id of the run for which it started a process
+
+T = TypeVar("T")
+
+
+def root_run() -> str:
+    """Returns the id of the flow run that Prefect started this process for, else of the current one; empty if none."""
+    context = FlowRunContext.get()
+    inner = str(context.flow_run.id) if context is not None and context.flow_run is not None else ""
+    return os.environ.get(STARTED_RUN) or inner
+
+
+def runs_fact(root: str) -> str:
+    """Returns the name of the pool's fact that lists the batch runs which a flow run has submitted."""
+    return f"runs of {root}"
+
+
+def is_being_cancelled() -> bool:
+    """Returns whether the flow run that this process was started for is being cancelled."""
+    run = os.environ.get(STARTED_RUN)
+    if run is None:
+        return False
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(cast(Any, run)).state
+    except (httpx.HTTPError, PrefectException):  # no answer
+        return False
+    return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
+
+
+def is_started_by_prefect() -> bool:
+    """Returns whether Prefect started this process; signals to it then come from Prefect."""
+    return STARTED_RUN in os.environ
+
+
+def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> T:
+    """Returns what a flow returns: its result or, if it is not "done", a state for Prefect with an exception as data.
+
+    A caller in Python gets `failure` raised, with the result, or Interrupted if the run was interrupted.
+    """
+    if status == "done":
+        return result
+    if status == "interrupted":
+        said = f"interrupted: {message}"
+        return cast(T, Cancelled(message=said, data=Interrupted(said, result)))
+    state = Cancelled if status == "cancelled" else Failed
+    return cast(T, state(message=message, data=failure(message, result)))
+
+
+def result_of(run: Callable[..., T], *args: Any, **options: Any) -> T:
+    """Returns the result of a flow, even if the flow raises RunFailed or Interrupted with it."""
+    try:
+        return run(*args, **options)
+    except (RunFailed, Interrupted) as end:
+        if end.result is None:
+            raise
+        return cast(T, end.result)
+
+
+def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
+    """A flow's cancellation hook: cancels the jobs that the flow run has submitted to a pool."""
+    address = settings.pool()
+    if address is None:
+        return
+    database = Database(address.database, patience_s=60.0)
+    try:
+        requests = Requests(database)
+        for batch, _ in Journal(database, batch="").get(runs_fact(str(flow_run.id)), {}).values():
+            requests.ask(wishes.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}")
+    finally:
+        database.close()

@@ -1,0 +1,98 @@
+"""The fields of a batch's form in Prefect's UI: which batch, and what to do with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
+
+from ringmaster.flows.batch.context import as_batch
+from ringmaster.flows.examples import EXAMPLES
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.references import one_of
+
+DAY_S = 86_400.0
+ANSWER_WITHIN_S = DAY_S
+
+
+def example_names() -> tuple[str, ...]:
+    """Returns the batch files among the examples, relative to their folder; none if they are not installed."""
+    files = sorted(EXAMPLES.rglob("*.yaml"))
+    is_batch = re.compile(r"^(jobs|grid):", re.MULTILINE)
+    names = [file.relative_to(EXAMPLES).as_posix() for file in files if is_batch.search(file.read_text("utf-8"))]
+    return tuple(sorted(names, key=lambda name: (name != "tiny_batch.yaml", name)))
+
+
+ExampleName = Annotated[
+    str,
+    AfterValidator(one_of(example_names())),
+    WithJsonSchema({"type": "string", "enum": list(example_names())} if example_names() else {"type": "string"}),
+]
+RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
+Mode = Literal["train", "dry-run", "ask"]
+Profiles = Literal["measure", "predict"]
+WithoutAnswer = Literal["stop", "train"]
+AnswerWithin = Annotated[float, Field(ge=1, le=30 * DAY_S)]
+CheckpointEvery = Annotated[float | None, Field(ge=0.1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class Part(BaseModel):
+    """Base class of all parts of the form."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ExampleBatch(Part):
+    """A batch file that comes with Ringmaster."""
+
+    model_config = ConfigDict(title="An example")
+
+    example: ExampleName = Field(
+        default="tiny_batch.yaml", title="Example", description="A file of the folder examples."
+    )
+
+    def batch(self) -> Batch:
+        """Returns the batch. Raises BatchFileError with every fault."""
+        return load_batch(EXAMPLES / self.example)
+
+
+class BatchOfFile(Part):
+    """A batch file that the workers can read."""
+
+    model_config = ConfigDict(title="A batch file")
+
+    path: str = Field(
+        min_length=1, title="Path", description="Relative to the folder in which flows start; all workers read it."
+    )
+
+    def batch(self) -> Batch:
+        """Returns the batch; the file may also hold a batch's JSON form. Raises BatchFileError with every fault."""
+        return as_batch(self.path)
+
+
+class PastedBatch(Part):
+    """The text of a batch file."""
+
+    model_config = ConfigDict(title="Pasted text")
+
+    yaml: str = Field(
+        min_length=1, title="Text", description="All of a batch file, YAML or JSON: paste what you would upload."
+    )
+    folder: str = Field(
+        default=".",
+        min_length=1,
+        title="Folder",
+        description="The folder of the text's relative paths and factories.",
+    )
+
+    def batch(self) -> Batch:
+        """Returns the batch. Raises BatchFileError with every fault."""
+        return parse_batch(self.yaml, folder=Path(self.folder), name="batch")
+
+
+BatchChoice = ExampleBatch | BatchOfFile | PastedBatch

@@ -1,0 +1,89 @@
+"""The records of a batch: the table of its jobs, its result in MLflow, and its decisions in the flow run's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.context import FlowRunContext
+from rich.text import Text
+
+from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.reports.progress import current_view, describe
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.profiling.reasons import refusal_lines
+from ringmaster.tasks.profiling.stage import Failed, Profiled
+from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.storage.journal import FAILED
+from ringmaster.techniques.interface.values import to_json
+
+
+def job_rows(result: BatchResult) -> list[dict[str, Any]]:
+    """Returns a table with a row for each job."""
+    return [
+        {
+            "job": job["name"],
+            "status": job["status"],
+            "technique": ", ".join(dict.fromkeys(s["technique"] for s in job["segments"])),
+            "devices": ", ".join(dict.fromkeys(str(s["num_devices"]) for s in job["segments"])),
+            "reason": job["message"],
+            "steps": job["num_steps"],
+            "seconds": round(sum(s["seconds"] for s in job["segments"]), 1),
+            **{f"held-out {key}": round(value, 4) for key, value in job["metrics"].items()},
+        }
+        for job in result.jobs
+    ]
+
+
+def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
+    """Closes the batch's run in MLflow with its result."""
+    figures = {
+        "makespan_s": result.makespan_s,
+        "planned_makespan_s": result.plan["makespan_s"],
+        "current_practice_s": result.current_practice_s,
+        "objective_value": result.value if result.objective != "makespan" else None,
+        "num_trials": float(result.num_trials),
+        "profiling_s": result.profiling_s,
+    }
+    status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
+    metrics = {key: value for key, value in figures.items() if value is not None}
+    recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])
+
+
+def log_decision(event: ExecutionEvent) -> None:
+    """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
+    if line := describe(event):
+        has_failed = isinstance(event, JobEnded) and event.status == FAILED
+        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, Text.from_markup(line).plain)
+
+
+def failure(job: str, why: str) -> JobEnded:
+    """Returns the event of a job that failed before any executor had it."""
+    return JobEnded(job=job, status=FAILED, message=why, details={})
+
+
+def failures_told(*, but: Iterable[str] = ()) -> Failed:
+    """Returns a function that reports a failed job once, at once, on the terminal and in the flow run's log.
+
+    but: jobs that have ended before and are not reported.
+    """
+    view, told = current_view.get(), set(but)
+
+    def tell(job: str, why: str) -> None:
+        if job not in told:
+            told.add(job)
+            for listen in (view.listen, log_decision):
+                listen(failure(job, why))
+
+    return tell
+
+
+def tell_refused(profiled: Profiled) -> None:
+    """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
+    logger = None if FlowRunContext.get() is None else get_run_logger()
+    for line in refusal_lines({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
+        current_view.get().detail(line)
+        if logger is not None:
+            logger.info(line)

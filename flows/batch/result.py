@@ -1,0 +1,222 @@
+"""The result of a batch, which `run --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.plans import baselines
+from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.recording.mlflow_writer import FUSION
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, Journal, SegmentRecord
+from ringmaster.techniques import Job
+from ringmaster.techniques.interface.values import to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchResult:
+    """The result of a batch.
+
+    batch: name of the batch.
+    status: "done", "failed" (some jobs failed), "cancelled" (some were cancelled, and none has failed), or
+        "interrupted" (some jobs have not ended). All but the first can be resumed.
+    plan: the first plan since the batch was started or resumed: its makespan, lower bound and gap, its objective and
+        value.
+    makespan_s: seconds from the first segment's start to the last one's end, since the batch was started or resumed.
+    objective, value: what was minimised, and its actual value, in seconds or in the currency of the devices' price.
+    current_practice_s: seconds to train one job after another, each on all devices, by the same profiles.
+    idle_s: the longest time that a device waited between two segments.
+    num_trials, profiling_s: number and duration of the trials.
+    jobs: the jobs' rows.
+    faults: what could not be recorded.
+    fusion: which jobs were trained together, with the makespans of that plan and of the plan with each job alone; None
+        if there were no candidates for groups.
+    """
+
+    batch: str
+    status: str
+    plan: Mapping[str, Any]
+    makespan_s: float
+    objective: str
+    value: float
+    current_practice_s: float | None
+    idle_s: float
+    num_trials: int
+    profiling_s: float
+    jobs: tuple[Mapping[str, Any], ...]
+    faults: tuple[str, ...] = ()
+    fusion: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON object that `run --json` prints."""
+        data: dict[str, Any] = to_json(self)
+        return data
+
+    def summary(self) -> str:
+        """Returns one line: "2 of 4 jobs are done; failed: a (its loss is NaN); cancelled: b"."""
+        others: dict[str, list[str]] = {}
+        for job in self.jobs:
+            if job["status"] != DONE:
+                why = f" ({job['message']})" if job["message"] else ""
+                others.setdefault(job["status"], []).append(job["name"] + why)
+        num_done = sum(job["status"] == DONE for job in self.jobs)
+        parts = [f"{num_done} of {len(self.jobs)} jobs are done"]
+        return "; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()])
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all jobs are done, else 1."""
+        return 0 if self.status == "done" else 1
+
+
+def collect(
+    batch: Batch,
+    jobs: Sequence[Job],
+    journal: Journal,
+    *,
+    since_s: float,
+    num_trials: int,
+    profiling_s: float,
+    faults: Sequence[str] = (),
+    refused: Callable[[str], list[dict[str, Any]]] = lambda _: [],
+) -> BatchResult:
+    """Reads the result of a batch from its journal.
+
+    since_s: when the batch was started or resumed, in seconds since the epoch.
+    num_trials, profiling_s: number and duration of the trials.
+    faults: what could not be recorded.
+    refused: returns the techniques and configs that were refused before any trial, with reasons, by job name.
+    """
+    records = journal.jobs()
+    segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
+    statuses = {records[job.name].status for job in jobs}
+    status = _status(statuses)
+    plan, problem = _first_plan(journal, since_s=since_s)
+    fusion = journal.get(FUSION)
+    figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
+    practice_s = None
+    if plan is not None and problem is not None:
+        figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.lower_bound_s, "gap": plan.gap}
+        value = plan.makespan_s if plan.value is None else plan.value
+        figures |= {"objective": plan.objective, "value": value}
+        practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
+    if fusion and plan is not None:
+        figures |= _bound_over_groups(plan, fusion)
+    return BatchResult(
+        batch=batch.name,
+        status=status,
+        plan=figures,
+        makespan_s=_span_s(segments),
+        objective=batch.objective,
+        value=_value(batch, segments),
+        current_practice_s=practice_s,
+        idle_s=longest_idle_s(segments),
+        num_trials=num_trials,
+        profiling_s=profiling_s,
+        jobs=tuple(
+            _job_row(job, journal) | _punctuality(job.name, batch, journal) | {"refused": refused(job.name)}
+            for job in jobs
+        ),
+        faults=tuple(faults),
+        fusion=fusion,
+    )
+
+
+def _bound_over_groups(plan: Plan, fusion: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns the bound over all divisions into groups; the plan's own bound holds for the chosen division only."""
+    lower_s = fusion["lower_bound_s"]
+    if plan.objective != "makespan" or plan.lower_bound_s is None or not lower_s:
+        return {}
+    lower_s = min(lower_s, plan.lower_bound_s)
+    return {"lower_bound_s": lower_s, "gap": max(0.0, plan.makespan_s / lower_s - 1)}
+
+
+def _status(statuses: Collection[str]) -> str:
+    """Returns the status of a batch from those of its jobs."""
+    if not set(statuses) <= set(ENDED):
+        return "interrupted"
+    return next((status for status in (FAILED, CANCELLED) if status in statuses), DONE)
+
+
+def longest_idle_s(segments: Sequence[SegmentRecord]) -> float:
+    """Returns the longest time that a device was idle between two of its segments."""
+    longest_s = 0.0
+    ended_s: dict[str, float] = {}
+    for segment in segments:
+        for device in segment.what["devices"]:
+            if device in ended_s:
+                longest_s = max(longest_s, segment.started_s - ended_s[device])
+            ended_s[device] = segment.ended_s or segment.started_s
+    return longest_s
+
+
+def _first_plan(journal: Journal, *, since_s: float) -> tuple[Plan | None, Problem | None]:
+    plans = journal.plans(since_s=since_s)
+    if not plans:
+        return None, None
+    return Plan.from_json(plans[0]["plan"]), Problem.from_json(plans[0]["problem"])
+
+
+def _span_s(segments: Sequence[SegmentRecord]) -> float:
+    ends = [segment.ended_s for segment in segments if segment.ended_s is not None]
+    return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
+
+
+def _value(batch: Batch, segments: Sequence[SegmentRecord]) -> float:
+    """Returns the value of the batch's objective, from its segments."""
+    ended = [(segment, segment.ended_s) for segment in segments if segment.ended_s is not None]
+    if batch.objective == "cost":
+        held_s = sum((end_s - segment.started_s) * len(segment.what["devices"]) for segment, end_s in ended)
+        return held_s * batch.price_per_device_hour / HOUR_S
+    if batch.objective == "weighted":
+        began_s = min((segment.started_s for segment in segments), default=0.0)
+        last = {
+            job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
+        }
+        return sum(batch.weights.get(job, 1.0) * end_s for job, end_s in last.items())
+    return _span_s(segments)
+
+
+def _device_s(segment: SegmentRecord) -> float:
+    """Returns one job's share of the device-seconds of its gang."""
+    seconds = (segment.ended_s or segment.started_s) - segment.started_s
+    return float(seconds * segment.what["num_devices"] / segment.num_jobs)
+
+
+def _punctuality(job: str, batch: Batch, journal: Journal) -> dict[str, float | None]:
+    """Returns a job's deadline and its last segment's end, in seconds from the batch's start; {} without a deadline."""
+    if job not in batch.deadlines_s:
+        return {}
+    ends = [segment.ended_s for segment in journal.segments(job) if segment.ended_s is not None]
+    is_done = journal.jobs()[job].status == DONE
+    ended_s = max(ends) - journal.get("started_s") if ends and is_done else None
+    return {"deadline_s": batch.deadlines_s[job], "ended_s": ended_s}
+
+
+def _job_row(job: Job, journal: Journal) -> dict[str, Any]:
+    record = journal.jobs()[job.name]
+    segments = [
+        {
+            **{key: segment.what[key] for key in ("technique", "config", "num_devices", "devices")},
+            "first_step": (segment.outcome or {}).get("first_step", segment.what["first_step"]),
+            "last_step": (segment.outcome or {}).get("step"),
+            "status": (segment.outcome or {}).get("status", "lost"),
+            "seconds": (segment.ended_s or segment.started_s) - segment.started_s,
+            "device_s": _device_s(segment),
+        }
+        for segment in journal.segments(job.name)
+    ]
+    return {
+        "name": job.name,
+        "status": record.status,
+        "message": record.message,
+        "num_steps": record.step,
+        "metrics": record.details.get("metrics", {}),
+        "compared": record.details.get("compared", []),
+        "segments": segments,
+        "model_dir": record.details.get("model_dir"),
+        "model_uri": record.details.get("model_uri"),
+    }

@@ -1,0 +1,159 @@
+"""The folder of a run of a batch: creation, locking, search for the one to resume; and the run's fixed inputs."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.model_lineage import LedgerError
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.parents import unfit_parents
+from ringmaster.tasks.batch.references import is_folder
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.interface.values import digest
+from ringmaster.techniques.runtime.checkpoints.storage import place_of
+
+
+def fresh_folder(batch: Batch, home: Path) -> Path:
+    """Makes a folder for a run of the batch, named by the time."""
+    return stamped_folder(home / "batches" / batch.name)
+
+
+def stamped_folder(parent: Path) -> Path:
+    """Makes a folder in `parent`, named by the time."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = parent / stamp
+    number = 1
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another run started in the same second
+            number += 1
+            folder = folder.with_name(f"{stamp}-{number}")
+        else:
+            return folder
+
+
+@contextmanager
+def alone_in(folder: Path, *, waits: bool = False) -> Iterator[None]:
+    """Locks the folder of a run. Raises InputError if another process has the lock, unless `waits` is set."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise InputError(
+                [f"the run in {folder} is going on in another process. To fix: wait for its end"]
+            ) from None
+        yield
+
+
+STARTING = "starting"
+"""A file in the folder of a batch's runs: a run is starting, and has no folder of its own yet. If the file exists
+later, that run was killed before it began.
+"""
+
+
+def note_start(batch: Batch, home: Path) -> None:
+    """Notes that a run of the batch is starting; `begun` deletes the note."""
+    folder = home / "batches" / batch.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STARTING).touch()
+
+
+def begun(batch: Batch, home: Path) -> None:
+    """Notes that a run of the batch has begun: from now on its journal allows to resume it."""
+    (home / "batches" / batch.name / STARTING).unlink(missing_ok=True)
+
+
+def was_being_started(batch: Batch, home: Path) -> bool:
+    """Returns whether the last run of the batch was killed before it began."""
+    return (home / "batches" / batch.name / STARTING).exists()
+
+
+def folder_to_resume(batch: Batch, home: Path) -> Path | None:
+    """Returns the folder of the newest run of the batch. Raises InputError if it is done or of a changed file.
+
+    Returns None if there is nothing to resume: no run has begun, or the last one was killed before it began.
+    """
+    folders = sorted(path.parent for path in (home / "batches" / batch.name).glob("*/journal.db"))
+    while folders:
+        journal = Journal.of_file(folders[-1] / "journal.db")
+        try:
+            then = journal.get("digest")
+            is_done = journal.get("status") == "done" and all("model_uri" in r.details for r in journal.jobs().values())
+        finally:
+            journal.close()
+        if then is not None:
+            break
+        folders.pop()  # it was killed before it had written its inputs
+    if not folders or (is_done and was_being_started(batch, home)):
+        return None
+    if then != digest(batch.to_json()):
+        raise InputError(
+            [
+                f"the batch file has changed since the run in {folders[-1]}, so it cannot be resumed. "
+                "To fix: undo the change, or leave out --resume to start afresh"
+            ]
+        )
+    if is_done:
+        raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
+    return folders[-1]
+
+
+def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
+    """Returns and stores the root of the run's checkpoints, so that a resumed run finds them.
+
+    Raises InputError if the library for its protocol is not installed.
+    """
+    root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
+    try:
+        place_of(root or "")
+    except ValueError as error:
+        raise InputError([f"RINGMASTER_CHECKPOINTS: {error}"]) from error
+    journal.put("checkpoint_root", root)
+    return root
+
+
+def base_weights(batch: Batch, ledger: Ledger, journal: Journal, home: Path) -> dict[str, Path]:
+    """Returns the folders of the models that jobs adapt and that no job of the batch makes: downloaded, or as they are
+    named.
+
+    The keys are job names for bases, and the models' own names for other parents. An alias is resolved once a run: the
+    journal stores the version for resumed runs. Raises InputError with every model that does not exist, and every one
+    that an adaptation cannot use.
+    """
+    names = {job.name for job in batch.jobs}
+    folders: dict[str, Path] = {}
+    missing: dict[str, str] = {}  # by model, as all trials of a sweep may name the same one
+    for job in batch.jobs:
+        for parent in job.parents:
+            is_base = parent == job.base
+            key = job.name if is_base else parent
+            if parent in names or key in folders or parent in missing:
+                continue
+            if is_folder(parent):
+                folders[key] = Path(parent)
+                continue
+            try:
+                uri = journal.get(f"base:{key}") or ledger.resolve_model(parent).uri
+                folders[key] = ledger.download_model(uri, home / "cache" / "models")
+                journal.put(f"base:{key}", uri)
+            except LedgerError as error:
+                missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
+    faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
+    if faults:
+        raise InputError(faults)
+    return folders
+
+
+def _who_names(parent: str, batch: Batch) -> str:
+    """Returns the jobs that name a model as parent, shortened to the first and a count."""
+    first, *others = [job.name for job in batch.jobs if parent in job.parents]
+    return f"job {first}" + (f" and {len(others)} more" if others else "")

@@ -1,1 +1,0 @@
-"""A night of retraining, step by step."""

@@ -1,0 +1,1 @@
+"""A pool's flow runs in Prefect, of batches and of segments, and their recovery when one of them ends early."""

@@ -1,0 +1,137 @@
+"""The flow runs of batches that were handed over to a pool: creates them when Prefect answers, and monitors them.
+
+A run that Prefect has lost is created anew. A run whose process fell silent is scheduled again. The final state of the
+run becomes the answer to the batch's request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.states import AwaitingRetry
+from sqlalchemy.exc import SQLAlchemyError
+
+from ringmaster.tasks.pool.handed_over import name_of
+from ringmaster.tasks.pool.requests import DONE, GRANTED, OPEN, REFUSED, TRAIN, Request, Requests, Silences
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.database import Database
+
+logger = logging.getLogger(__name__)
+
+DEPLOYMENT = "train-batch/train-batch"
+LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
+FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
+MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
+
+
+class BatchRuns:
+    """Creates and monitors the flow runs of batches that were handed over.
+
+    database: the pool's database.
+    silent_s: seconds without heartbeats after which a process that follows a batch is considered dead.
+    clock: monotonic seconds.
+    """
+
+    def __init__(self, database: Database, *, silent_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests, self._submissions, self._clock = Requests(database), Submissions(database), clock
+        self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
+        self._followed_s = -FOLLOW_EVERY_S
+        self._is_told = False  # that Prefect keeps them waiting
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """Checks the batches periodically until `until` is set; skips checks while the database is away."""
+        while not until.wait(LOOK_EVERY_S):
+            with suppress(SQLAlchemyError):
+                self._look_patiently()
+
+    def _look_patiently(self) -> None:
+        try:
+            self.look()
+        except (httpx.HTTPError, PrefectException, ValueError) as error:  # ValueError: what answers is not Prefect
+            if not self._is_told:
+                logger.warning("batches that were handed over wait for Prefect: %s: %s", type(error).__name__, error)
+            self._is_told = True
+        else:
+            self._is_told = False
+
+    def look(self) -> None:
+        """Creates the missing runs, and checks the states of the others."""
+        waiting = self._requests.open(TRAIN)
+        is_due = self._clock() - self._followed_s >= FOLLOW_EVERY_S
+        granted = self._requests.open(TRAIN, status=GRANTED) if is_due else []
+        if not (waiting or granted):
+            return
+        with get_client(sync_client=True) as client:
+            for request in waiting:
+                self._start(client, request)
+            if is_due:
+                self._follow(client, granted)
+                self._followed_s = self._clock()
+
+    def _start(self, client: SyncPrefectClient, request: Request) -> None:
+        """Creates the flow run of a batch, once however often it is requested."""
+        file = Path(request.content["file"])
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(request.content["batch"]))
+        attempt = int(request.answer.get("attempt", 1))
+        parameters = {
+            "batch": {"path": str(file)},
+            "name": name_of(request),
+            "checkpoint_every_s": request.content["checkpoint_every_s"],
+        }
+        run = client.create_flow_run_from_deployment(
+            client.read_deployment_by_name(DEPLOYMENT).id,
+            parameters=parameters,
+            idempotency_key=f"{request.key}-{attempt}",
+        )
+        logger.info("batch %s has flow run %s", name_of(request), run.name)
+        answer = {"flow_run": str(run.id), "run_name": run.name, "attempt": attempt}
+        self._requests.answer(request.id, status=GRANTED, answer=answer)
+
+    def _follow(self, client: SyncPrefectClient, granted: Sequence[Request]) -> None:
+        runs = {request.id: self._run_of(client, request) for request in granted}
+        there = {number: run for number, run in runs.items() if run is not None}
+        states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in there.items()}
+        silent = self._silences.among(granted, states=states)
+        standing = {batch.flow_run for batch in self._submissions.standing()}
+        for request in granted:
+            if (run := there.get(request.id)) is not None:
+                is_standing = str(run.id) in standing
+                self._judge(client, request, run, is_silent=request.id in silent, is_standing=is_standing)
+
+    def _run_of(self, client: SyncPrefectClient, request: Request) -> FlowRun | None:
+        """Returns the flow run of a batch; if Prefect has lost it, reopens the request so that a new run is created."""
+        try:
+            return client.read_flow_run(UUID(request.answer["flow_run"]))
+        except ObjectNotFound:
+            logger.warning("Prefect has no flow run of batch %s any more: another one is made", name_of(request))
+            attempt = int(request.answer.get("attempt", 1)) + 1
+            self._requests.answer(request.id, status=OPEN, answer={"attempt": attempt})
+            return None
+
+    def _judge(
+        self, client: SyncPrefectClient, request: Request, run: FlowRun, *, is_silent: bool, is_standing: bool
+    ) -> None:
+        if (state := run.state) is None:
+            return
+        has_crashed_too_often = run.run_count >= MOST_RUNS and not is_standing
+        if state.is_final() and (state.type != StateType.CRASHED or has_crashed_too_often):
+            status = DONE if state.type == StateType.COMPLETED else REFUSED
+            message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")
+            self._requests.answer(request.id, status=status, answer={**request.answer, "message": message})
+        elif state.type == StateType.RUNNING and is_silent:  # `CrashedRuns` handles runs that never begin
+            logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
+            said = f"its process had been silent for {self._silences.silent_s:.0f} s"
+            client.set_flow_run_state(run.id, AwaitingRetry(message=said), force=True)

@@ -1,0 +1,90 @@
+"""Restarts flow runs whose process died: the runs that submit batches to a pool, follow and record them.
+
+The pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same run is
+scheduled again, finds the jobs that it had submitted, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import PrefectException
+from prefect.states import AwaitingRetry
+from sqlalchemy.exc import SQLAlchemyError
+
+from ringmaster.flows.pool.runs.batch_runs import MOST_RUNS
+from ringmaster.tasks.pool.submissions import Submissions
+
+logger = logging.getLogger(__name__)
+
+DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
+LOOK_EVERY_S = 10.0
+RECENT = timedelta(hours=1)
+BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
+
+
+class CrashedRuns:
+    """Finds crashed runs, and schedules them again.
+
+    submissions: the batches of the pool.
+    clock: returns the time of day.
+    """
+
+    def __init__(self, submissions: Submissions, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._submissions, self._clock = submissions, clock
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """Checks for crashed runs periodically until `until` is set; skips checks while Prefect is away."""
+        # ValueError: what answers is not Prefect.
+        passing = (httpx.HTTPError, PrefectException, SQLAlchemyError, ValueError)
+        while not until.wait(LOOK_EVERY_S):
+            with suppress(*passing), get_client(sync_client=True) as client:
+                self.revive(client)
+
+    def revive(self, client: SyncPrefectClient) -> list[str]:
+        """Schedules crashed runs again; returns their names.
+
+        These are crashed runs whose batch is active, or that crashed within the last hour fewer than MOST_RUNS times,
+        and runs that a worker has claimed and not begun within BEGUN_WITHIN.
+        """
+        wanted = [*self._crashed(client), *self._not_begun(client)]
+        for run in wanted:
+            logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
+            client.set_flow_run_state(run.id, AwaitingRetry(message="its process had died"), force=True)
+        return [run.name for run in wanted]
+
+    def _crashed(self, client: SyncPrefectClient) -> list[FlowRun]:
+        crashed = _in_state(client, StateType.CRASHED)
+        if not crashed:
+            return []
+        standing = {batch.flow_run for batch in self._submissions.standing()}
+        return [run for run in crashed if str(run.id) in standing or (run.run_count < MOST_RUNS and self._is_new(run))]
+
+    def _not_begun(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """Returns runs whose process died before it reported a state, while its worker could not reach Prefect."""
+        claimed = _in_state(client, StateType.PENDING)
+        return [run for run in claimed if run.state is not None and self._clock() - run.state.timestamp > BEGUN_WITHIN]
+
+    def _is_new(self, run: FlowRun) -> bool:
+        return run.end_time is not None and self._clock() - run.end_time < RECENT
+
+
+def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
+        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
+    )

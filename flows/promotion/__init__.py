@@ -1,0 +1,1 @@
+"""Promotion of models: evaluation, approval by a person if requested, and records."""

@@ -1,0 +1,218 @@
+"""Evaluation of models from the command line, registered ones or folders, on one device of this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.own_node import own_node
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.data_schema import Data
+from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.wording import findings
+from ringmaster.tasks.cluster import Device, detect
+from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.evaluation.suite import Suite, load_suite
+from ringmaster.tasks.execution.local.leases import leases_of
+from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.interface.values import from_json
+from ringmaster.techniques.runtime.data import SOURCES
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.scoring import Progress, model_spec
+
+if TYPE_CHECKING:
+    from ringmaster.flows.lineage.home import LineageHome
+    from ringmaster.model_lineage import ModelRecord
+    from ringmaster.tasks.evaluation.examination import Examined
+    from ringmaster.tasks.promotion.policy_file import Policy
+
+LEASE_RETRY_S = 1.0
+SEQ_LEN = 128  # default number of tokens of a row of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model that was requested.
+
+    label: its name.
+    folder: folder of its files.
+    record: its record, if it is registered.
+    """
+
+    label: str
+    folder: Path
+    record: ModelRecord | None = None
+
+
+def find(name: str, home: LineageHome) -> Found:
+    """Returns a folder, or a model of the ledger by NAME, NAME/VERSION, NAME@ALIAS or id; else raises InputError."""
+    folder = Path(name)
+    if folder.is_dir():
+        try:
+            model_spec(folder)
+        except ValueError as error:
+            raise InputError([str(error)]) from error
+        return Found(label=name, folder=folder)
+    if name.startswith((".", "/", "~")):
+        raise InputError([f"there is no folder {name}. To fix: name a folder with a model, or a registered model"])
+    node = home.find(name.removeprefix("models:/"))
+    return Found(label=node.label, folder=home.model_dir(node), record=node.record)
+
+
+def data_spec(text: str) -> DataSpec:
+    """Parses the data option: a source, a glob of files, a mapping as in a batch file, or a file with such a mapping.
+
+    A mapping may name a data set, which is read from datasets.yaml beside that file, else in the working directory.
+    Raises InputError with every fault.
+    """
+    if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
+        file = beside(Path(), text)
+        try:
+            said, folder = text_of(file), file.parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError([f"--data: {text} cannot be read: {error}. To fix: save it as UTF-8 text"]) from error
+    elif text.lstrip().startswith("{"):
+        said, folder = text, Path()
+    else:
+        said, folder = f"{{{'source' if text in SOURCES else 'path'}: {text!r}}}", Path()
+    read = document.read(said)
+    if read.findings:
+        raise InputError([f"--data: {finding.message}. To fix: {finding.remedy}." for finding in read.findings])
+    raw = read.data["data"] if set(read.data) == {"data"} else read.data
+    if not isinstance(raw, dict):
+        raise InputError([f"--data: must be a mapping, {got(raw)}. To fix: write {{source: digits}}, say"])
+    datasets = NamedData(None, folder=folder.resolve())
+    raw = datasets.with_files({"data": raw}, origin=lambda place: place)["data"]
+    if datasets.findings:
+        raise InputError([f"--data: {f.message}. To fix: {f.remedy}." for f in datasets.findings])
+    if ("path" in raw or raw.get("source") == "python-stdlib") and "seq_len" not in raw:
+        raw = {**raw, "seq_len": SEQ_LEN}
+    try:
+        entry = Data.model_validate(raw, context={"folder": folder.resolve()})
+    except ValidationError as error:
+        found = findings(error, root=Data)
+        raise InputError([f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in found]) from error
+    return from_json(DataSpec, entry.model_dump())
+
+
+def examine_models(
+    models: Sequence[Found],
+    *,
+    data: DataSpec | None,
+    tests: Path | None,
+    against: Found | None,
+    max_rows: int,
+    notice: Notice,
+    progress: Progress | None = None,
+) -> list[Examined]:
+    """Evaluates models: metrics on held-out data, tests and assertions. Raises InputError if there is nothing to do."""
+    suite = None if tests is None else load_suite(tests)
+    if data is None and (suite is None or not suite.tests):
+        raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
+    if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
+        raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
+    _check_needs(suite, data)
+    folder = Path() if tests is None else tests.parent
+    with one_device(folder, notice=notice) as (site, device):
+        from ringmaster.tasks.evaluation.examination import examine_each
+
+        found = examine_each(
+            {model.label: model.folder for model in models},
+            job=_job(data),
+            held_out=data is not None,
+            suite=suite,
+            against=None if against is None else against.folder,
+            max_rows=max_rows,
+            progress=progress,
+            site=site,
+            device=device,
+            folder=folder,
+        )
+    return list(found.values())
+
+
+def examine_by(
+    policy: Policy, model: Found, *, data: DataSpec, against: Found | None, notice: Notice
+) -> list[Examined]:
+    """Evaluates a model for a policy, once for each of its suites, and compares it with another model."""
+    with one_device(policy.folder, notice=notice) as (site, device):
+        from ringmaster.tasks.evaluation.examination import examine
+
+        return [
+            examine(
+                model.folder,
+                job=_job(data),
+                suite=suite,
+                against=None if against is None else against.folder,
+                metrics=None if policy.metric is None else [policy.metric],
+                max_rows=policy.max_rows,
+                site=site,
+                device=device,
+                folder=policy.folder,
+            )
+            for suite in policy.suites or (Suite(name="metrics"),)
+        ]
+
+
+def _job(data: DataSpec | None) -> Job:
+    """Returns a job for an evaluation: the data, if there is any, and how a loss is computed."""
+    data = data or DataSpec(source="digits")
+    return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
+
+
+@contextmanager
+def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironment, Device]]:
+    """Yields a trial environment and a leased device; waits for an idle one, with a notice.
+
+    folder: where a user's functions are imported from, after all other paths.
+    """
+    home = settings.home()
+    with ExitStack() as stack:
+        node = stack.enter_context(own_node())
+        cluster = detect() if node is None else node.cluster
+        devices = cluster.nodes[0].devices
+        server = stack.enter_context(ForkServer())
+        site = TrialEnvironment(
+            server=server,
+            devices=devices,
+            cache_dir=home / "cache",
+            import_paths=(str(folder.resolve()), str(Path.cwd())),
+        )
+        if node is not None:
+            (device,) = stack.enter_context(node.lent("evaluation", DevicesWanted(least=1, most=1, presses=True)))
+            yield site, device
+            return
+        home.mkdir(parents=True, exist_ok=True)
+        leases = leases_of(home)
+        names = dict(zip(cluster.lease_names().values(), cluster.devices, strict=True))
+        mine, told = None, False
+        while (mine := next((name for name in names if leases.take([name], holder="evaluation")), None)) is None:
+            if not told:
+                notice("waiting for a device")
+                told = True
+            threading.Event().wait(LEASE_RETRY_S)
+        stack.callback(leases.give_back, [mine])
+        yield site, names[mine]
+
+
+def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
+    """Raises InputError if slices, assertions or tests of images need held-out data that was not named."""
+    if suite is None or data is not None:
+        return
+    asking: list[Any] = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
+    if asking:
+        names = ", ".join(entry.name for entry in asking)
+        raise InputError([f"{names} of {suite.name} ask for held-out data. To fix: name it by --data"])

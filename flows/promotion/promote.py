@@ -1,0 +1,168 @@
+"""Promotion on a person's request: decided by a policy, or by the person alone, and recorded with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.promotion import examine
+from ringmaster.flows.promotion.examine import Found
+from ringmaster.model_lineage.graph.snapshot import Node
+from ringmaster.tasks.alarms import Alarm
+from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.profiling.stage import Notice
+from ringmaster.tasks.promotion import decisions, stage
+from ringmaster.tasks.promotion.moves import MoveLog
+from ringmaster.tasks.promotion.names import CHAMPION
+from ringmaster.tasks.promotion.policy import Decision, decide_by
+from ringmaster.tasks.promotion.policy_file import Policy, load_policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A person's request.
+
+    model: the model to promote.
+    policy: file of the policy; None to promote without one.
+    data: the data for the policy's evaluation.
+    against: name of the model to compare with; None for the champion.
+    force: whether to promote against the policy's decision.
+    why: the person's reason.
+    who: the person.
+    """
+
+    model: str
+    policy: Path | None = None
+    data: str | None = None
+    against: str | None = None
+    force: bool = False
+    why: str = ""
+    who: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """A decision on a promotion.
+
+    name: registered name of the model.
+    version: the version that was considered.
+    before: the version that served before, if any.
+    decision: the decision.
+    """
+
+    name: str
+    version: int
+    before: int | None
+    decision: Decision
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        serves = self.version if self.decision.promote else self.before
+        said = {"model": self.name, "version": self.version, "promoted": self.decision.promote}
+        return {**said, "champion": serves, "champion_before": self.before, "reasons": list(self.decision.reasons)}
+
+    def sentence(self) -> str:
+        """Returns the decision as a sentence."""
+        before = "none before it" if self.before is None else f"version {self.before} before it"
+        if self.decision.promote:
+            return f"version {self.version} of {self.name} serves; {before}"
+        serves = "no version serves" if self.before is None else f"version {self.before} serves"
+        return f"version {self.version} of {self.name} is not promoted; {serves}"
+
+
+def promote_by_hand(
+    home: LineageHome,
+    asked: Asked,
+    *,
+    log: MoveLog,
+    notice: Notice,
+    sound: Callable[[Alarm], None] = lambda alarm: None,
+) -> Promotion:
+    """Decides on a promotion, and moves the aliases accordingly.
+
+    sound: sends an alarm if a version is refused.
+
+    Raises InputError, or PromotionRefused if another promotion was faster.
+    """
+    _check(asked)
+    policy = None if asked.policy is None else load_policy(asked.policy)
+    node = _candidate(home, asked.model)
+    name, version = node.record.registered_name, node.record.version
+    assert version is not None, "a candidate is a version"
+    finished = log.finish_left_behind(home.ledger, name)
+    serving = home.ledger.get_alias(name, CHAMPION)
+    champion = None if serving is None else serving.version
+    if champion == version and finished:  # this promotion was begun before, and interrupted
+        return _begun_before(home, node)
+    if champion == version:
+        raise InputError([f"{node.label} serves already. To fix: name another version"])
+    if policy is None:
+        decision, who = Decision(promote=True, why=asked.why, reasons=(asked.why,)), asked.who
+    else:
+        against = asked.against or (None if champion is None else f"{name}/{champion}")
+        decision, who = _judged(home, node, policy, asked, against=against, notice=notice)
+    stage.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
+    return Promotion(name=name, version=version, before=champion, decision=decision)
+
+
+def _begun_before(home: LineageHome, node: Node) -> Promotion:
+    """Returns a promotion that was just finished, with the decision that was made when it was begun."""
+    version, kept = node.record.version, decisions.read(home.ledger, node.record)
+    assert version is not None and kept, "what was finished was decided, and kept"
+    decision = Decision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
+    return Promotion(
+        name=node.record.registered_name, version=version, before=kept[-1].champion_before, decision=decision
+    )
+
+
+def _judged(
+    home: LineageHome, node: Node, policy: Policy, asked: Asked, *, against: str | None, notice: Notice
+) -> tuple[Decision, str]:
+    """Returns the decision, by the policy or by the person against it, and who made it."""
+    assert asked.data is not None, "a policy has data to look at"
+    other = None if against is None else examine.find(against, home)
+    model = Found(label=node.label, folder=home.model_dir(node), record=node.record)
+    data = examine.data_spec(asked.data)
+    found = examine.examine_by(policy, model, data=data, against=other, notice=notice)
+    for examined in found:
+        recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
+    metric = next((line.metric for examined in found for line in examined.measured), "loss")
+    decision = decide_by(policy, found, metric=metric, is_first=other is None)
+    if decision.promote and policy.approval_s is not None:
+        agrees = f"{asked.who} agrees" + (f": {asked.why}" if asked.why else "")
+        return replace(decision, reasons=(*decision.reasons, agrees)), asked.who
+    if not decision.promote and asked.force:
+        forced = f"promoted all the same by {asked.who}: {asked.why}"
+        return Decision(promote=True, why=forced, reasons=(*decision.reasons, forced)), asked.who
+    return decision, f"policy {policy.name}"
+
+
+def _check(asked: Asked) -> None:
+    """Raises InputError if the options of the request contradict each other."""
+    faults = []
+    if asked.policy is None and not asked.why:
+        faults.append("nobody says why. To fix: say it by --why, or name a policy by --policy")
+    if asked.policy is None and (asked.force or asked.against or asked.data):
+        faults.append("--force, --against and --data go with a policy. To fix: name one by --policy")
+    if asked.policy is not None and asked.data is None:
+        faults.append("the policy has nothing to look at. To fix: name data by --data, such as --data digits")
+    if asked.force and not asked.why:
+        faults.append("--force wants a reason. To fix: say it by --why")
+    if faults:
+        raise InputError(faults)
+
+
+def _candidate(home: LineageHome, name: str) -> Node:
+    """Returns the requested version, the newest one for a name alone. Raises InputError if it is no version."""
+    snapshot, text = home.snapshot, name.removeprefix("models:/")
+    newest_first = sorted(snapshot.versions(text), key=lambda node: node.record.version or 0, reverse=True)
+    # A model outlives its version: one that was deleted in the registry cannot serve.
+    there = (node for node in newest_first if home.ledger.get_version(text, node.record.version or 0) is not None)
+    node = next(there, None) or home.find(name)
+    if node.record.version is None:
+        raise InputError([f"{node.label} is no registered version. To fix: name a model's version"])
+    return node

@@ -1,0 +1,1 @@
+"""Reports for people: progress of a running batch, the plan, the result, and the timeline of a pool."""

@@ -1,0 +1,173 @@
+"""Report of the techniques that fit a model's jobs, with memory estimates and refusals; needs no weights and no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console, output_console
+from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch.document import read
+from ringmaster.tasks.cluster import detect
+from ringmaster.tasks.profiling.stage import run_preflight
+from ringmaster.tasks.profiling.trials import gang_shape
+from ringmaster.techniques import GangShape
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+
+PATIENCE_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
+UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TechniqueReport:
+    """The preflights of jobs.
+
+    shapes: one gang shape for each gang size.
+    preflights: the preflights, by job name.
+    faults: why some jobs have no preflight, by job name.
+    """
+
+    shapes: tuple[GangShape, ...]
+    preflights: Mapping[str, Preflight]
+    faults: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `techniques --model --json` prints."""
+        return {
+            "shapes": to_json(self.shapes),
+            "jobs": [
+                {"name": s.job, "candidates": to_json(_ordered(s)), "refused": to_json(s.refusals)}
+                for s in self.preflights.values()
+            ],
+            "faults": dict(self.faults),
+        }
+
+
+def look_ahead(
+    file: Path, *, job: str | None, num_devices: int | None, memory: str | None, num_nodes: int
+) -> TechniqueReport:
+    """Estimates the memory of every technique and config for the jobs of `file`.
+
+    file: a batch file, or a file with one job.
+    job: name of the only job to report; None for all.
+    num_devices, memory: number and memory of GPUs that need not exist; None for the devices of this machine.
+    num_nodes: number of nodes that these GPUs are spread over.
+
+    Raises BatchFileError and InputError with every fault of the input.
+    """
+    batch = _batch(file)
+    jobs = [each for each in batch.jobs if job in (None, each.name)]
+    if not jobs:
+        raise InputError([f"{file} has no job {job!r}; it has {', '.join(each.name for each in batch.jobs)}"])
+    shapes, slots = _shapes(batch, num_devices, memory, num_nodes)
+    order = PreflightOrder(
+        jobs=tuple(jobs),
+        shapes=shapes,
+        techniques=registry.dotted_paths(),
+        cache_dir=str(settings.home() / "cache"),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        import_paths=(str(batch.folder),),
+        slots=slots,
+        forecast_all=True,
+        patience_s=PATIENCE_S,
+        describe_data=True,
+    )
+    console = error_console()
+    preload = tuple(f"transformers:{each.model.architecture}" for each in jobs if each.model.architecture)
+    with console.status("estimating"), ForkServer(preload=preload) as server:
+        preflights, faults = run_preflight(order, server=server, notice=lambda _: None)
+    return TechniqueReport(shapes=shapes, preflights=preflights, faults=faults)
+
+
+def print_technique_report(report: TechniqueReport) -> None:
+    """Prints tables for each job: the configs that fit, the quickest by estimate first, and the others with reasons."""
+    console = output_console()
+    for preflight in report.preflights.values():
+        candidates = _ordered(preflight)
+        quickest_s = min((c.step_s for c in candidates if c.step_s is not None), default=None)
+        memory_bytes = report.shapes[0].memory_bytes
+        console.print(f"{preflight.job}: {len(candidates)} configs fit into {memory_bytes / 2**30:.1f} GiB a device")
+        table = Table("technique", "devices", "config", box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for header in ("GiB a device", "GiB of host a device", "step"):
+            table.add_column(header, justify="right")
+        for c in candidates:
+            forecast = c.forecast
+            device_bytes = c.least_bytes if forecast is None else forecast.device_bytes
+            host_bytes = 0 if forecast is None else forecast.host_bytes
+            sign = "" if forecast is not None and forecast.source == "rehearsed" else "> " if forecast is None else "~ "
+            step = "" if c.step_s is None or quickest_s is None else f"{c.step_s / quickest_s:.2f}"
+            row = [c.technique, str(c.num_devices), _knobs(c.config), f"{sign}{device_bytes / 2**30:.2f}"]
+            table.add_row(*row, f"{host_bytes / 2**30:.2f}" if host_bytes else "", step)
+        console.print(table)
+        out = Table("out", "devices", "config", "why", box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for refusal in _shortened(preflight.refusals):
+            out.add_row(refusal.technique, str(refusal.num_devices), _knobs(refusal.config or {}), refusal.reason)
+        console.print(out)
+    for name, fault in report.faults.items():
+        console.print(f"{name}: {fault}", markup=False)
+
+
+def _batch(file: Path) -> Batch:
+    """Reads a batch file, or a file with one job."""
+    data = read(file.read_text(encoding="utf-8")).data if file.is_file() else None
+    if isinstance(data, dict) and "jobs" not in data and "grid" not in data and "model" in data:
+        text = json.dumps({"jobs": [{"name": file.stem, **data}]})
+        return parse_batch(text, folder=file.parent, name=file.name)
+    return load_batch(file)
+
+
+def _shapes(
+    batch: Batch, num_devices: int | None, memory: str | None, num_nodes: int
+) -> tuple[tuple[GangShape, ...], tuple[tuple[int, ...], ...]]:
+    """Returns the gang shapes, and the cores of this machine's CPU slots, whose speed can be measured."""
+    if (num_devices is None) != (memory is None):
+        raise InputError(["--devices and --memory go together: how many GPUs, and how large each is"])
+    if num_devices is not None and memory is not None:
+        if num_devices % num_nodes:
+            raise InputError([f"{num_devices} devices cannot be divided evenly over {num_nodes} nodes"])
+        memory_bytes = _bytes(memory)
+        shape = GangShape(kind="gpu", num_devices=num_devices, memory_bytes=memory_bytes, num_nodes=num_nodes)
+        return (shape,), ()
+    try:
+        devices = detect(batch.devices).devices
+    except ValueError as error:
+        raise InputError([str(error)]) from error
+    sizes = range(1, len(devices) + 1)
+    return tuple(gang_shape(devices[:n]) for n in sizes), tuple(d.cores for d in devices if d.kind == "cpu")
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", text.strip())
+    if found is None or found[2] not in UNITS or found[1].count(".") > 1 or found[1] == ".":
+        units = ", ".join(UNITS)
+        raise InputError([f"--memory {text!r} is no amount of memory. To fix: write 80GiB, or a number with {units}"])
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def _ordered(preflight: Preflight) -> tuple[Candidate, ...]:
+    """Returns the candidates of each gang size with the quickest estimate first; unsorted if an estimate is missing."""
+    if any(c.step_s is None for c in preflight.candidates):
+        return preflight.candidates
+    return tuple(sorted(preflight.candidates, key=lambda c: (c.num_devices, c.step_s)))
+
+
+def _shortened(refusals: tuple[Refusal, ...]) -> Iterator[Refusal]:
+    """Yields a technique of which no config fits once, not once for each config."""
+    whole = {(r.technique, r.num_devices) for r in refusals if r.config is None}
+    yield from (r for r in refusals if r.config is None or (r.technique, r.num_devices) not in whole)
+
+
+def _knobs(config: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in config.items())

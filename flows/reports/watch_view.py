@@ -1,0 +1,144 @@
+"""A run timeline for a terminal: a Gantt chart by device, the jobs, the nodes, and the last decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from ringmaster.tasks.execution.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
+from ringmaster.tasks.execution.timeline.text import (
+    FAULT_MARK,
+    KEY,
+    Row,
+    axis,
+    job_texts,
+    letters,
+    margin_of,
+    num_rows,
+    rows,
+)
+from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
+from ringmaster.tasks.planning.charts.gantt_text import Piece
+
+HEADINGS = 11  # lines other than devices, jobs, nodes and notes
+INK, FAINT, DARK, RED = "#22303c", "#6b7680", "#3a444c", "#c1121f"
+STATUS_STYLES = {"running": "bold", "failed": RED, "done": "green", "paused": "yellow", "cancelled": "yellow"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The maximal number of lines of each part."""
+
+    devices: int = 64
+    jobs: int = 40
+    nodes: int = 40
+    notes: int = 12
+
+    @classmethod
+    def of_screen(cls, run_timeline: RunTimeline, height: int) -> Room:
+        """Returns the sizes that fit a screen: the jobs get at least a third, the devices what the jobs leave."""
+        left = height - HEADINGS - (3 if run_timeline.nodes else 0)
+        notes = min(len(run_timeline.notes), max(2, left // 6))
+        nodes = min(len(run_timeline.nodes), max(2, left // 6))
+        left -= notes + nodes
+        needed = num_rows(run_timeline)
+        devices = max(2, min(needed, left - min(len(run_timeline.jobs), max(3, left // 3))))
+        return cls(devices=devices, nodes=nodes, notes=notes, jobs=max(1, left - devices))
+
+
+def picture(run_timeline: RunTimeline, *, width: int, room: Room, has_shades: bool = True) -> RenderableType:
+    """Returns the whole view, `width` columns wide. has_shades: whether the terminal has more than sixteen colours."""
+    parts: list[RenderableType] = [
+        Text().append(run_timeline.name, "bold").append(f"  {' · '.join(headline(run_timeline))}"),
+        Text(),
+        *_gantt(run_timeline, width, room.devices, has_shades=has_shades),
+        Text(),
+        _jobs(run_timeline, room.jobs),
+    ]
+    if run_timeline.nodes:
+        parts += [Text(), _nodes(run_timeline, room.nodes)]
+    if run_timeline.notes:
+        parts += [Text(), *_notes(run_timeline, room.notes)]
+    return Group(*parts)
+
+
+def _gantt(run_timeline: RunTimeline, width: int, most: int, *, has_shades: bool) -> Iterator[RenderableType]:
+    margin = margin_of(run_timeline)
+    columns = max(20, width - margin - 3)
+    names = letters(run_timeline)
+    colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)} if has_shades else {}
+    found, left_out = rows(run_timeline, columns, most=most)
+    if not (run_timeline.first or run_timeline.real):
+        yield Text("nothing is planned yet: jobs are measured first", style=FAINT)
+        return
+    for row in found:
+        yield _row(row, margin, colour)
+    yield Text(f"{'':>{margin}} {axis(run_timeline, columns)}", style=FAINT, no_wrap=True)
+    yield Text(f"{'':>{margin}} {KEY}", style=FAINT, no_wrap=True)
+    if left_out:
+        yield Text(f"{'':>{margin}} and {left_out} more devices", style=FAINT)
+
+
+def _row(row: Row, margin: int, colour: dict[str, str]) -> Text:
+    line = Text(no_wrap=True).append(f"{row.name[-margin:]:>{margin}} ", FAINT)
+    for piece in row.pieces:
+        ink, ground = _style(piece, colour, is_first_plan=row.is_first_plan)
+        named, rest = piece.text[: piece.num_named], piece.text[piece.num_named :]
+        line.append(named, f"{ink}{ground}")
+        is_marked = rest.endswith(FAULT_MARK)
+        line.append(rest.removesuffix(FAULT_MARK), f"{FAINT if ink == INK else ink}{ground}")
+        if is_marked:
+            line.append(FAULT_MARK, f"bold {RED}{ground}")
+    return line
+
+
+def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tuple[str, str]:
+    """Returns the foreground and background of a piece's cells."""
+    if not isinstance(piece.of, Span):
+        return FAINT, ""
+    if is_first_plan:
+        return FAINT, ""
+    is_running = piece.of.status == NOW_RUNNING
+    if not colour:
+        return "dim" if piece.of.status == TO_COME else "bold" if is_running else "default", ""
+    own = colour.get(piece.of.job, COLOURS[-1])
+    if piece.of.status == TO_COME:
+        return own, f" on {DARK}"
+    return f"bold {INK}" if is_running else INK, f" on {own}"
+
+
+def _jobs(run_timeline: RunTimeline, most: int) -> Table:
+    table = Table(
+        *("", Column("job", no_wrap=True), "status", Column("step", justify="right"), "technique"),
+        *(Column("ends after", justify="right"), "message"),
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
+    for text in job_texts(run_timeline, most):
+        table.add_row(*(Text(cell) for cell in text), style=STATUS_STYLES.get(text[2]))
+    left_out = len(run_timeline.jobs) - most
+    if left_out > 0:
+        table.add_row("", Text(f"and {left_out} more"), style=FAINT)
+    return table
+
+
+def _nodes(run_timeline: RunTimeline, most: int) -> Table:
+    table = Table("node", "devices", "status", "health", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for node in sorted(run_timeline.nodes, key=lambda node: (not node.health, node.name))[:most]:
+        said = "; ".join(f"device {number} {reason}" for number, reason in node.health) or "well"
+        style = RED if node.health else None
+        table.add_row(node.name, str(node.num_devices), node.status, Text(said), style=style)
+    if len(run_timeline.nodes) > most:
+        table.add_row(Text(f"and {len(run_timeline.nodes) - most} more"), style=FAINT)
+    return table
+
+
+def _notes(run_timeline: RunTimeline, most: int) -> Iterator[Text]:
+    yield Text("last decisions", style="bold")
+    for note in run_timeline.notes[-most:]:
+        yield Text(f"{seconds_text(max(0.0, note.at_s)):>9}  {note.text}", no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,1 @@
+"""A retraining run, step by step: inspect, select, train, compare, report."""

@@ -1,0 +1,233 @@
+"""Comparison of candidates with their champions, and the outcome of each model: promoted, kept, left or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.promotion.approval import ask
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.comparison import Judged, Rival, judge
+from ringmaster.flows.retraining.inspect_models import Checked, trained_of
+from ringmaster.flows.retraining.retraining_run import RetrainingRun
+from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.retraining.train_models import keep_trained, row_of
+from ringmaster.model_lineage import ModelRecord
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.scores import score_models
+from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.promotion.moves import PromotionRefused
+from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.promotion.stage import ServingVersions, leave_waiting
+from ringmaster.tasks.promotion.task import promote_task
+from ringmaster.tasks.retraining.observing import references_of, scored_features
+from ringmaster.tasks.retraining.production import with_tokenizer_of
+from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
+from ringmaster.tasks.storage.journal import DONE
+from ringmaster.techniques import Job
+from ringmaster.techniques.interface.values import from_json
+
+MOST_SCORED = 2000  # held-out rows, for the reference of predictions
+
+
+def judge_all(
+    run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, result: BatchResult | None
+) -> list[ModelResult]:
+    """Compares every version that was not compared yet with its champion, and promotes the better ones.
+
+    Each result is saved as soon as it takes effect: a process that resumes the run starts with the next model.
+    """
+    known = {name: from_json(ModelResult, said) for name, said in run.content.get("verdicts", {}).items()}
+    left = {name: check for name, check in checks.items() if name not in known}
+    now = run.standings()
+    candidates = {
+        name: candidate
+        for name, check in left.items()
+        if _is_to_be_compared(check, chosen, result)
+        and (candidate := now[check.model.registered_name].candidate) is not None
+    }
+    judged: dict[str, Judged] = {}
+    if candidates:
+        rivals = _rivals(run, checks, candidates)
+        with run.device() as device:
+            judged = judge(rivals, run.production.policy, ledger=run.ledger, site=run.bench.site, device=device)
+            for name, candidate in candidates.items():
+                _keep_predictions(run, checks[name], candidate, device=device)
+    for name, check in left.items():
+        if (candidate := candidates.get(name)) is not None:
+            known[name] = _compared(run, check, candidate, judged[name])
+        else:
+            known[name] = _not_compared(run, check, now[check.model.registered_name], chosen, result)
+        run.save(verdicts={other: model_result.to_json() for other, model_result in known.items()})
+    for name, fault in run.production.broken.items():
+        known[name] = ModelResult(model=name, is_due=False, why_due="", metric="", outcome=FAILED, why=fault)
+    return list(known.values())
+
+
+def interrupted(run: RetrainingRun, checks: Mapping[str, Checked], result: BatchResult) -> list[ModelResult]:
+    """Returns the results of a run whose batch was interrupted: nothing was compared, and nothing is decided."""
+    why = "the retraining run was interrupted; the same command resumes it"
+    return [
+        replace(_model_result(run, check), outcome=FAILED, why=why)
+        if row_of(name, result) is not None
+        else _model_result(run, check)
+        for name, check in checks.items()
+    ]
+
+
+def _is_to_be_compared(check: Checked, chosen: Chosen, result: BatchResult | None) -> bool:
+    """Returns whether a model's newest version was trained by this run, or was left uncompared by an earlier one."""
+    if check.due is None:
+        return False
+    if not check.due.is_due or not chosen.trains(check.model.name):
+        return not check.due.is_due
+    if result is None:  # an earlier process of this run has trained it
+        return True
+    return any((row := row_of(job.name, result)) and row["status"] == DONE for job in _jobs(check))
+
+
+def _jobs(check: Checked) -> list[Job]:
+    return [check.model.job, *check.model.variants]
+
+
+def _model_result(run: RetrainingRun, check: Checked) -> ModelResult:
+    policy, champion = run.production.policy, check.standing.champion
+    return ModelResult(
+        model=check.model.name,
+        why_due=check.due.why if check.due else "",
+        is_due=check.due is not None and check.due.is_due,
+        metric=(policy and policy.metric) or check.model.metric,
+        champion_version=None if champion is None else champion.version,
+        notes=check.due.notes if check.due else (),
+    )
+
+
+def _not_compared(
+    run: RetrainingRun, check: Checked, now: ServingVersions, chosen: Chosen, result: BatchResult | None
+) -> ModelResult:
+    """Returns the result of a model without a candidate: not due, waiting, failed, or decided before."""
+    model_result, name = _model_result(run, check), check.model.name
+    if check.due is None:
+        return replace(model_result, outcome=FAILED, why=f"it cannot be inspected: {check.fault}")
+    if not model_result.is_due:
+        return model_result
+    if name in chosen.unfit:
+        return replace(model_result, outcome=FAILED, why=chosen.unfit[name])
+    if not chosen.trains(name):
+        return replace(model_result, outcome=LEFT, why=chosen.left.get(name, ""))
+    if name in run.content.get("gone", ()):
+        why = "its champion was deleted from the registry during the retraining run; the next one handles it"
+        return replace(model_result, outcome=FAILED, why=why)
+    row = None if result is None else row_of(name, result)
+    if row is not None and row["status"] != DONE:
+        return replace(model_result, outcome=FAILED, why=row["message"] or row["status"])
+    return _decided_before(run, check, now, model_result)
+
+
+def _decided_before(run: RetrainingRun, check: Checked, now: ServingVersions, model_result: ModelResult) -> ModelResult:
+    """Returns the result that an earlier process of this run decided, and did not save before it died."""
+    newest = now.latest
+    if newest is not None and check.has_made(newest):
+        made = decisions.read(run.ledger, newest)
+        if made:
+            outcome = PROMOTED if made[-1].outcome == decisions.PROMOTED else KEPT
+            before = made[-1].champion_before
+            why = "; ".join(made[-1].reasons)
+            return replace(
+                model_result, outcome=outcome, why=why, candidate_version=newest.version, champion_version=before
+            )
+    return replace(model_result, outcome=FAILED, why="it was trained, but could not be recorded")
+
+
+def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mapping[str, ModelRecord]) -> list[Rival]:
+    """Returns each candidate with its champion, and the held-out data on which both are compared."""
+    folders = {name: run.download(candidate) for name, candidate in candidates.items()}
+    # The tokenizer with which a first candidate reads the comparison data exists only now.
+    compared = {name: with_tokenizer_of(folders[name], checks[name].model).compare_on for name in candidates}
+    others = [job for job in compared.values() if job is not None]
+    bench, notice = run.bench, current_view.get().notice
+    preflights, faults = (
+        preflight_jobs(others, site=bench.site, cluster=bench.cluster, notice=notice) if others else ({}, {})
+    )
+    rivals = []
+    for name, candidate in candidates.items():
+        model, job, data = checks[name].model, checks[name].model.job, checks[name].data
+        if (other := compared[name]) is not None:
+            job, data = other, preflights[other.name].data if other.name in preflights else None
+        rivals.append(
+            Rival(
+                name=name,
+                metric=model.metric,
+                min_gain=model.min_gain,
+                job=job,
+                data=data,
+                candidate=candidate,
+                candidate_dir=folders[name],
+                champion_dir=checks[name].champion_dir,
+                fault=faults.get(job.name, ""),
+            )
+        )
+    return rivals
+
+
+def _keep_predictions(run: RetrainingRun, check: Checked, candidate: ModelRecord, *, device: Device) -> None:
+    """Stores a candidate's predictions on held-out rows, if later runs are to measure the drift of predictions."""
+    kept = trained_of(run, candidate)
+    if check.model.watched.predictions is None or kept is None or kept.predictions:
+        return
+    job, site = check.model.job, run.bench.site
+    folder = {"candidate": run.download(candidate)}
+    scored = score_models(folder, job=job, data=check.data, max_rows=MOST_SCORED, site=site, device=device)
+    if (scores := scored.scores.get("candidate")) is not None:
+        keep_trained(run, candidate, replace(kept, predictions=references_of(scored_features(scores))))
+
+
+def _compared(run: RetrainingRun, check: Checked, candidate: ModelRecord, judged: Judged) -> ModelResult:
+    """Returns the result of a candidate; moves its aliases."""
+    model_result = replace(
+        _model_result(run, check),
+        candidate_version=candidate.version,
+        candidate_value=judged.candidate_value,
+        champion_value=judged.champion_value,
+    )
+    if judged.decision is None:
+        return replace(model_result, outcome=FAILED, why=judged.fault)
+    return _carry_out(run, model_result, candidate, judged.decision)
+
+
+def _carry_out(
+    run: RetrainingRun, model_result: ModelResult, candidate: ModelRecord, decision: Decision
+) -> ModelResult:
+    """Moves the aliases by a decision, once a person has approved it if the policy requires that."""
+    policy = run.production.policy
+    who = "rule" if policy is None else f"policy {policy.name}"
+    if policy is not None and policy.approval_s is not None and decision.promote:
+        answer = ask(_question(model_result, candidate, decision), timeout_s=policy.approval_s)
+        if answer.approved is None:
+            why = f"it waits for approval: {answer.why} ({decision.why})"
+            leave_waiting(run.ledger, candidate, why, who=who)
+            return replace(model_result, outcome=KEPT, why=why)
+        said = f"{answer.who} {'agrees' if answer.approved else 'does not agree'}"
+        said += f": {answer.why}" if answer.why else ""
+        reasons = (*(decision.reasons if answer.approved else ()), said)
+        decision = Decision(promote=answer.approved, why=f"{decision.why}; {said}", reasons=reasons)
+        who = answer.who
+    try:
+        promote_task(
+            candidate, decision, ledger=run.ledger, log=run.moves, champion=model_result.champion_version, who=who
+        )
+    except PromotionRefused as refused:
+        return replace(model_result, outcome=FAILED, why=str(refused))
+    return replace(model_result, outcome=PROMOTED if decision.promote else KEPT, why=decision.why)
+
+
+def _question(model_result: ModelResult, candidate: ModelRecord, decision: Decision) -> str:
+    """Returns the question for a person, as markdown."""
+    serving = "none yet" if model_result.champion_version is None else f"version {model_result.champion_version}"
+    reasons = "".join(f"\n- {reason}" for reason in decision.reasons or (decision.why,))
+    return (
+        f"# Promote {candidate.registered_name} version {candidate.version}?\n\nIts champion is {serving}. "
+        f"The policy agrees:\n{reasons}"
+    )

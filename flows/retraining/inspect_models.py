@@ -1,0 +1,259 @@
+"""Inspection of the models before training: freezes their current data, and decides which models are due."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.retraining_run import RetrainingRun
+from ringmaster.model_lineage import LedgerError, ModelRecord
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.evaluation.assertions.assertions import check, importable
+from ringmaster.tasks.evaluation.assertions.logs import Log
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.profiling.stage import preflight_jobs
+from ringmaster.tasks.promotion.stage import ServingVersions, training_digest, version_of
+from ringmaster.tasks.retraining import observing
+from ringmaster.tasks.retraining.drift import Drift, drifts_of
+from ringmaster.tasks.retraining.due import Due, Seen, due
+from ringmaster.tasks.retraining.frozen import freeze
+from ringmaster.tasks.retraining.observing import Trained
+from ringmaster.tasks.retraining.production import ProductionModel, Watched, with_tokenizer_of
+from ringmaster.techniques import Job
+from ringmaster.techniques.interface.values import from_json, to_json
+
+TRAINED = "retraining/trained.json"
+"""The artifact of a model's MLflow run with the data that a retraining run trained it on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The result of inspecting a model before training.
+
+    model: the model, with the tokenizer of its champion and the copied files of this run.
+    standing: its versions in the registry.
+    champion_dir: the champion's files.
+    data: the JSON form of the prepared data.
+    files: the data files, as (name, stamp).
+    due: whether the model is due; None if the data could not be read.
+    fault: why the data could not be read.
+    newest_before: its newest version at the inspection. None if there was none, or if the run was begun by an earlier
+        release, which did not store it.
+    """
+
+    model: ProductionModel
+    standing: ServingVersions
+    champion_dir: Path | None = None
+    data: Mapping[str, Any] | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    due: Due | None = None
+    fault: str = ""
+    newest_before: int | None = None
+
+    def has_made(self, newest: ModelRecord | None) -> bool:
+        """Returns whether this run has trained the newest version: on its data, and after the inspection.
+
+        The data alone is not sufficient: a model that is due by its age, or by force, has a version of the same data.
+        """
+        if newest is None or self.data is None or training_digest(newest) != self.data["digest"]:
+            return False
+        return self.newest_before is None or version_of(newest) > self.newest_before
+
+
+def look(run: RetrainingRun) -> dict[str, Checked]:
+    """Returns the inspection of each model; the result of an earlier process of this run takes precedence."""
+    where = run.standings()
+    seen: Mapping[str, Any] = run.step("looked", lambda: {name: _plain(c) for name, c in _fresh(run, where).items()})
+    models = {model.name: model for model in run.production.models}
+    return {name: _read(run, models[name], where, said) for name, said in seen.items() if name in models}
+
+
+def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, Checked]:
+    found = {}
+    for model in run.production.models:
+        check = Checked(model=model, standing=where[model.registered_name])
+        try:
+            found[model.name] = _frozen(run, check)
+        except (ValueError, OSError, LedgerError) as error:
+            if isinstance(error, LedgerError) and error.may_pass:
+                raise  # nothing is wrong with the model: the run resumes when it is called again
+            found[model.name] = replace(check, fault=str(error))
+    jobs = [job for check in found.values() if not check.fault for job in check.model.jobs]
+    preflights, faults = ({}, {}) if not jobs else _preflighted(run, jobs)
+    data = {name: preflight.data for name, preflight in preflights.items()}
+    return {name: check if check.fault else _decided(run, check, data, faults) for name, check in found.items()}
+
+
+def _frozen(run: RetrainingRun, check: Checked) -> Checked:
+    """Returns the check with copies of the model's files, and the tokenizer of its champion."""
+    champion = check.standing.champion
+    folder = None if champion is None else run.download(champion)
+    copies = run.folder / "data"
+
+    def of_this_run(job: Job) -> Job:
+        return replace(job, data=freeze(job.data, run_date=run.date, window_days=None, folder=copies).data)
+
+    model = check.model
+    frozen = freeze(model.job.data, run_date=run.date, window_days=model.window_days, folder=copies)
+    own = replace(model.job, data=frozen.data)
+    model = replace(
+        model,
+        job=own,
+        variants=tuple(replace(job, data=own.data) for job in model.variants),
+        compare_on=None if model.compare_on is None else of_this_run(model.compare_on),
+        watched=replace(
+            model.watched, inputs=None if model.watched.inputs is None else of_this_run(model.watched.inputs)
+        ),
+    )
+    return replace(check, model=with_tokenizer_of(folder, model), champion_dir=folder, files=frozen.files)
+
+
+def _preflighted(run: RetrainingRun, jobs: list[Job]) -> tuple[dict[str, Any], dict[str, str]]:
+    bench = run.bench
+    return preflight_jobs(jobs, site=bench.site, cluster=bench.cluster, notice=current_view.get().notice)
+
+
+def _decided(run: RetrainingRun, check: Checked, data: Mapping[str, Any], faults: Mapping[str, str]) -> Checked:
+    """Returns the check with the decision whether the model is due."""
+    model, standing = check.model, check.standing
+    if model.name in faults:
+        return replace(check, fault=faults[model.name])
+    own, missing = data[model.name], list[str]()
+    newest, champion = standing.latest, standing.champion
+    seen = Seen(
+        run_date=run.date,
+        digest=own["digest"],
+        num_samples=own["num_samples"],
+        trained=None if newest is None or model.rules.max_age_days is None else _run_of_training(run, newest),
+        drifts=tuple(_drifts(run, model, champion, data, faults, missing)),
+        failed_assertions=tuple(_failed(model.watched, missing)),
+        missing=tuple(missing),
+        only_older=model.window_days is not None and _only_lost_files(run, check),
+        had_champion=model.name in run.left_by_earlier("champions"),
+        is_forced=model.name in run.forced,
+    )
+    return replace(check, data=own, due=due(standing, seen, model.rules))
+
+
+def trained_of(run: RetrainingRun, model: ModelRecord) -> Trained | None:
+    """Returns what a retraining run stored about a model's training; None if the model was trained otherwise."""
+    if model.run_id is None:
+        return None
+    try:
+        return Trained.from_json(json.loads(run.ledger.read_text(model.run_id, TRAINED)))
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return None
+
+
+def _only_lost_files(run: RetrainingRun, check: Checked) -> bool:
+    """Returns whether the champion or the newest version was trained on every file of this run already."""
+    known = [model for model in (check.standing.champion, check.standing.latest) if model is not None]
+    kept = [trained for model in known if (trained := trained_of(run, model)) is not None]
+    read = {file for trained in kept for file in trained.files}
+    return bool(check.files) and read.issuperset(check.files)
+
+
+def _run_of_training(run: RetrainingRun, model: ModelRecord) -> str | None:
+    """Returns the date of the run that trained a version; for other versions, of the time when their training began."""
+    if (kept := trained_of(run, model)) is not None:
+        return kept.run_date
+    if model.run_id is None:
+        return None
+    start_ms = run.ledger.client.get_run(model.run_id).info.start_time
+    return run.production.hours.run_date_of(start_ms / 1000)
+
+
+def _drifts(
+    run: RetrainingRun,
+    model: ProductionModel,
+    champion: ModelRecord | None,
+    data: Mapping[str, Any],
+    faults: Mapping[str, str],
+    missing: list[str],
+) -> Iterator[Drift]:
+    """Yields the drift of inputs and of predictions, relative to the champion's training data."""
+    if model.rules.drift is None or champion is None:
+        return
+    kept = trained_of(run, champion)
+    if kept is None:
+        missing.append("drift cannot be measured: no retraining run has trained its champion")
+        return
+    watched = model.watched
+    name = model.name if watched.inputs is None else watched.inputs.name
+    if name in faults:
+        missing.append(f"the inputs cannot be read: {faults[name]}")
+    else:
+        yield from drifts_of(kept.inputs, observing.input_features(Path(data[name]["folder"])), model.rules.drift)
+    if watched.predictions is None:
+        return
+    if not kept.predictions:
+        missing.append("drift of predictions cannot be measured: none were stored for its champion")
+        return
+    try:
+        logged = observing.logged_features(Log(watched.predictions))
+    except ValueError as error:
+        missing.append(str(error))
+        return
+    yield from drifts_of(kept.predictions, logged, model.rules.drift)
+
+
+def _failed(watched: Watched, missing: list[str]) -> Iterator[str]:
+    """Yields the assertions that fail on what was logged."""
+    if watched.suite is None or watched.asserted is None:
+        return
+    try:
+        suite = load_suite(watched.suite)
+        with importable(watched.suite.parent):
+            results = check(suite.assertions, Log(watched.asserted))
+    except (BatchFileError, ValueError) as error:
+        missing.append(str(error))
+        return
+    for result in results:
+        if not result.passed:
+            said = result.why or f"{result.num_failures} of {result.num_rows} rows fail"
+            yield f"assertion {result.assertion}: {said}"
+
+
+def _plain(check: Checked) -> dict[str, Any]:
+    """Returns what is saved of a check."""
+    model = check.model
+    return {
+        "job": to_json(model.job),
+        "variants": to_json(model.variants),
+        "compare_on": to_json(model.compare_on),
+        "champion": None if check.standing.champion is None else version_of(check.standing.champion),
+        "newest": None if check.standing.latest is None else version_of(check.standing.latest),
+        "data": to_json(check.data),
+        "files": to_json(check.files),
+        "copies": [path for job in model.jobs for path in (job.data.path, job.data.held_out_path) if path is not None],
+        "due": to_json(check.due),
+        "fault": check.fault,
+    }
+
+
+def _read(
+    run: RetrainingRun, model: ProductionModel, where: Mapping[str, ServingVersions], said: Mapping[str, Any]
+) -> Checked:
+    """Restores a saved check; the champion to compare with is the current one."""
+    standing = where[model.registered_name]
+    return Checked(
+        model=replace(
+            model,
+            job=from_json(Job, said["job"]),
+            variants=tuple(from_json(Job, job) for job in said["variants"]),
+            compare_on=None if said["compare_on"] is None else from_json(Job, said["compare_on"]),
+        ),
+        standing=standing,
+        champion_dir=None if standing.champion is None or said["fault"] else run.download(standing.champion),
+        data=said["data"],
+        files=tuple((name, stamp) for name, stamp in said["files"]),
+        due=None if said["due"] is None else from_json(Due, said["due"]),
+        fault=said["fault"],
+        newest_before=said.get("newest"),
+    )

@@ -1,0 +1,154 @@
+"""The end of a retraining run: its report in Prefect, in MLflow and at a webhook, and the facts for the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+
+from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.retraining_run import RetrainingRun
+from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.model_lineage import LedgerError, MetricPoint
+from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.promotion.stage import version_of
+from ringmaster.tasks.retraining import webhook
+from ringmaster.tasks.retraining.dates import num_missed
+from ringmaster.tasks.retraining.frozen import drop_others
+from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED
+from ringmaster.tasks.retraining.report import LEFT, ModelResult, RetrainingReport, cost_of_batch
+from ringmaster.tasks.retraining.runs import DONE, FAILED, INTERRUPTED
+from ringmaster.tasks.retraining.selection import unit_of
+
+KEEP_RUNS = 14  # runs whose copies of files are stored
+
+
+def close(
+    run: RetrainingRun,
+    model_results: Sequence[ModelResult],
+    *,
+    chosen: Chosen,
+    result: BatchResult | None,
+) -> dict[str, Any]:
+    """Writes the report, and stores the run's answer. A failed delivery of the report is shown, and fails nothing."""
+    report = _report(run, model_results, chosen, result)
+    page = report.markdown()
+    said = f"{run.record.run_date}: {report.headline()}"
+    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=said))
+    status = _status(model_results, result)
+    answer = {
+        "name": run.production.name,
+        "night": run.record.run_date,
+        "status": status,
+        "models": [model_result.to_json() for model_result in model_results],
+        "num_trials": report.num_trials,
+        "cost": report.cost,
+        "unit": report.unit,
+        "missed": report.missed,
+        "batch": None if result is None else result.to_json(),
+        "report": report.markdown(with_picture=False),
+    }
+    if status == INTERRUPTED:
+        run.save(status=INTERRUPTED)
+        return {**answer, "faults": []}
+    faults = [*_recorded(run, report, status), *_posted(run, report, answer)]
+    for fault in faults:
+        current_view.get().notice(fault)
+    waited, before = run.left_by_earlier("waited"), run.left_by_earlier("champions")
+    now = {name: s.champion for name, s in run.standings().items()}
+    champions = {
+        model.name: version_of(champion)
+        for model in run.production.models
+        if (champion := now[model.registered_name]) is not None
+    }
+    answer = {**answer, "faults": faults}
+    run.save(
+        status=status,
+        answer=answer,
+        # A deleted model stays in the list, so that it is not trained again without a request.
+        champions={**before, **champions},
+        waited={
+            **{name: number for name, number in waited.items() if name not in {v.model for v in model_results}},
+            **{v.model: waited.get(v.model, 0) + 1 for v in model_results if v.outcome == LEFT},
+        },
+    )
+    _tidy(run)
+    return answer
+
+
+def _report(
+    run: RetrainingRun, model_results: Sequence[ModelResult], chosen: Chosen, result: BatchResult | None
+) -> RetrainingReport:
+    production = run.production
+    price = production.price_per_device_hour
+    batch = None if result is None else result.to_json()
+    num_devices = len(run.bench.cluster.devices)
+    measured = chosen.profiling_s * num_devices * price / HOUR_S if chosen.num_trials else 0.0
+    return RetrainingReport(
+        name=production.name,
+        run_date=run.record.run_date,
+        model_results=tuple(model_results),
+        began_s=run.record.began_s,
+        deadline_s=run.deadline_s,
+        missed=num_missed(run.date, None if run.last is None else run.last.run_date[:10]),
+        batch=batch,
+        plan=chosen.plan,
+        svg=chosen.svg,
+        cost=measured + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
+        unit=unit_of(price),
+        budget=production.budget,
+        num_trials=chosen.num_trials + (0 if result is None else result.num_trials),
+        profiling_s=chosen.profiling_s,
+        was_cut_short=result is None and "training" in run.content,
+        left={name: why for name, why in chosen.left.items() if chosen.trains(name)},
+    )
+
+
+def _status(model_results: Sequence[ModelResult], result: BatchResult | None) -> str:
+    if result is not None and result.status == INTERRUPTED:
+        return INTERRUPTED
+    return FAILED if any(model_result.outcome == MODEL_FAILED for model_result in model_results) else DONE
+
+
+def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list[str]:
+    """Records the report as an MLflow run of its own; returns why that failed."""
+    ledger, name = run.ledger, f"{report.name} {report.run_date}"
+    try:
+        run_id = ledger.start_batch(name, params={"night": report.run_date}, key=f"night {name}")
+        ledger.set_tags(run_id, {"ringmaster.type": "night"})
+        ledger.write_text(run_id, "report.md", report.markdown(with_picture=False))
+        ledger.write_json(run_id, "report.json", report.to_json())
+        if report.svg:
+            ledger.write_svg(run_id, "plan.svg", report.svg)
+        ledger.write_table(run_id, "models.json", [model_result.to_json() for model_result in report.model_results])
+        ledger.log_metrics(run_id, [MetricPoint(name, float(value)) for name, value in report.figures().items()])
+        ledger.set_note(run_id, report.markdown(with_picture=False))
+        ledger.finish_run(run_id, "FINISHED" if status == DONE else "FAILED")
+    except LedgerError as error:
+        return [f"the report is not in MLflow: {error}"]
+    return []
+
+
+def _posted(run: RetrainingRun, report: RetrainingReport, answer: Mapping[str, Any]) -> list[str]:
+    """Posts the report to the webhook, if there is one; returns why that failed."""
+    if run.production.webhook is None:
+        return []
+    try:
+        url = webhook.address_of(run.production.webhook)
+    except ValueError as error:
+        return [str(error)]
+    key = f"{report.name} {report.run_date}"
+    text = f"Retraining of {report.name}, {report.run_date}: {report.headline()}"
+    content = {"text": text, "status": answer["status"], **report.to_json(), "report": answer["report"]}
+    fault = webhook.post(url, content, key=key, waits_s=webhook.WAITS_S)
+    return [f"the report was not posted: {fault}"] if fault else []
+
+
+def _tidy(run: RetrainingRun) -> None:
+    """Deletes copies of files that no recent run has read."""
+    late = run.runs.every(run.production.name)[-KEEP_RUNS:]
+    kept = [path for record in late for seen in record.content.get("looked", {}).values() for path in seen["copies"]]
+    drop_others(run.folder / "data", keep=kept)

@@ -1,0 +1,199 @@
+"""Selection of the models that a retraining run trains: by priority, as many due models as fit, as one batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ringmaster.flows.batch.local_executor import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.batch.records import failures_told
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.inspect_models import Checked
+from ringmaster.flows.retraining.retraining_run import RetrainingRun, current_clock
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.charts.gantt import render_svg
+from ringmaster.tasks.planning.groups.fusion import groups_of
+from ringmaster.tasks.planning.plans.checked import checked_fusion
+from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
+from ringmaster.tasks.profiling.task import profile_task
+from ringmaster.tasks.promotion.stage import version_of
+from ringmaster.tasks.retraining.selection import Choice, Limits, Wanted, choose
+from ringmaster.techniques import Job
+
+PROFILING_SHARE = 1.0  # share of the batch's predicted time; each profile serves every later run too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The selection of a retraining run.
+
+    batch: the batch to train; None for nothing.
+    left: why a model, or its sweep, waits for a later run, by name.
+    unfit: why a model cannot be trained on these devices, by name.
+    num_trials, profiling_s: number and duration of the trials for missing profiles.
+    plan: figures of the plan on which the selection is based.
+    svg: Gantt chart of that plan.
+    """
+
+    batch: Batch | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    num_trials: int = 0
+    profiling_s: float = 0.0
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    svg: str = ""
+
+    def trains(self, name: str) -> bool:
+        """Returns whether a job is trained."""
+        return self.batch is not None and any(job.name == name for job in self.batch.jobs)
+
+
+def choose_jobs(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
+    """Plans the due models against the run's deadline and budget, and selects those that fit."""
+    said = run.step("chosen", lambda: _plain(_choose(run, checks)))
+    return Chosen(**{**said, "batch": None if said["batch"] is None else Batch.from_json(said["batch"])})
+
+
+def _choose(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
+    due = {name: check for name, check in checks.items() if check.due is not None and check.due.is_due}
+    if not due:
+        return Chosen()
+    jobs = {job.name: job for check in due.values() for job in _jobs(check)}
+    began_s = time.monotonic()
+    # If the run's deadline has passed, nothing is profiled either.
+    profiled = Profiled(jobs=(), preflights={}, profiles={}) if _is_late(run) else _profiled(run, list(jobs.values()))
+    profiling_s = time.monotonic() - began_s
+    limits = _limits(run)
+    unfit = {name: profiled.faults[name] for name in due if name in profiled.faults}
+    problem_of = _problems(run, profiled, limits)
+    wanted = list(_wanted(run, {name: due[name] for name in due if name not in unfit}, profiled.faults))
+    choice = choose(wanted, limits, problem_of=problem_of, make_plan=partial(_plan, limits))
+    return Chosen(
+        batch=_batch(run, [jobs[name] for name in choice.jobs], limits) if choice.jobs else None,
+        left=choice.left,
+        unfit=unfit,
+        num_trials=profiled.num_trials,
+        profiling_s=profiling_s,
+        plan=_figures(choice, limits, problem_of),
+        svg="" if choice.plan is None else render_svg(choice.plan, problem_of(choice.jobs)),
+    )
+
+
+def _problems(run: RetrainingRun, profiled: Profiled, limits: Limits) -> Callable[[Sequence[str]], Problem]:
+    """Returns a function from job names to their planning problem, with the groups that they may be trained in."""
+    bench = run.bench
+    resolved = {job.name: job for job in profiled.jobs}
+    groups_among = groups_of_some(profiled, site=bench.site, cluster=bench.cluster, known=bench.known)
+
+    def problem_of(names: Sequence[str]) -> Problem:
+        chosen = [resolved[name] for name in names]
+        name, groups = run.production.name, groups_among(names)
+        problem = planning_problem(chosen, profiled.profiles, bench.cluster, name=name, groups=groups)
+        return _terms(limits, names).on(problem)
+
+    return problem_of
+
+
+def _plan(limits: Limits, problem: Problem) -> Plan:
+    """Plans as the batch will be planned: jobs are trained together if that is better."""
+    objective = _terms(limits, ()).objective
+    return checked_fusion(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=0, objective=objective).together
+
+
+def _jobs(check: Checked) -> Iterator[Job]:
+    """Yields the model's job and those of its sweep, each based on a version of the champion, as an alias may move."""
+    champion = check.standing.champion
+    for job in (check.model.job, *check.model.variants):
+        if check.model.warm_start and champion is not None:
+            job = replace(job, base=f"models:/{check.model.registered_name}/{version_of(champion)}")
+        yield job
+
+
+def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> Profiled:
+    bench, notice = run.bench, current_view.get().notice
+    return profile_task(
+        jobs,
+        site=bench.site,
+        cluster=bench.cluster,
+        known=bench.known,
+        notice=notice,
+        lend=bench.lend,
+        failed=failures_told(),
+        share=max(bench.batch.profiling_share, PROFILING_SHARE),
+    )
+
+
+def _is_late(run: RetrainingRun) -> bool:
+    return run.deadline_s is not None and current_clock.get()() >= run.deadline_s
+
+
+def _limits(run: RetrainingRun) -> Limits:
+    production = run.production
+    return Limits(
+        left_s=None if run.deadline_s is None else run.deadline_s - current_clock.get()(),
+        deadline_s=run.deadline_s,
+        budget=production.budget,
+        price_per_device_hour=production.price_per_device_hour,
+    )
+
+
+def _terms(limits: Limits, names: Sequence[str]) -> Terms:
+    """Returns the terms: the run is to be cheap within its deadline if it has a budget, else it is to end soon."""
+    return Terms(
+        objective="makespan" if limits.budget is None else "cost",
+        deadlines_s={} if limits.left_s is None else dict.fromkeys(names, limits.left_s),
+        price_per_device_hour=limits.price_per_device_hour,
+    )
+
+
+def _wanted(run: RetrainingRun, due: Mapping[str, Checked], faults: Mapping[str, str]) -> Iterator[Wanted]:
+    waited = run.left_by_earlier("waited")
+    for name, check in due.items():
+        yield Wanted(
+            model=name,
+            job=name,
+            variants=tuple(job.name for job in check.model.variants if job.name not in faults),
+            priority=check.model.priority,
+            waited=waited.get(name, 0),
+        )
+
+
+def _batch(run: RetrainingRun, jobs: Sequence[Job], limits: Limits) -> Batch:
+    """Returns the run's batch. Its name, that of the production file, keeps the registered names stable."""
+    terms = _terms(limits, [job.name for job in jobs])
+    return Batch.of(
+        name=run.production.name,
+        jobs=jobs,
+        objective=terms.objective,
+        devices=run.production.devices,
+        folder=run.production.folder,
+        deadlines_s=terms.deadlines_s,
+        price_per_device_hour=terms.price_per_device_hour,
+    )
+
+
+def _figures(choice: Choice, limits: Limits, problem_of: Callable[[Sequence[str]], Problem]) -> dict[str, Any]:
+    if choice.plan is None:
+        return {}
+    plan = choice.plan
+    groups = groups_of(plan, problem_of(choice.jobs))
+    return {
+        "makespan_s": plan.makespan_s,
+        "lower_bound_s": plan.lower_bound_s,
+        "gap": plan.gap,
+        "cost": choice.cost,
+        "unit": limits.unit,
+        "num_jobs": len(choice.jobs),
+        "num_groups": len(groups),
+        "num_fused": sum(1 + len(members) for members in groups.values()),
+    }
+
+
+def _plain(chosen: Chosen) -> dict[str, Any]:
+    return {**vars(chosen), "batch": None if chosen.batch is None else chosen.batch.to_json()}

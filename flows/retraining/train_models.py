@@ -1,0 +1,171 @@
+"""Training of a retraining run's batch, new or resumed; the best job of a sweep becomes its model's newest version."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.flows import settings
+from ringmaster.flows.batch.flow_runs import result_of
+from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.batch.run_folder import folder_to_resume
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool.run import newest_run
+from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.inspect_models import TRAINED, Checked, trained_of
+from ringmaster.flows.retraining.retraining_run import RetrainingRun
+from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.train_batch import train_batch
+from ringmaster.model_lineage import LedgerError, ModelRecord
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.evaluation.compare import ranked
+from ringmaster.tasks.retraining.observing import Trained, input_features, references_of
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import DONE
+from ringmaster.techniques import Job
+from ringmaster.techniques.interface.values import from_json
+
+
+def train(run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, *, seed: int) -> BatchResult | None:
+    """Trains the selected batch; returns None if there is nothing to train, or an earlier process has trained it.
+
+    Each model's MLflow run stores the data that it was trained on, for later retraining runs.
+    """
+    if (said := run.content.get("result")) is not None:
+        return from_json(BatchResult, said)
+    if chosen.batch is None or run.content.get("is_trained"):
+        return None
+    batch, is_resumed = _left_to_train(run, checks, chosen.batch)
+    if batch is None:
+        run.save(is_trained=True)
+        return None
+    run.save(training=batch.to_json())
+    # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
+    result = result_of(train_batch, batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+    if result.status != "interrupted":
+        for check in checks.values():
+            _finish_training(run, check, _recorded(run, check, result))
+        run.save(result=result.to_json())
+    return result
+
+
+def row_of(name: str, result: BatchResult) -> Mapping[str, Any] | None:
+    """Returns the row of a job in a result; None if it was not trained."""
+    return next((job for job in result.jobs if job["name"] == name), None)
+
+
+def _left_to_train(run: RetrainingRun, checks: Mapping[str, Checked], batch: Batch) -> tuple[Batch | None, bool]:
+    """Returns the batch without the models that were trained before an interruption, and whether it is resumed.
+
+    Models whose champion was deleted since the run began are left out too, as they cannot be trained any more.
+    """
+    if (begun := run.content.get("training")) is not None:
+        batch = Batch.from_json(begun)
+        if _can_go_on(batch):
+            return batch, True
+        now = run.standings()
+        for check in checks.values():
+            newest = now[check.model.registered_name].latest
+            if newest is not None and check.has_made(newest):
+                _finish_training(run, check, _made_with(run, check, newest))
+                batch = _without(batch, {job.name for job in _all_jobs(check)})
+    gone = {job.name for job in batch.jobs if job.base is not None and not _is_there(run, job.base)}
+    if gone:
+        current_view.get().notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
+        run.save(gone=sorted(gone))
+    batch = _without(batch, gone)
+    return (batch if batch.jobs else None), False
+
+
+def _can_go_on(batch: Batch) -> bool:
+    address, home = settings.pool(), settings.home()
+    try:
+        if address is None:
+            return folder_to_resume(batch, home) is not None
+        with closing(Database(address.database)) as database:
+            return newest_run(batch, database, home) is not None
+    except InputError:  # it is done
+        return False
+
+
+def _is_there(run: RetrainingRun, uri: str) -> bool:
+    try:
+        run.ledger.resolve_model(uri)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return False
+    return True
+
+
+def _without(batch: Batch, names: set[str]) -> Batch:
+    if not names:
+        return batch
+    jobs = tuple(job for job in batch.jobs if job.name not in names)
+    deadlines_s = {name: s for name, s in batch.deadlines_s.items() if name not in names}
+    return replace(batch, jobs=jobs, deadlines_s=deadlines_s)
+
+
+def _all_jobs(check: Checked) -> list[Job]:
+    return [check.model.job, *check.model.variants]
+
+
+def _finish_training(run: RetrainingRun, check: Checked, made: Mapping[str, ModelRecord]) -> None:
+    """Completes the training of a model's jobs; it is idempotent. made: the models by job name."""
+    for record in made.values():
+        _keep_what_was_read(run, check, record)
+    if check.model.variants:
+        _choose_of_sweep(run, check, made)
+
+
+def _keep_what_was_read(run: RetrainingRun, check: Checked, record: ModelRecord) -> None:
+    """Stores with a model the data that it was trained on, as it was at the start of the run."""
+    if check.data is None or trained_of(run, record) is not None:
+        return
+    kept = Trained(
+        run_date=run.date,
+        at_s=run.record.began_s,
+        digest=check.data["digest"],
+        num_samples=check.data["num_samples"],
+        files=check.files,
+        inputs=references_of(input_features(Path(check.data["folder"]))),
+    )
+    keep_trained(run, record, kept)
+
+
+def keep_trained(run: RetrainingRun, record: ModelRecord, kept: Trained) -> None:
+    """Stores the facts about a model's training with its MLflow run."""
+    if record.run_id is not None:
+        run.ledger.write_json(record.run_id, TRAINED, json.loads(json.dumps(kept.to_json())))
+
+
+def _recorded(run: RetrainingRun, check: Checked, result: BatchResult) -> dict[str, ModelRecord]:
+    """Returns the models that a model's jobs made, by job name."""
+    rows = {job.name: row_of(job.name, result) for job in _all_jobs(check)}
+    return {
+        name: run.ledger.resolve_model(row["model_uri"])
+        for name, row in rows.items()
+        if row is not None and row["status"] == DONE and row["model_uri"]
+    }
+
+
+def _made_with(run: RetrainingRun, check: Checked, newest: ModelRecord) -> dict[str, ModelRecord]:
+    """Returns the same for an earlier process of this run: the models of the newest version's batch, by job name."""
+    batch_run_id = newest.origin.batch_run_id
+    of_batch = {m.origin.job: m for m in run.ledger.models() if m.origin.batch_run_id == batch_run_id}
+    return {job.name: of_batch[job.name] for job in _all_jobs(check) if job.name in of_batch}
+
+
+def _choose_of_sweep(run: RetrainingRun, check: Checked, made: Mapping[str, ModelRecord]) -> None:
+    """Makes the best job of a sweep, by its final metric, the newest version of its model."""
+    metric = check.model.metric
+    values = {name: run.ledger.metrics_of(record).get(metric, math.nan) for name, record in made.items()}
+    best = next(iter(ranked(values, metric=metric)), check.model.name)
+    if best != check.model.name and math.isfinite(values[best]):
+        text = f"The best of a sweep of {len(made)}: {best}"
+        run.ledger.add_version(made[best], check.model.registered_name, text=text)

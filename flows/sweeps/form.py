@@ -1,0 +1,238 @@
+"""The fields of a sweep, for its form in Prefect's UI and for sweep files alike."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.sweeping.space import Choice, Range
+from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
+from ringmaster.tasks.sweeping.stopping import Stopping
+
+SweepName = Annotated[str, Field(pattern=NAME_PATTERN)]
+Seed = Annotated[int, Field(ge=0)]
+Sampler = Literal["random", "grid", "tpe"]
+Objective = Literal["loss", "perplexity", "accuracy"]
+NumTrials = Annotated[int, Field(ge=1, le=1000)]
+NumParallel = Annotated[int, Field(ge=1, le=1000)]
+Seconds = Annotated[float, Field(gt=0)]
+
+# JSON schema of a line of text, for a field that is a list in a file: Prefect's forms have no field for mixed lists.
+TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}], "examples": ["1e-3, 3e-3, 1e-2"]}
+
+
+def _or_empty(value: Any) -> Any:
+    """Turns a file's null into an empty line. In a form, a nullable field is a switch between two kinds of field."""
+    return "" if value is None else value
+
+
+Line = Annotated[str, BeforeValidator(_or_empty)]
+OtherName = Annotated[str, BeforeValidator(_or_empty), Field(pattern=rf"^$|{NAME_PATTERN}")]
+
+
+class Part(BaseModel):
+    """Base class of all parts of the form."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class JobFromFile(Part):
+    """A job of a batch file."""
+
+    model_config = ConfigDict(title="A job of a batch file")
+
+    path: str = Field(title="Batch file", description="Its path, relative to the working folder.")
+    job: Line = Field(
+        default="",
+        title="Job",
+        description="The name of one of its jobs, or of a grid's template; may be left out where there is only one.",
+    )
+
+
+class InlineJob(Part):
+    """A job that is written out in the form."""
+
+    model_config = ConfigDict(title="A job written out")
+
+    job: dict[str, Any] = Field(
+        title="Job", description="With the keys of a job in a batch file: model, data, optimizer, num_steps, ..."
+    )
+    folder: str = Field(
+        default=".", title="Folder", description="The folder of the job's relative paths and factories."
+    )
+
+
+def _listed(value: Any) -> Any:
+    """Parses "1e-3, 3e-3" into a list, as a form's line holds text. An empty line counts as not given."""
+    if not isinstance(value, str):
+        return value
+    read = document.read(f"values: [{value}]")
+    if read.findings or read.data is None or read.data.keys() != {"values"}:
+        raise ValueError("must be values between commas, such as 1e-3, 3e-3")
+    return read.data["values"] or None
+
+
+class Parameter(Part):
+    """The search space of one key of the job: some values, or a range."""
+
+    model_config = ConfigDict(title="Parameter")
+
+    key: str = Field(
+        title="Key",
+        pattern=r"^[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*$",
+        description="A key of the job, with dots: optimizer.lr, schedule.warmup_steps, seed.",
+    )
+    values: Annotated[list[Any] | None, BeforeValidator(_listed), WithJsonSchema(TEXT)] = Field(
+        default=None, title="Values", description="Those to choose from, with commas between them; or give a range."
+    )
+    low: float | None = Field(default=None, title="From", description="The least value of a range.")
+    high: float | None = Field(default=None, title="To", description="The greatest value of a range.")
+    log: bool = Field(
+        default=False, title="Logarithmic", description="As likely from 0.001 to 0.01 as from 0.01 to 0.1."
+    )
+    step: float | None = Field(
+        default=None, gt=0, title="Step", description="Between the values of a range; a grid needs one."
+    )
+    integer: bool = Field(default=False, title="Whole numbers", description="Only whole numbers of the range.")
+
+    def fault(self) -> str | None:
+        """Returns why the parameter is neither values nor a range, or None."""
+        is_range = self.low is not None or self.high is not None
+        if self.values is not None and is_range:
+            return "has values and a range"
+        if self.values is not None:
+            return None if self.values else "has no value"
+        return None if self.low is not None and self.high is not None else "has neither values nor both low and high"
+
+    def parameter(self) -> SpaceParameter:
+        """Returns the parameter in the form that samplers use."""
+        if self.values is not None:
+            return Choice(key=self.key, values=tuple(self.values))
+        assert self.low is not None and self.high is not None, "its fault is told first"
+        return Range(
+            key=self.key, low=self.low, high=self.high, is_log=self.log, step=self.step, is_integer=self.integer
+        )
+
+
+def _as_list(value: Any) -> Any:
+    """Turns the mapping of files, {optimizer.lr: {low: 1e-4, high: 1e-1}, seed: [0, 1]}, into a list of parameters."""
+    if not isinstance(value, dict):
+        return value
+    return [
+        {"key": key, "values": each}
+        if isinstance(each, (list, str))
+        else {"key": key, **each}
+        if isinstance(each, dict)
+        else {"key": key, "values": [each]}
+        for key, each in value.items()
+    ]
+
+
+Space = Annotated[list[Parameter], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class EarlyStopping(Part):
+    """The policy that stops trials early."""
+
+    model_config = ConfigDict(title="Early stopping")
+
+    policy: Literal["none", "asha", "halving", "median"] = Field(
+        default="asha",
+        title="Policy",
+        description="asha: a trial rests at each rung, and the best of those there go on as soon as devices are free. "
+        "halving: as soon as all have come to the rung. median: a trial ends once it is worse than half of the "
+        "others at its step. none: all trials are trained to their end.",
+    )
+    min_steps: int | None = Field(
+        default=None,
+        ge=1,
+        title="First rung",
+        description="Steps before a trial is compared with others. With asha and halving, each further rung is this "
+        "times a power of the reduction factor. Left out: the steps divided by the reduction factor, twice, and at "
+        "least a tenth of them.",
+    )
+    reduction_factor: int = Field(
+        default=4, ge=2, le=100, title="Reduction factor", description="One of so many trials goes on from each rung."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Also accepts the name of a policy alone."""
+        return {"policy": value} if isinstance(value, str) else value
+
+    def stopping(self) -> Stopping:
+        """Returns the policy in the form that the sweep scheduler uses."""
+        return Stopping(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
+
+
+class DeviceChoice(Part):
+    """The devices of this machine that a sweep may use."""
+
+    model_config = ConfigDict(title="Devices")
+
+    kind: Literal["auto", "gpu", "cpu"] = Field(
+        default="auto", title="Kind", description="auto: the GPUs where there are any, else CPU slots."
+    )
+    count: int | None = Field(
+        default=None, ge=1, title="How many", description="All where it is left out; goes with gpu and cpu."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_batch_files(cls, value: Any) -> Any:
+        """Also accepts `auto`, `{cpu: 2}` and `{gpu: all}`."""
+        if value == "auto":
+            return {"kind": "auto"}
+        if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"cpu", "gpu"}:
+            ((kind, count),) = value.items()
+            return {"kind": kind, "count": None if count == "all" else count}
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> DeviceChoice:
+        if self.kind == "auto" and self.count is not None:
+            raise ValueError("a number goes with gpu or cpu, not with auto")
+        if self.kind == "cpu" and self.count is None:
+            raise ValueError("say how many cpu slots, or choose auto")
+        return self
+
+    def in_batch_file(self) -> Any:
+        """Returns the value of `devices` in a batch file."""
+        return "auto" if self.kind == "auto" else {self.kind: self.count or "all"}
+
+
+class Sweep(Part):
+    """A whole sweep; the docstring of `ringmaster.flows.sweep.sweep` describes each field."""
+
+    name: SweepName = "sweep"
+    template: JobFromFile | InlineJob
+    space: Space
+    sampler: Sampler = "random"
+    num_trials: NumTrials | None = 8
+    early_stopping: EarlyStopping = EarlyStopping()
+    objective: Objective | None = None
+    base: Line = ""
+    data: dict[str, Any] | None = None
+    devices: DeviceChoice = DeviceChoice()
+    deadline_s: Seconds | None = None
+    challenger_of: OtherName = ""
+    num_parallel: NumParallel = 4
+    seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over(cls, value: Any) -> Any:
+        """Also accepts `over: {KEY: [...]}` for a grid in which every trial is trained to its end."""
+        if not isinstance(value, dict) or "over" not in value or "space" in value:
+            return value
+        plain = {key: each for key, each in value.items() if key != "over"}
+        grid = {"sampler": "grid", "num_trials": None, "early_stopping": {"policy": "none"}}
+        return {**grid, **plain, "space": value["over"]}
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the parameters of the flow, as plain values."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,230 @@
+"""Import of models from folders and Hugging Face's hub as nodes of kind "imported", with their cards' base models."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ringmaster.model_lineage.exchange.hub_cards import CARD, CardMetadata, card_text, read_card
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.graph.snapshot import Snapshot, UnknownName
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.records import ModelRecord, Origin
+from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.model_lineage.tensors.folders import files_of
+from ringmaster.model_lineage.tensors.layout import read_layout
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", CARD)
+READ_AS_JSON = ("config.json", "adapter_config.json", "generation_config.json", "model.json")
+MOST_JSON_BYTES = 10_000_000  # the limit for each of these files
+MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
+MOST_BASES = 32  # the most base models on one card
+MOST_STUBS = 100  # the most nodes without weights, known from cards only, that one import creates
+
+Fetch = Callable[[str, tuple[str, ...]], Path]
+"""Downloads the files of a hub name that match the patterns and returns their folder. Raises OSError on failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stub:
+    """A base model that is not in the lineage yet, with the text of its card. It is recorded later."""
+
+    name: str
+    text: str
+    relation: str | None = None
+    bases: tuple[str | Stub, ...] = ()
+
+
+def import_model(
+    ledger: Ledger, source: str, *, name: str, snapshot: Snapshot, store: TensorStore, fetch: Fetch
+) -> ModelRecord:
+    """Records the model in a folder or of a hub name as `name`, and adds it to the tensor store.
+
+    The base models on its card become its parents. A base that the lineage contains is found by its source or its name.
+    Any other base gets a node without weights, and its own card is followed in turn. Importing the same model again
+    returns the same node. All inputs are checked before anything is recorded; if a later step fails, what was recorded
+    is removed again.
+
+    Raises ValueError (LedgerError, StoreFault) if there is no valid model, and OSError if the hub cannot be reached.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        source = str(folder.resolve())
+    else:
+        folder = fetch(source, MODEL_FILES)
+    inspect(folder)
+    card = read_card(folder)
+    bases = planned_bases(card, snapshot, fetch, source=source)
+    with whole_or_nothing(ledger, store) as attempt:
+        stored = store.add(folder, owner=attempt.owner)
+        return attempt.record(
+            name,
+            key=f"import {name} {stored.id}",
+            source=source,
+            folder=folder,
+            relation=card.relation,
+            bases=bases,
+            keep=lambda record: ledger.keep_tensors(record, folder, store=store),
+        )
+
+
+def inspect(folder: Path) -> None:
+    """Raises ValueError if a folder holds no model, or files that a model's folder must not hold. Writes nothing."""
+    files = files_of(folder)
+    if not any(name.endswith(".safetensors") for name, _ in files):
+        raise ValueError(f"{folder} holds no safetensors. To fix: name a model's folder, or a hub name that has them")
+    for name, path in files:
+        if name.endswith(".safetensors"):
+            read_layout(path, named=str(folder / name))
+        elif PurePosixPath(name).name in READ_AS_JSON:
+            _check_json(path, named=folder / name)
+
+
+def _check_json(path: Path, *, named: Path) -> None:
+    try:
+        if path.stat().st_size > MOST_JSON_BYTES:
+            raise ValueError(f"it has more than {MOST_JSON_BYTES // 1_000_000} MB")
+        if not isinstance(json.loads(path.read_bytes()), dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
+
+
+def registered_name(source: str) -> str:
+    """Returns the registry name of an imported model: the folder's name, or the hub name with its slash replaced."""
+    name = Path(source).name if Path(source).is_absolute() else source.strip("/").replace("/", "--")
+    return re.sub(r"[^\w.-]", "-", name) or "imported"
+
+
+def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
+    """Downloads files of a model from Hugging Face's hub into the hub's cache. Raises OSError with a remedy."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except HFValidationError as error:
+        raise OSError(f"{name!r} is neither a folder nor a hub name: {error}") from error
+    except (OSError, ValueError) as error:  # the hub's client raises one of these two for every fault
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise OSError(
+            f"{name} could not be fetched: {first} To fix: see that the hub can be reached, or name a folder"
+        ) from error
+
+
+def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, source: str) -> tuple[str | Stub, ...]:
+    """Returns the base models on the card of `source`: ids of known models, and Stubs for all others.
+
+    Raises ValueError if cards name each other in a cycle, or if there are too many of them.
+    """
+    # A model that an earlier import recorded only in part is skipped: it is recorded again, which completes it.
+    models = [node for node in snapshot.models if node.is_ready]
+    known = {node.record.origin.source: node.id for node in models if node.record.origin.source is not None}
+    num_stubs = 0
+
+    def bases_of(card: CardMetadata, path: tuple[str, ...]) -> tuple[str | Stub, ...]:
+        if len(names := dict.fromkeys(card.base_models)) > MOST_BASES:
+            said = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
+            raise ValueError(f"{said}. To fix: mend the card")
+        return tuple(known.get(base) or _by_name(snapshot, base) or stub(base, path) for base in names)
+
+    def stub(base: str, path: tuple[str, ...]) -> Stub:
+        nonlocal num_stubs
+        num_stubs += 1
+        if base in path:
+            raise ValueError(f"the cards name each other as bases: {' -> '.join([*path, base])}. To fix: mend one")
+        if num_stubs > MOST_STUBS:
+            raise ValueError(f"the cards below {source} name more than {MOST_STUBS} models. To fix: mend its card")
+        card, text = CardMetadata(), f"# {base}\n\nIts weights are not here.\n"
+        if len(path) < MOST_GENERATIONS:
+            with suppress(OSError, ValueError):  # without a readable card the base is a root
+                fetched = fetch(base, (CARD,))
+                card, text = read_card(fetched), card_text(fetched)
+        return Stub(name=base, text=text, relation=card.relation, bases=bases_of(card, (*path, base)))
+
+    return bases_of(card, (source,))
+
+
+def _by_name(snapshot: Snapshot, base: str) -> str | None:
+    try:
+        node = snapshot.find(base)
+    except UnknownName:
+        return None
+    return node.id if node.is_ready else None
+
+
+class Attempt:
+    """The records of one import. owner: the import's name in the tensor store until the models own their tensors."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.owner = ledger.owner(f"importing-{uuid.uuid4().hex}")
+        self.runs: list[str] = []  # runs that this import created
+        self._ledger = ledger
+
+    def record(
+        self,
+        name: str,
+        *,
+        key: str,
+        source: str,
+        folder: Path,
+        relation: str | None,
+        bases: Sequence[str | Stub],
+        keep: Callable[[ModelRecord], object] | None = None,
+    ) -> ModelRecord:
+        """Records a model in its own run, after its base models. keep: called with the record before the run ends."""
+        parents = [base if isinstance(base, str) else self._stub(base) for base in bases]
+        is_new = self._ledger.batch_run(key) is None
+        run_id = self._ledger.start_batch(f"import {name}", params={"source": source}, key=key)
+        self.runs += [run_id] if is_new else []
+        record = self._ledger.record_model(
+            name,
+            run_id=run_id,
+            folder=folder,
+            kind="imported",
+            parents=parents,
+            origin=Origin(source=source, relation=relation),
+        )
+        if keep is not None:
+            keep(record)
+        self._ledger.finish_run(run_id)
+        return record
+
+    def _stub(self, base: Stub) -> str:
+        """Records a node for a base model whose weights are stored elsewhere."""
+        name = registered_name(base.name)
+        with tempfile.TemporaryDirectory() as aside:
+            (Path(aside) / CARD).write_text(base.text, encoding="utf-8")
+            record = self.record(
+                name,
+                key=f"import {name} without weights",
+                source=base.name,
+                folder=Path(aside),
+                relation=base.relation,
+                bases=base.bases,
+            )
+        return record.model_id
+
+
+@contextmanager
+def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[Attempt]:
+    """Context manager that removes an import's records if it fails, as far as ledger and store are reachable."""
+    attempt = Attempt(ledger)
+    try:
+        yield attempt
+    except BaseException:
+        with suppress(LedgerError):
+            for run_id in reversed(attempt.runs):
+                ledger.take_back(run_id)
+        if store is not None:
+            with suppress(StoreFault, OSError):
+                store.gc(drop=[attempt.owner, *ledger.gone(store.owners(), but=())], waits=False)
+        raise
+    if store is not None:
+        store.disown(attempt.owner)

@@ -1,0 +1,1 @@
+"""The lineage as a graph of models and adaptations, with its queries and its maintenance."""

@@ -1,0 +1,1 @@
+"""The MLflow ledger: runs, profiles, models and the registry."""

@@ -1,0 +1,105 @@
+"""The ledger's connection to MLflow: one explicit client, created at first use.
+
+Importing MLflow takes a second or more, and so does creating a database. `warm_up` does both, in a background thread if
+need be. The connection touches neither MLflow's fluent state nor the environment.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ringmaster.model_lineage.faults import Guarded, LedgerError, redacted
+from ringmaster.model_lineage.ledger import database
+from ringmaster.model_lineage.waiting import Waiting
+
+QUIET_ENVIRONMENT = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
+"""
+
+
+class Connection:
+    """A lazily opened MLflow store that several threads may use.
+
+    tracking_uri: "sqlite:////absolute/path/mlflow.db", another database, or an MLflow server's "http(s)://...".
+    experiment: the experiment of the runs, created at first use.
+    artifact_root: the folder for files if a database is used directly; None stands for a folder beside the sqlite file.
+        A server ignores it and uses its own.
+    waiting: retries every call for as long as the store is unreachable; without it, failing calls raise soon.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str,
+        *,
+        experiment: str = "ringmaster",
+        artifact_root: Path | None = None,
+        waiting: Waiting | None = None,
+    ) -> None:
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self._sqlite_file = database.sqlite_file(tracking_uri)
+        if artifact_root is None and self._sqlite_file is not None:
+            artifact_root = self._sqlite_file.parent / "artifacts"
+        is_server = urlsplit(tracking_uri).scheme in ("http", "https")
+        self._artifact_root = None if is_server or artifact_root is None else artifact_root.absolute()
+        self._waiting = waiting
+        self._lock = threading.RLock()
+        self._opened: Guarded | None = None
+        self._experiment_ids: dict[str, str] = {}
+
+    @property
+    def file(self) -> Path | None:
+        """The sqlite file of the store, or None for another kind of store."""
+        return self._sqlite_file
+
+    def warm_up(self) -> None:
+        """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment."""
+        self.experiment_id(self.experiment)
+
+    @property
+    def client(self) -> Any:
+        """The guarded MlflowClient. Raises LedgerError if the store cannot be opened."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def experiment_id(self, name: str, *, create: bool = True) -> str | None:
+        """Returns the id of experiment `name`. If it is missing, creates it, or returns None if `create` is off."""
+        with self._lock:
+            if name in self._experiment_ids:
+                return self._experiment_ids[name]
+            found = self.client.get_experiment_by_name(name)
+            if found is None and not create:
+                return None
+            if found is not None and found.lifecycle_stage != "active":
+                raise LedgerError(
+                    f"experiment {name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
+                    f"To fix: `mlflow experiments restore -x {found.experiment_id}`, or use another name."
+                )
+            self._experiment_ids[name] = found.experiment_id if found else self._create_experiment(name)
+            return self._experiment_ids[name]
+
+    def _create_experiment(self, name: str) -> str:
+        location = None if self._artifact_root is None else (self._artifact_root / name).as_uri()
+        try:
+            return str(self.client.create_experiment(name, artifact_location=location))
+        except LedgerError as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            return str(self.client.get_experiment_by_name(name).experiment_id)  # another process has created it
+
+    def _open(self) -> Guarded:
+        if self._sqlite_file is not None:
+            database.prepare(self._sqlite_file)
+        from mlflow import MlflowClient
+
+        guard = Guarded(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
+        client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
+        return Guarded(client, tracking_uri=self.tracking_uri, waiting=self._waiting)

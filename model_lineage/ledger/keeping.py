@@ -1,0 +1,186 @@
+"""Storage of recorded models in the tensor store, and of the components that related models share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Collection, Container, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringmaster.model_lineage.faults import redacted
+from ringmaster.model_lineage.ledger import beside
+from ringmaster.model_lineage.ledger.models import Models
+from ringmaster.model_lineage.ledger.registry import CHILD, COMPONENT_OF, KIND, NAME, TENSORS, record_of
+from ringmaster.model_lineage.pages import cards, links
+from ringmaster.model_lineage.records import COMPONENT, ModelRecord
+
+if TYPE_CHECKING:  # numpy and zstandard are imported only when tensors are stored
+    from ringmaster.model_lineage.graph.components import SharedPart
+    from ringmaster.model_lineage.tensors import StoredModel, TensorStore
+
+LEDGER = "ringmaster.ledger"  # a tag of the experiment
+DIGEST = "ringmaster.digest"  # of a component's tensors
+MEMBER = "ringmaster.member."  # followed by a model's id: a tag of a component
+STORE_LINES = "ringmaster.store"  # the text on a model's page about its size in the store
+MOST_RELATIVES = 12  # the most relatives that a new model is compared with
+_NOTE = "mlflow.note.content"
+
+
+class Keeping(Models):
+    """The part of the ledger that adds recorded models to a tensor store."""
+
+    def keep_tensors(
+        self, record: ModelRecord, folder: Path, *, store: TensorStore, components: Mapping[str, str] | None = None
+    ) -> StoredModel:
+        """Adds the files of a recorded model to `store`, as a difference to its first parent if the store has that.
+
+        The model's page then shows the space that it takes, and the parts that it shares with its parents and siblings.
+        Each such part becomes a node of kind "component". A repeated call changes nothing. Raises StoreFault, OSError
+        or LedgerError.
+
+        components: named parts and the prefix of each one's parameter names. They become nodes too, whether or not
+        another model has them yet. Raises ValueError, after all other work is done, if a prefix matches no parameter.
+        """
+        from ringmaster.model_lineage.graph.components import is_within, named_part, shared_parts
+
+        named = components or {}
+
+        parents = [self._stored(parent, store) for parent in record.parents]
+        base = parents[0] if parents else None
+        stored = store.add(folder, parent=base.id if base else None, owner=self.owner(record.model_id))
+        self.client.set_logged_model_tags(record.model_id, {TENSORS: stored.id})
+        for other_id, other in self._relatives(record, store):
+            for part in shared_parts(stored, other):
+                if not any(is_within(part.name, prefix) for prefix in named.values()):
+                    self._join(part, record.model_id, other_id)
+        alone = store.size_bytes([base.id]) if base else 0
+        taken = store.size_bytes([stored.id] + ([base.id] if base else [])) - alone
+        self._say_size(record, plain_bytes=_size_bytes(folder), taken_bytes=taken)
+        if base is not None and record.kind in beside.KINDS:
+            self._say_beside(record, weight_bytes=(stored.weight_bytes, base.weight_bytes))
+        for name, prefix in named.items():
+            self._join(named_part(stored, name, prefix=prefix), record.model_id)
+        return stored
+
+    def owner(self, model_id: str) -> str:
+        """Returns the name under which a model of this ledger owns tensors in a store. Raises LedgerError."""
+        return f"{model_id}@{self._own_name()}"
+
+    def gone(self, owners: Collection[str], *, but: Container[str]) -> list[str]:
+        """Returns the owners in a tensor store that are models of this ledger and no longer exist.
+
+        but: ids of models that are known to exist. The ledger is queried for every other id. Raises LedgerError.
+        """
+        name = self._own_name()
+        ours = [owner.removesuffix(f"@{name}") for owner in owners if owner.endswith(f"@{name}")]
+        return [f"{id}@{name}" for id in ours if id not in but and self._logged_model(id) is None]
+
+    def _own_name(self) -> str:
+        """Returns a name unique to this ledger, from a tag of its experiment, created if missing, and its address.
+
+        Neither is enough alone: two machines may have ledgers at one address, and a copy of a ledger has its tags.
+        """
+        experiment_id = self.experiment_id(self.experiment)
+        tag = self.client.get_experiment(experiment_id).tags.get(LEDGER)
+        if tag is None:
+            tag = uuid.uuid4().hex
+            self.client.set_experiment_tag(experiment_id, LEDGER, tag)
+        return hashlib.sha256(f"{tag} {redacted(self.tracking_uri)}".encode()).hexdigest()[:16]
+
+    def _stored(self, model_id: str, store: TensorStore) -> StoredModel | None:
+        """Returns a model of the ledger from the store, or None if the store does not have it."""
+        from ringmaster.model_lineage.tensors import StoreFault
+
+        model = self._logged_model(model_id)
+        id = None if model is None else model.tags.get(TENSORS)
+        try:
+            return None if id is None else store.model(id)
+        except StoreFault:  # the store belongs to another home folder, or was cleared
+            return None
+
+    def _relatives(self, record: ModelRecord, store: TensorStore) -> Iterator[tuple[str, StoredModel]]:
+        """Yields the parents and their other children that the store has, with their ids."""
+        ids = dict.fromkeys(record.parents)
+        for parent in record.parents:
+            model = self._logged_model(parent)
+            tags = {} if model is None else model.tags
+            ids |= dict.fromkeys(key.removeprefix(CHILD) for key in tags if key.startswith(CHILD))
+        for id in [id for id in ids if id != record.model_id][:MOST_RELATIVES]:
+            stored = self._stored(id, store)
+            if stored is not None:
+                yield id, stored
+
+    def _join(self, part: SharedPart, *model_ids: str) -> None:
+        """Links some models to the component that they share, which is created if it does not exist yet."""
+        component = self._component(part)
+        entry = json.dumps({"name": part.name, "num_bytes": part.num_bytes, "is_named": part.is_named})
+        for model_id in model_ids:
+            self.client.set_logged_model_tags(model_id, {f"{COMPONENT_OF}{component.model_id}": entry})
+            model = self._logged_model(model_id)
+            if model is not None:
+                member = cards.model_link(record_of(model))
+                self.client.set_logged_model_tags(component.model_id, {f"{MEMBER}{model_id}": member})
+                self._write_page(record_of(model))
+        tags = self.client.get_logged_model(component.model_id).tags
+        members = "\n".join(f"- {text}" for key, text in sorted(tags.items()) if key.startswith(MEMBER))
+        note = f"{part.num_tensors} tensors, {beside.megabytes(part.num_bytes)}, part of:\n\n{members}"
+        self.client.set_logged_model_tags(component.model_id, {_NOTE: note})
+
+    def _component(self, part: SharedPart) -> Any:
+        experiment_id = self.experiment_id(self.experiment)
+        order = [{"field_name": "creation_timestamp", "ascending": True}]  # two may have been created concurrently
+        condition = f"tags.`{DIGEST}` = '{part.digest}'"
+        found = self.client.search_logged_models([experiment_id], condition, max_results=1, order_by=order)
+        if found:
+            return found[0]
+        tags = {KIND: COMPONENT, NAME: part.name, DIGEST: part.digest}
+        made = self.client.create_logged_model(
+            experiment_id, name=part.name.replace(".", "_"), tags=tags, model_type=COMPONENT
+        )
+        return self.client.finalize_logged_model(made.model_id, "READY")
+
+    def _say_size(self, record: ModelRecord, *, plain_bytes: int, taken_bytes: int) -> None:
+        times = plain_bytes / taken_bytes if taken_bytes else 1.0
+        text = f"takes {beside.megabytes(taken_bytes)} of {beside.megabytes(plain_bytes)} ({times:.1f} times smaller)"
+        self.client.set_logged_model_tags(record.model_id, {STORE_LINES: text})
+        self._write_page(record)
+
+    def _say_beside(self, record: ModelRecord, *, weight_bytes: tuple[int, int]) -> None:
+        """Adds a comparison with the first parent to a model's page, from what is recorded of both."""
+        own, parent = self._logged_model(record.model_id), self._logged_model(record.parents[0])
+        if own is None or parent is None or record.version is None:
+            return
+        table = beside.beside_base(
+            record, record_of(parent), weight_bytes=weight_bytes, metrics=_metrics(own), base_metrics=_metrics(parent)
+        )
+        version = self.client.get_model_version(record.registered_name, str(record.version))
+        text = beside.with_beside(version.description or "", table, limit=cards.DESCRIPTION_LIMIT)
+        self.client.update_model_version(record.registered_name, str(record.version), text)
+        self.client.set_logged_model_tags(record.model_id, {_NOTE: text})
+
+    def _write_page(self, record: ModelRecord) -> None:
+        """Writes a model's size in the store and its components into its description and its note."""
+        tags = self.client.get_logged_model(record.model_id).tags
+        lines = [tags[STORE_LINES]] if STORE_LINES in tags else []
+        for key, text in sorted(tags.items()):
+            if key.startswith(COMPONENT_OF):
+                part = json.loads(text)
+                path = links.logged_model_path(str(record.experiment_id), key.removeprefix(COMPONENT_OF))
+                how = "has" if part.get("is_named") else "shares"
+                lines.append(f"{how} {links.link(part['name'], path)} ({beside.megabytes(part['num_bytes'])})")
+        if record.version is None:
+            return
+        version = self.client.get_model_version(record.registered_name, str(record.version))
+        text = cards.with_store(version.description or "", lines)
+        self.client.update_model_version(record.registered_name, str(record.version), text)
+        self.client.set_logged_model_tags(record.model_id, {_NOTE: text})
+
+
+def _metrics(model: Any) -> dict[str, float]:
+    return {metric.key: metric.value for metric in model.metrics or []}
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

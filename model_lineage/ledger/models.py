@@ -1,0 +1,332 @@
+"""Recording of models: a LoggedModel with its files and origin, and a registered version that people can browse.
+
+Every step first looks up what an earlier attempt has recorded, so that a retry after a crash at any point continues
+from there without duplicates.
+"""
+
+import json
+import math
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringmaster.model_lineage.exchange.hub_cards import CARD, hub_card
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.graph.graph import Adaptation, Graph
+from ringmaster.model_lineage.ledger.registry import (
+    CHILD,
+    DATASETS,
+    KIND,
+    MODEL_ID,
+    NAME,
+    ORIGIN,
+    PARENTS,
+    VERSIONS,
+    origin_text,
+    record_of,
+    versions_of,
+)
+from ringmaster.model_lineage.ledger.runs import flat_params, param_text
+from ringmaster.model_lineage.pages import cards, links
+from ringmaster.model_lineage.pages.families import Families
+from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
+
+_NOTE = "mlflow.note.content"
+_DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
+_PAGE = 1000
+
+
+class Models(Families):
+    """The part of the ledger that records models."""
+
+    def record_model(
+        self,
+        name: str,
+        *,
+        run_id: str,
+        folder: Path,
+        kind: str,
+        parents: Sequence[str] = (),
+        datasets: Sequence[DatasetInput] = (),
+        params: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        description: str = "",
+        origin: Origin = Origin(),
+    ) -> ModelRecord:
+        """Records the model in `folder`, made by run `run_id`, as the next version of `name`.
+
+        kind: one of ADAPTATION_KINDS.
+        parents: models:/NAME@ALIAS, models:/NAME/VERSION or model ids.
+        metrics: also logged on the run, from which MLflow takes a model's metrics; finite values only.
+        origin: further facts about how the model was made.
+
+        A run has one model of a name: recording it again returns the existing record. Raises LedgerError, before
+        anything is recorded, if the kind is unknown, or the folder or a parent does not exist.
+        """
+        if kind not in ADAPTATION_KINDS:
+            raise LedgerError(f"{kind!r} is no kind of adaptation: use one of {', '.join(ADAPTATION_KINDS)}")
+        if not folder.is_dir() or not any(folder.iterdir()):
+            raise LedgerError(f"{folder} holds no model: give the folder that save_pretrained wrote")
+        parent_records = [self.resolve_model(parent) for parent in parents]
+        model = self._made_by(run_id, name)
+        if model is not None and model.model_id in [parent.model_id for parent in parent_records]:
+            raise LedgerError(f"{name} cannot be its own parent. To fix: name the model that it was made from")
+        if model is None:
+            tags = {
+                KIND: kind,
+                NAME: name,
+                PARENTS: json.dumps([parent.model_id for parent in parent_records]),
+                DATASETS: json.dumps([vars(dataset) for dataset in datasets]),
+                ORIGIN: origin_text(origin),
+            }
+            model = self._create_logged_model(run_id, name, tags=tags, params=params or {})
+        if model.status != "READY":
+            self.client.log_model_artifacts(model.model_id, str(folder))
+            if not (folder / CARD).exists():
+                self._write_hub_card(model, parent_records, metrics or {})
+            self.client.finalize_logged_model(model.model_id, "READY")
+        self._log_edges(run_id, model.model_id, parent_records, datasets)
+        self._log_model_metrics(run_id, model.model_id, metrics or {})
+        record = self._register(model, parent_records, description)
+        if datasets:
+            self.write_table(run_id, cards.DATA_TABLE, [vars(dataset) for dataset in datasets])
+        for parent in parent_records:
+            self._link_child(parent, record)
+        self.draw_families([record, *parent_records, *self.siblings(record)])
+        return record
+
+    def add_version(self, record: ModelRecord, name: str, *, text: str = "") -> ModelRecord:
+        """Registers a recorded model as the next version of another registered model too. Returns that version's
+        record.
+
+        The best of several models that were trained for one name is recorded so. A repeated call changes nothing. text:
+        for the model's card.
+        """
+        model, client = self.client.get_logged_model(record.model_id), self.client
+        versions = client.search_model_versions(f"name = '{name}'")
+        version = next((found for found in versions if found.tags.get(MODEL_ID) == record.model_id), None)
+        if version is None:
+            parents = [self.resolve_model(parent) for parent in record.parents]
+            version = self._create_version(model, name, description=self._card(model, parents, text))
+        known = json.loads(model.tags.get(VERSIONS, "[]"))
+        entry = {"name": name, "version": str(version.version)}
+        tag = json.dumps([*(other for other in known if other != entry), entry])
+        client.set_logged_model_tags(model.model_id, {VERSIONS: tag})
+        return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
+
+    def take_back(self, run_id: str) -> None:
+        """Deletes a run and the models that it made, with their versions, as if they had never been recorded.
+
+        The files are deleted by `mlflow gc`, like all files of entities deleted in MLflow.
+        """
+        client = self.client
+        versions = client.search_model_versions(f"run_id = '{run_id}'")
+        for version in versions:
+            client.delete_model_version(version.name, str(version.version))
+            if not client.search_model_versions(f"name = '{version.name}'"):
+                client.delete_registered_model(version.name)
+        experiment_id = client.get_run(run_id).info.experiment_id
+        for model in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+            for parent in json.loads(model.tags.get(PARENTS, "[]")):
+                self._unlink_child(parent, model.model_id)
+            client.delete_logged_model(model.model_id)
+        client.delete_run(run_id)
+
+    def metrics_of(self, record: ModelRecord) -> dict[str, float]:
+        """Returns the metrics of a recorded model at the end of its training; finite values only."""
+        return {metric.key: metric.value for metric in self.client.get_logged_model(record.model_id).metrics or []}
+
+    def models(self) -> list[ModelRecord]:
+        """Returns every model recorded in this ledger's experiment, oldest first."""
+        experiment_id = self.experiment_id(self.experiment)
+        order = [{"field_name": "creation_timestamp", "ascending": True}]
+        records: list[ModelRecord] = []
+        token = None
+        while True:
+            page = self.client.search_logged_models(
+                [experiment_id], f"tags.`{KIND}` != '{COMPONENT}'", max_results=_PAGE, order_by=order, page_token=token
+            )
+            records += [record_of(model) for model in page]
+            token = page.token
+            if not token:
+                return records
+
+    def graph(self) -> Graph:
+        """Returns the lineage of all recorded models, by model id."""
+        return Graph(
+            Adaptation(
+                child=record.model_id,
+                parents=record.parents,
+                kind=record.kind,
+                run=record.run_id,
+                datasets=record.datasets,
+            )
+            for record in self.models()
+        )
+
+    def _made_by(self, run_id: str, name: str) -> Any | None:
+        """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
+        experiment_id = self.client.get_run(run_id).info.experiment_id
+        found = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
+        return next((model for model in found if model.tags.get(NAME) == name), None)
+
+    def _create_logged_model(
+        self, run_id: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]
+    ) -> Any:
+        return self.client.create_logged_model(
+            self.client.get_run(run_id).info.experiment_id,
+            name=re.sub(r"[/:.%\"']", "_", name),  # characters that a LoggedModel's name must not have
+            source_run_id=run_id,
+            tags=dict(tags),
+            params={key: param_text(value) for key, value in flat_params(params).items()},
+            model_type=tags[KIND],
+        )
+
+    def _log_edges(
+        self, run_id: str, model_id: str, parents: Sequence[ModelRecord], datasets: Sequence[DatasetInput]
+    ) -> None:
+        """Logs the run's inputs (data, parent models) and its output, for MLflow's own lineage."""
+        from mlflow.entities import LoggedModelInput, LoggedModelOutput
+
+        inputs = [LoggedModelInput(parent.model_id) for parent in parents]
+        if inputs or datasets:
+            self.client.log_inputs(run_id, datasets=_dataset_inputs(datasets), models=inputs)
+        outputs = self.client.get_run(run_id).outputs
+        if model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
+            self.client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
+
+    def _log_model_metrics(self, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
+        """Logs a model's metrics as metrics of its run that carry the model's id."""
+        from mlflow.entities import Metric
+
+        known = {metric.key for metric in self.client.get_logged_model(model_id).metrics or []}
+        now_ms = time.time_ns() // 1_000_000
+        entries = [
+            Metric(key, float(value), now_ms, 0, model_id=model_id)
+            for key, value in metrics.items()
+            if key not in known and math.isfinite(value)
+        ]
+        self.client.log_batch(run_id, metrics=entries)
+
+    def _create_version(self, model: Any, name: str, *, description: str) -> Any:
+        """Creates the next version of the registered model `name`, which is created if missing."""
+        self._create_registered_model(name)
+        return self.client.create_model_version(
+            name,
+            # not models:/MODEL_ID, which MLflow would look up in its global tracking URI
+            source=model.artifact_location,
+            run_id=model.source_run_id,
+            tags={MODEL_ID: model.model_id, KIND: model.tags[KIND], PARENTS: model.tags[PARENTS]},
+            description=description,
+            model_id=model.model_id,
+            await_creation_for=None,  # the version is ready at once; MLflow would print that it waits
+        )
+
+    def _register(self, model: Any, parents: Sequence[ModelRecord], text: str) -> ModelRecord:
+        """Registers the LoggedModel as a version of the registered model of its name, unless it is one already."""
+        name, client = model.tags[NAME], self.client
+        versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
+        mine = (found for found in versions if found.name == name and found.tags.get(MODEL_ID) == model.model_id)
+        version = next(mine, None)
+        if version is None:
+            version = self._create_version(model, name, description=self._card(model, parents, text))
+        tags = {_NOTE: version.description}
+        if not versions_of(model.tags):  # a model recorded earlier may have further names by now
+            tags[VERSIONS] = json.dumps([{"name": name, "version": str(version.version)}])
+        client.set_logged_model_tags(model.model_id, tags)
+        return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
+
+    def _create_registered_model(self, name: str) -> None:
+        try:
+            self.client.create_registered_model(name)
+        except LedgerError as error:
+            if error.code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+    def _card(self, model: Any, parents: Sequence[ModelRecord], text: str) -> str:
+        run = self.client.get_run(model.source_run_id)
+        batch_id = run.data.tags.get("mlflow.parentRunId")
+        batch = (self.client.get_run(batch_id).info.run_name, batch_id) if batch_id else None
+        return cards.card(record_of(model), text=text, parents=parents, run_name=run.info.run_name, batch=batch)
+
+    def _write_hub_card(self, model: Any, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:
+        """Adds a card to the model's files, so that the files show their origin wherever they are copied."""
+        bases = [parent.origin.source or parent.registered_name for parent in parents]
+        text = hub_card(record_of(model), base_models=bases, metrics=metrics, params=model.params)
+        with tempfile.TemporaryDirectory() as aside:
+            (Path(aside) / CARD).write_text(text, encoding="utf-8")
+            self.client.log_model_artifacts(model.model_id, aside)
+
+    def _link_child(self, parent: ModelRecord, child: ModelRecord) -> None:
+        """Adds a child to the parent's page.
+
+        Each child writes a tag of its own, so that concurrent writers lose none. The page's text is written again for
+        as long as the tags have changed since they were read.
+        """
+        entry = {"kind": child.kind, "name": child.registered_name, "version": child.version}
+        self.client.set_logged_model_tags(parent.model_id, {f"{CHILD}{child.model_id}": json.dumps(entry)})
+        if parent.version is None:
+            return
+        shown: dict[str, str] = {}
+        while (tags := _child_tags(self.client.get_logged_model(parent.model_id).tags)) != shown:
+            shown = tags
+            version = self.client.get_model_version(parent.registered_name, str(parent.version))
+            text = cards.with_children(version.description or "", _child_lines(tags))
+            self.client.update_model_version(parent.registered_name, str(parent.version), text)
+            self.client.set_logged_model_tags(parent.model_id, {_NOTE: text})
+
+    def _unlink_child(self, parent_id: str, child_id: str) -> None:
+        """Removes a child that `_link_child` has added to a parent's page."""
+        parent = self.client.get_logged_model(parent_id)
+        if f"{CHILD}{child_id}" not in parent.tags:
+            return
+        self.client.delete_logged_model_tag(parent_id, f"{CHILD}{child_id}")
+        record = record_of(parent)
+        if record.version is not None:
+            tags = _child_tags(self.client.get_logged_model(parent_id).tags)
+            version = self.client.get_model_version(record.registered_name, str(record.version))
+            text = cards.with_children(version.description or "", _child_lines(tags))
+            self.client.update_model_version(record.registered_name, str(record.version), text)
+            self.client.set_logged_model_tags(parent_id, {_NOTE: text})
+
+
+def _child_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in tags.items() if key.startswith(CHILD)}
+
+
+def _child_lines(tags: Mapping[str, str]) -> list[str]:
+    """Returns a line of markdown for each child, sorted by name, then by version, newest first."""
+    entries = sorted((json.loads(text) for text in tags.values()), key=lambda e: (e["name"], -e["version"]))
+    return [
+        f"{entry['kind']}: "
+        + links.link(
+            f"{entry['name']} version {entry['version']}", links.model_version_path(entry["name"], entry["version"])
+        )
+        for entry in entries
+    ]
+
+
+def _dataset_inputs(datasets: Sequence[DatasetInput]) -> list[Any]:
+    """Converts data sets to MLflow's inputs.
+
+    MLflow stores one input per (name, digest), so the name of data with several contexts gets the context appended.
+    """
+    from mlflow.entities import Dataset, InputTag
+    from mlflow.entities import DatasetInput as MlflowDatasetInput
+
+    identities = [(dataset.name, dataset.digest) for dataset in datasets]
+    inputs = []
+    for dataset in datasets:
+        is_shared = identities.count((dataset.name, dataset.digest)) > 1
+        entity = Dataset(
+            name=f"{dataset.name} ({dataset.context})" if is_shared else dataset.name,
+            digest=dataset.digest[:_DIGEST_LIMIT],
+            source_type="local",
+            source=json.dumps({"uri": dataset.source}),
+            profile=json.dumps(facts) if (facts := dataset.facts()) else None,
+        )
+        inputs.append(MlflowDatasetInput(entity, tags=[InputTag("mlflow.data.context", dataset.context)]))
+    return inputs

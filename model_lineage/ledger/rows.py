@@ -1,0 +1,336 @@
+"""Reads all models of a ledger at once as plain rows, from sqlite, from a server, or from a local cache.
+
+Importing MLflow takes longer than most queries. The rows of a sqlite ledger are therefore read from its tables
+directly, with a constant number of SELECTs for any number of models. If a later MLflow changes the tables, its client
+is used. Rows of a server are cached in a file, and only new or changed ones are requested through its REST API.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.ledger.registry import CHILD, KIND, MODEL_ID
+from ringmaster.model_lineage.ledger.rest import Server
+from ringmaster.model_lineage.tensors.objects import write_once
+
+READY = 2  # a value of MLflow's LoggedModelStatus
+NEW_FOR_MS = 600_000  # younger rows are requested again, as their tags may have been incomplete
+WHOLE_FOR_MS = 86_400_000  # an older cache is rebuilt, the only way in which deleted rows vanish from it
+_VERSION = 2  # of the cache file's format
+_PAGE = 1000
+_SOME = 100  # page size of searches that are seldom read to their end
+_NEWEST_FIRST = "last_updated_timestamp DESC"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A LoggedModel; the attributes have MLflow's names.
+
+    metrics: the last value of each metric. creation_timestamp: milliseconds since the epoch.
+    """
+
+    model_id: str
+    experiment_id: str
+    name: str
+    artifact_location: str
+    creation_timestamp: int
+    source_run_id: str | None
+    is_ready: bool
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+Aliases = Mapping[str, Mapping[str, int]]
+"""For each registered model: alias -> version."""
+
+
+def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[list[Row], Aliases]:
+    """Returns every model and component of a ledger, and the aliases.
+
+    cache: the folder of the cache. is_fresh: whether to read everything anew, ignoring the cache. A sqlite file that
+    does not exist has no rows. Raises LedgerError if MLflow cannot be reached.
+    """
+    if ledger.file is not None:
+        if not ledger.file.exists():
+            return [], {}
+        with suppress(sqlite3.OperationalError):  # unknown tables: MLflow's client can read them
+            return _read_file(ledger.file, ledger.experiment)
+    return _read_client(ledger, cache / "rows.json", is_fresh=is_fresh)
+
+
+def _read_file(file: Path, experiment: str) -> tuple[list[Row], Aliases]:
+    with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=30.0)) as connection:
+        connection.execute("BEGIN")  # a consistent state, despite concurrent writers
+        of_experiment = "experiment_id = (SELECT experiment_id FROM experiments WHERE name = ?)"
+        tags = _by_model(
+            connection.execute(
+                f"SELECT model_id, tag_key, tag_value FROM logged_model_tags WHERE {of_experiment} "
+                "AND tag_key != 'mlflow.note.content' AND tag_key NOT LIKE ?",
+                (experiment, f"{CHILD}%"),
+            )
+        )
+        params = _by_model(
+            connection.execute(
+                f"SELECT model_id, param_key, param_value FROM logged_model_params WHERE {of_experiment}", (experiment,)
+            )
+        )
+        metrics = _by_model(
+            connection.execute(
+                f"SELECT model_id, metric_name, metric_value FROM logged_model_metrics WHERE {of_experiment} "
+                "ORDER BY metric_step, metric_timestamp_ms",
+                (experiment,),
+            )
+        )
+        rows = [
+            Row(
+                model_id=id,
+                experiment_id=str(experiment_id),
+                name=name,
+                artifact_location=location,
+                creation_timestamp=created_ms,
+                source_run_id=run_id,
+                is_ready=status == READY,
+                tags=tags[id],
+                params=params.get(id, {}),
+                metrics=metrics.get(id, {}),
+            )
+            for id, experiment_id, name, location, created_ms, run_id, status in connection.execute(
+                "SELECT model_id, experiment_id, name, artifact_location, creation_timestamp_ms, source_run_id, status "
+                f"FROM logged_models WHERE {of_experiment} AND lifecycle_stage = 'active' "
+                "ORDER BY creation_timestamp_ms, model_id",
+                (experiment,),
+            )
+            if KIND in tags.get(id, {})
+        ]
+        found = connection.execute("SELECT name, alias, version FROM registered_model_aliases")
+        return rows, _by_model(found)
+
+
+def _by_model(cursor: sqlite3.Cursor) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for model, key, value in cursor:
+        found.setdefault(model, {})[key] = value
+    return found
+
+
+def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Row], Aliases]:
+    kept = {} if is_fresh else _kept(file, ledger)
+    now_ms = time.time_ns() // 1_000_000
+    whole_ms = kept.get("whole_ms", 0)
+    rows = {entry["model_id"]: Row(**entry) for entry in kept.get("rows", ())}
+    if now_ms - whole_ms > WHOLE_FOR_MS:
+        rows, whole_ms = {}, now_ms
+    since = _Since(
+        created_ms=max((row.creation_timestamp for row in rows.values()), default=0) - NEW_FOR_MS,
+        changed_ms=kept.get("changed_ms", 0) - NEW_FOR_MS,
+        known=frozenset(rows),
+    )
+    news = _news(ledger, since)
+    rows |= {row.model_id: row for row in news.rows}
+    ordered = sorted(rows.values(), key=lambda row: (row.creation_timestamp, row.model_id))
+    said = {
+        "version": _VERSION,
+        "ledger": [ledger.tracking_uri, ledger.experiment],
+        "whole_ms": whole_ms,
+        "changed_ms": news.changed_ms,
+        "rows": [asdict(row) for row in ordered],
+    }
+    write_once(file, json.dumps(said).encode())
+    return ordered, news.aliases
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Since:
+    """The state of the cache, from which the search conditions for new and changed rows follow.
+
+    Rows made at `created_ms` or later are requested, and those `known` rows that have changed since `changed_ms`.
+    MLflow does not note when a LoggedModel's tags change. But every operation that changes them also creates a version
+    of the model or updates a version's description, so the timestamps of the versions show the change.
+    """
+
+    created_ms: int
+    changed_ms: int
+    known: Collection[str]
+
+    @property
+    def new(self) -> str:
+        """The search condition for new rows."""
+        return f"creation_timestamp >= {max(self.created_ms, 0)}"
+
+    def changed(self, versions: Iterator[_Changed]) -> tuple[list[str], int]:
+        """Returns the search conditions for changed rows, and the time of the newest change. versions: newest first."""
+        newest = next(versions, ("", 0))
+        ids: dict[str, None] = {}
+        for id, changed_ms in chain([newest], versions if self.known else ()):
+            if changed_ms < self.changed_ms:
+                break
+            if id in self.known:
+                ids[id] = None
+        listed = [f"'{id}'" for id in ids]
+        conditions = [f"model_id IN ({', '.join(listed[i : i + _SOME])})" for i in range(0, len(listed), _SOME)]
+        return conditions, newest[1]
+
+
+_Changed = tuple[str, int]
+"""The id of a version's model, and when the version was last changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _News:
+    """The new and changed rows, all aliases, and the timestamp of the newest change of a version."""
+
+    rows: list[Row]
+    aliases: Aliases
+    changed_ms: int
+
+
+def _news(ledger: Ledger, since: _Since) -> _News:
+    """Fetches new and changed rows through the server's REST API, or else through MLflow's client."""
+    try:
+        return _ask_server(Server(ledger.tracking_uri), ledger.experiment, since)
+    except (OSError, ValueError, KeyError):  # MLflow's client tries again, and reports the fault properly
+        changed, changed_ms = since.changed(_versions(ledger))
+        rows = [row for condition in (since.new, *changed) for row in _rows_where(ledger, condition)]
+        return _News(rows=rows, aliases=_aliases(ledger), changed_ms=changed_ms)
+
+
+def _ask_server(server: Server, experiment: str, since: _Since) -> _News:
+    experiment_id = server.get("experiments/get-by-name", experiment_name=experiment)["experiment"]["experiment_id"]
+    changed, changed_ms = since.changed(_versions_of_server(server))
+    body = {
+        "experiment_ids": [experiment_id],
+        "order_by": [{"field_name": "creation_timestamp", "ascending": True}],
+        "max_results": _PAGE,
+    }
+    rows = [
+        _row_of_json(entry)
+        for condition in (since.new, *changed)
+        for entry in server.pages("logged-models/search", {**body, "filter": condition}, key="models")
+    ]
+    ours = [row for row in rows if KIND in row.tags]
+    return _News(rows=ours, aliases=_aliases_of_server(server), changed_ms=changed_ms)
+
+
+def _versions_of_server(server: Server) -> Iterator[_Changed]:
+    token = ""
+    while True:
+        page = server.get("model-versions/search", max_results=_SOME, order_by=_NEWEST_FIRST, page_token=token)
+        for version in page.get("model_versions", ()):
+            tags = {tag["key"]: tag.get("value", "") for tag in version.get("tags", ())}
+            yield tags.get(MODEL_ID, ""), int(version["last_updated_timestamp"])
+        token = page.get("next_page_token", "")
+        if not token:
+            return
+
+
+def _aliases_of_server(server: Server) -> Aliases:
+    aliases: dict[str, dict[str, int]] = {}
+    token = ""
+    while True:
+        page = server.get("registered-models/search", max_results=_PAGE, page_token=token)
+        for model in page.get("registered_models", ()):
+            if named := model.get("aliases"):
+                aliases[model["name"]] = {entry["alias"]: int(entry["version"]) for entry in named}
+        token = page.get("next_page_token", "")
+        if not token:
+            return aliases
+
+
+def _row_of_json(entry: Mapping[str, Any]) -> Row:
+    info, data = entry["info"], entry.get("data", {})
+    metrics = sorted(data.get("metrics", ()), key=lambda metric: (metric.get("step", 0), metric["timestamp"]))
+    return Row(
+        model_id=info["model_id"],
+        experiment_id=str(info["experiment_id"]),
+        name=info["name"],
+        artifact_location=info["artifact_uri"],
+        creation_timestamp=int(info["creation_timestamp_ms"]),
+        source_run_id=info.get("source_run_id"),
+        is_ready=info["status"] == "LOGGED_MODEL_READY",
+        tags=_told({tag["key"]: tag.get("value", "") for tag in info.get("tags", ())}),
+        params={param["key"]: param.get("value", "") for param in data.get("params", ())},
+        metrics={metric["key"]: metric["value"] for metric in metrics},
+    )
+
+
+def _told(tags: Mapping[str, str]) -> dict[str, str]:
+    """Returns the tags without page texts and children, which the children's parent ids give."""
+    return {k: v for k, v in tags.items() if k != "mlflow.note.content" and not k.startswith(CHILD)}
+
+
+def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
+    """Returns the content of the cache file, empty if it belongs to another ledger or is invalid."""
+    try:
+        said: dict[str, Any] = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    is_ours = said.get("version") == _VERSION and said.get("ledger") == [ledger.tracking_uri, ledger.experiment]
+    return said if is_ours else {}
+
+
+def _rows_where(ledger: Ledger, condition: str) -> Iterator[Row]:
+    experiment_id = ledger.experiment_id(ledger.experiment, create=False)
+    if experiment_id is None:
+        return
+    order = [{"field_name": "creation_timestamp", "ascending": True}]
+    token = None
+    while True:
+        page = ledger.client.search_logged_models(
+            [experiment_id],
+            f"tags.`{KIND}` != '' AND {condition}",
+            max_results=_PAGE,
+            order_by=order,
+            page_token=token,
+        )
+        yield from map(_row, page)
+        token = page.token
+        if not token:
+            return
+
+
+def _versions(ledger: Ledger) -> Iterator[_Changed]:
+    token = None
+    while True:
+        page = ledger.client.search_model_versions(max_results=_SOME, order_by=[_NEWEST_FIRST], page_token=token)
+        yield from ((version.tags.get(MODEL_ID, ""), version.last_updated_timestamp) for version in page)
+        token = page.token
+        if not token:
+            return
+
+
+def _row(model: Any) -> Row:
+    metrics = sorted(model.metrics or [], key=lambda metric: (metric.step, metric.timestamp))
+    return Row(
+        model_id=model.model_id,
+        experiment_id=str(model.experiment_id),
+        name=model.name,
+        artifact_location=model.artifact_location,
+        creation_timestamp=model.creation_timestamp,
+        source_run_id=model.source_run_id,
+        is_ready=model.status == "READY",
+        tags=_told(model.tags),
+        params=dict(model.params or {}),
+        metrics={metric.key: metric.value for metric in metrics},
+    )
+
+
+def _aliases(ledger: Ledger) -> Aliases:
+    found: dict[str, dict[str, int]] = {}
+    token = None
+    while True:
+        page = ledger.client.search_registered_models(max_results=_PAGE, page_token=token)
+        found |= {model.name: {a: int(v) for a, v in model.aliases.items()} for model in page if model.aliases}
+        token = page.token
+        if not token:
+            return found

@@ -1,0 +1,244 @@
+"""MLflow runs: one for a batch, one below it for each job, with params, metrics, notes and files."""
+
+import contextlib
+import getpass
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger.connection import Connection
+from ringmaster.model_lineage.records import MetricPoint
+
+METRICS_PER_REQUEST = 1000  # MLflow's limits
+PARAM_LIMIT = 6000
+TAG_LIMIT = 8000
+BATCH_KEY = "ringmaster.batch"
+FINAL_STATUSES = ("FINISHED", "FAILED", "KILLED")
+
+
+class Runs(Connection):
+    """The part of the ledger that records runs."""
+
+    def start_batch(
+        self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None, key: str = ""
+    ) -> str:
+        """Starts the run of a batch and returns its id.
+
+        files: texts to store with the run, by artifact path.
+        key: identifies the batch. If a start with the same key has created a run already, that run is resumed.
+        """
+        run_id = self.batch_run(key) if key else None
+        if run_id is None:
+            run_id = self._create_run(name, tags={"ringmaster.type": "batch", **({BATCH_KEY: key} if key else {})})
+        else:
+            self.resume_run(run_id)
+        self.log_params(run_id, params)
+        for path, text in (files or {}).items():
+            self.write_text(run_id, path, text)
+        return run_id
+
+    def start_job(
+        self,
+        batch_run_id: str,
+        name: str,
+        *,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Starts the run of job `name` below its batch and returns its id.
+
+        A batch has one run a job: if the run exists already because the start was repeated, it is resumed.
+        """
+        from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+        run_id = self._job_run(batch_run_id, name)
+        if run_id is None:
+            run_id = self._create_run(name, tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"})
+        else:
+            self.resume_run(run_id)
+        self.set_tags(run_id, tags or {})
+        self.log_params(run_id, params)
+        return run_id
+
+    def resume_run(self, run_id: str) -> None:
+        """Sets a run that had ended, or whose process died, to running again."""
+        self.client.update_run(run_id, status="RUNNING")
+
+    def finish_run(self, run_id: str, status: str = "FINISHED") -> None:
+        """Ends a run as FINISHED, FAILED or KILLED."""
+        if status not in FINAL_STATUSES:
+            raise LedgerError(f"a run cannot end as {status!r}: use one of {', '.join(FINAL_STATUSES)}")
+        self.client.set_terminated(run_id, status=status)
+
+    def is_finished(self, run_id: str) -> bool:
+        """Whether a run has ended successfully, so that its records are complete."""
+        return bool(self.client.get_run(run_id).info.status == "FINISHED")
+
+    def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Logs `params`; a nested mapping {"a": {"b": 1}} becomes "a.b". Logging equal values again is allowed.
+
+        A value over MLflow's limit is shortened, and stored in full in the artifact parameters/KEY.json.
+        """
+        from mlflow.entities import Param
+
+        entries = []
+        for key, value in flat_params(params).items():
+            text = param_text(value)
+            if len(text) > PARAM_LIMIT:
+                path = f"parameters/{key}.json"
+                self.write_json(run_id, path, value)
+                text = _shortened(text, PARAM_LIMIT, path)
+            entries.append(Param(key, text))
+        self.client.log_batch(run_id, params=entries)
+
+    def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
+        """Logs `points` in as few requests as MLflow allows. Logging them again with equal timestamps changes nothing.
+
+        A point that is NaN or infinite becomes the tag "ringmaster.non_finite.KEY" with the first such step, because
+        MLflow's UI hides a metric whose last value is NaN and draws infinity as 1.8e308.
+        """
+        from mlflow.entities import Metric
+
+        now_ms = time.time_ns() // 1_000_000
+        metrics = [
+            Metric(p.key, float(p.value), now_ms if p.timestamp_ms is None else p.timestamp_ms, p.step)
+            for p in points
+            if math.isfinite(p.value)
+        ]
+        for start in range(0, len(metrics), METRICS_PER_REQUEST):
+            self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
+        if len(metrics) < len(points):
+            self._tag_non_finite(run_id, [p for p in points if not math.isfinite(p.value)])
+
+    def set_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
+        """Sets tags on a run. A value over MLflow's limit is shortened, and stored in full in tags/KEY.txt."""
+        from mlflow.entities import RunTag
+
+        entries = []
+        for key, value in tags.items():
+            text = param_text(value)
+            if len(text) > TAG_LIMIT:
+                path = f"tags/{key}.txt"
+                self.write_text(run_id, path, text)
+                text = _shortened(text, TAG_LIMIT, path)
+            entries.append(RunTag(key, text))
+        self.client.log_batch(run_id, tags=entries)
+
+    def set_note(self, run_id: str, markdown: str) -> None:
+        """Sets the description on the run's page, as markdown."""
+        self.set_tags(run_id, {"mlflow.note.content": markdown})
+
+    def note(self, run_id: str) -> str:
+        """Returns the description on the run's page, or "" if there is none."""
+        return str(self.client.get_run(run_id).data.tags.get("mlflow.note.content", ""))
+
+    def write_text(self, run_id: str, path: str, text: str) -> None:
+        """Stores `text` as the artifact `path` (relative, "/" between folders), replacing an earlier one."""
+        with _file(path) as (local, folder):
+            local.write_text(text, encoding="utf-8")
+            self.client.log_artifact(run_id, str(local), folder)
+
+    def write_json(self, run_id: str, path: str, value: Any) -> None:
+        """Stores `value` as a JSON artifact; NaN and infinity, which JSON lacks, become null."""
+        self.write_text(run_id, path, json.dumps(_finite(value), indent=2, default=str))
+
+    def write_svg(self, run_id: str, path: str, svg: str) -> None:
+        """Stores a drawing as an artifact that the UI shows as a picture."""
+        if not path.endswith(".svg"):
+            raise LedgerError(f"{path!r} must end in .svg for MLflow to show it as a picture")
+        self.write_text(run_id, path, svg)
+
+    def write_table(self, run_id: str, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Stores `rows` as an artifact that the UI shows as a table; columns are ordered by first appearance."""
+        if not path.endswith(".json"):
+            raise LedgerError(f"{path!r} must end in .json for MLflow to show it as a table")
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[row.get(column) for column in columns] for row in rows]
+        self.write_text(run_id, path, json.dumps(_finite({"columns": columns, "data": data}), default=str))
+        self._add_logged_artifact(run_id, {"path": path, "type": "table"})
+
+    def read_text(self, run_id: str, path: str) -> str:
+        """Returns the text of a run's artifact. Raises LedgerError if there is none."""
+        with tempfile.TemporaryDirectory() as folder:
+            local = self.client.download_artifacts(run_id, path, folder)
+            return Path(local).read_text(encoding="utf-8")
+
+    def _create_run(self, name: str, *, tags: Mapping[str, str]) -> str:
+        with contextlib.suppress(OSError, KeyError, ImportError):  # a user without a name in the system
+            tags = {"mlflow.user": getpass.getuser(), **tags}
+        experiment_id = self.experiment_id(self.experiment)
+        return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
+
+    def batch_run(self, key: str) -> str | None:
+        """Returns the existing run of the batch with that key, or None."""
+        experiment_id = self.experiment_id(self.experiment)
+        found = self.client.search_runs([experiment_id], f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
+        return found[0].info.run_id if found else None
+
+    def _job_run(self, batch_run_id: str, name: str) -> str | None:
+        """Returns the existing run of job `name` below the batch, or None."""
+        if "'" in name:
+            raise LedgerError(f"a job cannot be named {name!r}: use letters, digits, '-', '_' and '.'")
+        experiment_id = self.client.get_run(batch_run_id).info.experiment_id
+        condition = f"tags.`mlflow.parentRunId` = '{batch_run_id}' AND attributes.run_name = '{name}'"
+        found = self.client.search_runs([experiment_id], condition, max_results=1)
+        return found[0].info.run_id if found else None
+
+    def _tag_non_finite(self, run_id: str, points: Sequence[MetricPoint]) -> None:
+        known = self.client.get_run(run_id).data.tags
+        first = {f"ringmaster.non_finite.{p.key}": f"{p.value} at step {p.step}" for p in reversed(points)}
+        self.set_tags(run_id, {key: text for key, text in first.items() if key not in known})
+
+    def _add_logged_artifact(self, run_id: str, entry: Mapping[str, str]) -> None:
+        """Adds a table to the tag that lists a run's tables, under a lock so that threads lose no entries."""
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+        with self._lock:
+            known = json.loads(self.client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+            if dict(entry) not in known:
+                self.client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*known, dict(entry)]))
+
+
+def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested mappings to dotted keys; empty mappings vanish."""
+    flat: dict[str, Any] = {}
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            flat |= flat_params(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def param_text(value: Any) -> str:
+    """Returns the text of a parameter or tag: lists and mappings as JSON, other values as Python prints them."""
+    return json.dumps(value, default=str) if isinstance(value, (list, tuple, dict)) else str(value)
+
+
+def _shortened(text: str, limit: int, path: str) -> str:
+    ending = f" ... (whole in {path})"
+    return text[: limit - len(ending)] + ending
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def _file(path: str) -> Iterator[tuple[Path, str | None]]:
+    """Yields a local file to fill, named like the artifact `path`, and the artifact's folder."""
+    pure = PurePosixPath(path)
+    if not pure.name or pure.is_absolute() or ".." in pure.parts:
+        raise LedgerError(f"{path!r} is no artifact path: use a relative one without '..'")
+    folder = None if pure.parent == PurePosixPath(".") else str(pure.parent)
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary) / pure.name, folder

@@ -1,0 +1,1 @@
+"""The pages of models in MLflow: cards, links and family pictures."""

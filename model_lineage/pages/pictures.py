@@ -1,0 +1,130 @@
+"""SVG drawing of a model family: each model below its parents, the subject highlighted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+COLOURS = {
+    "pretrained": "#5b6ee1",
+    "fine-tuned": "#2b9348",
+    "lora": "#0f9aa8",
+    "prefix-tuned": "#0f9aa8",
+    "ia3": "#0f9aa8",
+    "distilled": "#b5651d",
+    "pruned": "#8d6a9f",
+    "quantized": "#8d6a9f",
+    "merged": "#c2255c",
+    "imported": "#6c757d",
+    "component": "#e09f3e",
+}
+BOX_WIDTH, BOX_HEIGHT, GAP, RISE = 168, 46, 18, 40
+MARGIN = 12
+_SWEEPS = 4  # passes of the ordering, alternately down and up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """A box of the drawing. title: a model's name and version. detail: a second line, such as its aliases."""
+
+    id: str
+    title: str
+    kind: str
+    detail: str = ""
+
+
+def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], *, focus: str) -> str:
+    """Draws `relatives` with a line for each (parent, child) edge between them; `focus` has a thick frame.
+
+    A model's layer is its longest path from a root (Sugiyama et al., 1981). Each layer is ordered by the mean position
+    of the neighbours.
+    """
+    known = {relative.id: relative for relative in relatives}
+    lines = [(parent, child) for parent, child in edges if parent in known and child in known]
+    rows = _rows(list(known), lines)
+    width = max(len(row) for row in rows) * (BOX_WIDTH + GAP) - GAP + 2 * MARGIN
+    height = len(rows) * (BOX_HEIGHT + RISE) - RISE + 2 * MARGIN
+    at = _places(rows, width)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        *(_line(at[parent], at[child]) for parent, child in lines),
+        *(_box(relative, at[relative.id], is_focus=relative.id == focus) for relative in relatives),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def _rows(ids: Sequence[str], lines: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """Returns the ids by layer, from the roots down, each layer from left to right."""
+    parents: dict[str, list[str]] = {id: [] for id in ids}
+    children: dict[str, list[str]] = {id: [] for id in ids}
+    for parent, child in lines:
+        parents[child].append(parent)
+        children[parent].append(child)
+    depth = _depths(parents)
+    rows: list[list[str]] = [[] for _ in range(max(depth.values()) + 1)]
+    for id in ids:
+        rows[depth[id]].append(id)
+    for sweep in range(_SWEEPS):
+        neighbours = parents if sweep % 2 == 0 else children
+        place = {id: i / len(row) for row in rows for i, id in enumerate(row)}
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            row.sort(key=lambda id: _mean([place[other] for other in neighbours[id]], place[id]))
+            place |= {id: i / len(row) for i, id in enumerate(row)}
+    return rows
+
+
+def _depths(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    depth: dict[str, int] = {}
+    left = dict(parents)
+    while left:
+        free = [id for id, above in left.items() if all(each in depth for each in above)]
+        for id in free or list(left)[:1]:  # damaged records may have a cycle, and are drawn too
+            depth[id] = max((depth[each] + 1 for each in left.pop(id) if each in depth), default=0)
+    return depth
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _places(rows: Sequence[Sequence[str]], width: int) -> dict[str, tuple[int, int]]:
+    """Returns the upper left corner of each box; rows are centred."""
+    at: dict[str, tuple[int, int]] = {}
+    for depth, row in enumerate(rows):
+        left = (width - len(row) * (BOX_WIDTH + GAP) + GAP) // 2
+        for i, id in enumerate(row):
+            at[id] = (left + i * (BOX_WIDTH + GAP), MARGIN + depth * (BOX_HEIGHT + RISE))
+    return at
+
+
+def _line(parent: tuple[int, int], child: tuple[int, int]) -> str:
+    x1, y1 = parent[0] + BOX_WIDTH // 2, parent[1] + BOX_HEIGHT
+    x2, y2 = child[0] + BOX_WIDTH // 2, child[1]
+    middle = (y1 + y2) // 2
+    return f'<path d="M{x1} {y1} C{x1} {middle} {x2} {middle} {x2} {y2}" fill="none" stroke="#868e96"/>'
+
+
+def _box(relative: Relative, place: tuple[int, int], *, is_focus: bool) -> str:
+    x, y = place
+    colour = COLOURS.get(relative.kind, "#6c757d")
+    stroke = 3 if is_focus else 1
+    second = relative.kind + (f" · {relative.detail}" if relative.detail else "")
+    return (
+        f'<g><rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="{colour}" '
+        f'fill-opacity="0.12" stroke="{colour}" stroke-width="{stroke}"/>'
+        f'<text x="{x + 8}" y="{y + 19}" font-size="12" font-weight="{"bold" if is_focus else "normal"}">'
+        f"{escape(_fitting(relative.title, 24))}</text>"
+        f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="{colour}">{escape(_fitting(second, 27))}</text></g>'
+    )
+
+
+def _fitting(text: str, most: int) -> str:
+    """Shortens `text` in the middle if it is too long: names differ at their beginnings and ends."""
+    if len(text) <= most:
+        return text
+    head = (most - 1) * 2 // 3
+    return f"{text[:head]}…{text[head + 1 - most :]}"

@@ -1,0 +1,1 @@
+"""Model assertions, and the logs and groups of rows that they are checked on."""

@@ -1,0 +1,227 @@
+"""The jobs of an executor and their state.
+
+The journal is the record. The table caches in memory what this executor alone writes there, so that a list of a
+thousand jobs is not read again for each event of a gang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringmaster.tasks.execution.groups import GroupTable
+from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.steering import EVALUATED, GOAL, LIKE, RESTED, SETTLED
+from ringmaster.tasks.storage.journal import (
+    CANCELLED,
+    DONE,
+    ENDED,
+    FAILED,
+    PAUSED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    JobRecord,
+    Journal,
+)
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface.values import from_json, to_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """A job of the table.
+
+    job: its name is unique in the table; in a pool it is "BATCH/JOB", and so are its parents' names if they are in the
+        table.
+    profiles: the options under which the job can run alone.
+    place: the folders of its batch, which use the job's name within the batch.
+    batch: the batch of a pool; empty without a pool.
+    together: for the lead job of a group, the options under which the group can run; its members are in the table too.
+    """
+
+    job: Job
+    profiles: tuple[Profile, ...]
+    place: RunPaths
+    batch: str = ""
+    together: tuple[Profile, ...] = ()
+
+    @property
+    def local_job(self) -> Job:
+        """The job under its name within its batch, which its gangs use too."""
+        return self.job if not self.batch else _renamed(self.job, self.batch)
+
+
+class JobTable:
+    """The table of jobs. It writes each change into the journal first."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.entries: dict[str, JobState] = {}
+        self.records: dict[str, JobRecord] = {}
+        self.profiles: dict[str, list[Profile]] = {}
+        self.totals: dict[str, int] = {}  # steps of each job, up to its goal
+        self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
+        self.attempts: dict[str, int] = {}  # crashes without progress
+        self.groups = GroupTable(self)
+
+    def add(self, entries: Iterable[JobState]) -> None:
+        """Adds jobs, with their state from the journal."""
+        for entry in entries:
+            name = entry.job.name
+            self.entries[name] = entry
+            self.profiles[name] = list(entry.profiles)
+        for name, entry in self.entries.items():
+            if parents := tuple(parent for parent in entry.job.parents if parent in self.entries):
+                self.after[name] = parents
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads the journal again, after another process has written to it."""
+        known = self.journal.jobs(batches={entry.batch for entry in self.entries.values()})
+        self.records = {name: known.get(name, JobRecord(name=name)) for name in self.entries}
+        for name in self.entries:
+            self._take_in(name)
+        self.groups.form()
+
+    def _take_in(self, name: str) -> None:
+        """Updates a job from its record: its definition if it was a placeholder, and its goal."""
+        entry, details = self.entries[name], self.records[name].details
+        if SETTLED in details:
+            entry = self.entries[name] = self._settled(entry, details)
+        # A job that could not be inspected has no number of steps, and will not run.
+        total = entry.job.num_steps or 0
+        self.totals[name] = min(details.get(GOAL, total), total)
+        self.groups.renew(name)
+
+    def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
+        """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
+        name, job = entry.job.name, from_json(Job, details[SETTLED])
+        like = self.entries[f"{entry.batch}/{details[LIKE]}" if entry.batch else details[LIKE]]
+        data = {job.name: like.place.data[details[LIKE]]} if details[LIKE] in like.place.data else {}
+        place = replace(entry.place, data={**entry.place.data, **data})
+        # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
+        is_alike = bool(entry.profiles) and all(profile in like.profiles for profile in entry.profiles)
+        profiles = entry.profiles if is_alike else like.profiles
+        if not is_alike:
+            self.profiles[name] = list(profiles)
+        return replace(entry, job=replace(job, name=name), profiles=profiles, place=place)
+
+    def remove(self, jobs: Iterable[str]) -> None:
+        """Removes jobs from the table."""
+        for name in list(jobs):
+            self.groups.forget(name)
+            for kept in (self.entries, self.records, self.profiles, self.totals, self.after, self.attempts):
+                kept.pop(name, None)
+
+    def write(self, job: str, **changes: Any) -> JobRecord:
+        """Writes changes to a job's record."""
+        record = self.records[job] = self.journal.write_job(job, **changes)
+        return record
+
+    # -- goals and placeholders, for steered batches -------------------------------------------------------------------
+
+    def settle(self, name: str, job: Job, *, like: str) -> None:
+        """Defines the job of a placeholder. A job that has begun or ended stays unchanged.
+
+        job: adapts no other job of the table.
+        like: a job of the same batch and shape, by its name within the batch.
+        """
+        record = self.records[name]
+        if record.step == 0 and record.status == WAITING and not record.details.get(GOAL):
+            self.write(name, details={SETTLED: to_json(job), LIKE: like})
+            self._take_in(name)
+
+    def allow(self, name: str, goal: int) -> None:
+        """Raises a job's goal, the step up to which it may train. A goal is never lowered."""
+        if goal > self.records[name].details.get(GOAL, 0):
+            self.write(name, details={GOAL: goal})
+            self._take_in(name)
+
+    def rest(self, name: str, step: int) -> None:
+        """Records that a job has reached its goal and was evaluated there."""
+        self.write(name, status=WAITING, step=step, details={RESTED: step})
+
+    def evaluated(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Stores the metrics of a job that has a goal."""
+        if GOAL in self.records[name].details:
+            self.write(name, details={EVALUATED: {"step": step, "metrics": dict(metrics)}})
+
+    def rests(self, name: str) -> bool:
+        """Whether a job has nothing to train until its goal is raised."""
+        goal = self.totals[name]
+        is_whole = goal >= (self.entries[name].job.num_steps or 0)
+        return not is_whole and (goal == 0 or self.records[name].details.get(RESTED) == goal)
+
+    def is_whole(self, name: str, step: int) -> bool:
+        """Whether `step` is the last step of a job, and not only its goal."""
+        return step == (self.entries[name].job.num_steps or 0)
+
+    def place_of(self, job: str) -> RunPaths:
+        """Returns the folders of a job's batch."""
+        return self.entries[job].place
+
+    def listed(self, name: str, *, beside: str) -> str:
+        """Returns the table's name of a job that its gang calls `name` and that is in the batch of `beside`."""
+        batch = self.entries[beside].batch
+        return f"{batch}/{name}" if batch else name
+
+    def of_batch(self, batch: str) -> list[str]:
+        """Returns the jobs of a batch."""
+        return [name for name, entry in self.entries.items() if entry.batch == batch]
+
+    def done(self) -> set[str]:
+        """Returns the jobs that are done."""
+        return {name for name, record in self.records.items() if record.status == DONE}
+
+    def left(self) -> list[Job]:
+        """Returns the jobs to plan, up to their goals: those that run or wait.
+
+        The result omits jobs that rest, jobs that wait for a paused base, and members that the gang of another job
+        trains.
+        """
+        alive = [name for name, record in self.records.items() if record.status in (WAITING, RUNNING)]
+        alive = [name for name in alive if self.groups.lead_of(name) is None]
+        left = [name for name in alive if not self._waits_for_paused(name) and not self.rests(name)]
+        return [self._up_to_goal(name) for name in left]
+
+    def _up_to_goal(self, name: str) -> Job:
+        job, goal = self.entries[name].job, self.totals[name]
+        return job if job.num_steps in (None, goal) else replace(job, num_steps=goal)
+
+    def _waits_for_paused(self, job: str) -> bool:
+        """Whether a job depends on a paused one, directly or not. A plan must not hold devices for it meanwhile."""
+        bases = self.after.get(job, ())
+        return any(self.records[base].status == PAUSED or self._waits_for_paused(base) for base in bases)
+
+    def orphans(self) -> list[tuple[str, str]]:
+        """Returns (job, reason) for jobs whose base or parent failed, was cancelled or was stopped early."""
+        gone = {FAILED: "has failed", CANCELLED: "was cancelled", STOPPED: "was stopped early"}
+        found = []
+        for job, bases in self.after.items():
+            for base in bases:
+                status = self.records[base].status
+                if status in gone and self.records[job].status not in ENDED:
+                    what = "base" if base == self.entries[job].job.base else "parent"
+                    found.append((job, f"its {what} {base} {gone[status]}"))
+        return found
+
+    def standing_still(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
+        """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
+        return [j for j in jobs if (status := self.records[j].status) not in ENDED and (status == PAUSED) == paused]
+
+    def strike_out(self, job: str, profile: Profile) -> bool:
+        """Removes an option from a job for good. Returns whether another one is left."""
+        self.profiles[job] = [p for p in self.profiles[job] if not p.is_like(profile)]
+        return bool(self.profiles[job])
+
+    def count_crash(self, job: str, *, made_progress: bool) -> int:
+        """Counts a crash of a job. Returns the number of its crashes without progress."""
+        self.attempts[job] = 1 if made_progress else self.attempts.get(job, 0) + 1
+        return self.attempts[job]
+
+
+def _renamed(job: Job, batch: str) -> Job:
+    prefix = f"{batch}/"
+    return job.renamed(job.name.removeprefix(prefix), lambda name: name.removeprefix(prefix))

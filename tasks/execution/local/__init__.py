@@ -1,0 +1,1 @@
+"""Execution on this machine: the runner of its gangs, the leases of its devices, and their metrics."""

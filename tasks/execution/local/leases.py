@@ -1,0 +1,78 @@
+"""Leases of one machine's devices: a ledger on disk, so that processes that share the machine never share a device.
+
+A lease identifies its holder's process by pid and start time. The leases of a process that has ended are void. The
+processes that a holder started cannot outlive it (the fork server ensures that), so the devices of a void lease are
+free.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from ringmaster.tasks.pool.process_identity import identity
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS device_leases (
+    device TEXT PRIMARY KEY, holder TEXT NOT NULL, pid INTEGER NOT NULL, born TEXT NOT NULL, since_s REAL NOT NULL
+)
+"""
+
+
+def leases_of(home: Path) -> Leases:
+    """Returns the ledger of this machine.
+
+    Each machine has its own file, as `home` may be on storage that machines share, whose processes are unknown here.
+    """
+    return Leases(home / "machines" / (platform.node() or "localhost") / "leases.db")
+
+
+class Leases:
+    """The leases of one machine's devices, named "node:kind:index". Safe between threads and between processes."""
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
+        with self._transaction() as db:
+            db.execute(SCHEMA)
+
+    def take(self, devices: Sequence[str], *, holder: str) -> bool:
+        """Leases all of `devices` to `holder`, or none if one is leased already. Returns whether it did."""
+        pid = os.getpid()
+        born = identity(pid)
+        with self._transaction() as db:
+            taken = self._held(db)
+            if any(device in taken for device in devices):
+                return False
+            db.executemany(
+                "INSERT OR REPLACE INTO device_leases VALUES (?, ?, ?, ?, ?)",
+                [(device, holder, pid, born, time.time()) for device in devices],
+            )
+        return True
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Ends this process's leases of `devices`."""
+        with self._transaction() as db:
+            mine = [(device, os.getpid()) for device in devices]
+            db.executemany("DELETE FROM device_leases WHERE device = ? AND pid = ?", mine)
+
+    def held(self) -> dict[str, str]:
+        """Returns the holder of each device that is leased now."""
+        with self._transaction() as db:
+            return self._held(db)
+
+    def _held(self, db: sqlite3.Connection) -> dict[str, str]:
+        rows = db.execute("SELECT device, holder, pid, born FROM device_leases").fetchall()
+        return {device: holder for device, holder, pid, born in rows if identity(pid) == born}
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._file, isolation_level=None, timeout=30)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")

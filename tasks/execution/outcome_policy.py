@@ -1,0 +1,249 @@
+"""The policy that follows the outcome of a segment: retries by kind, and when a job fails.
+
+done: the job continues with its next segment, or is finished.
+preempted, lost: the job is retried at once, any number of times, as it did not cause the outcome.
+crashed: the job is retried from its last checkpoint after a pause that doubles, at most three times without progress.
+out of memory: the option is removed for good and the rest is re-planned.
+invalid (a factory raises, a loss is not finite): the job fails, the others continue.
+cancelled: the job ends at its last checkpoint.
+
+The outcome of a gang that trains a group is that of its lead job; each member has an outcome of its own. If the gang
+cannot continue as it is (three crashes, no memory under any option), the group parts before any job fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.plan_progress import PlanProgress
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.execution.steering import EVALUATED
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, RUNNING, STOPPED, WAITING
+from ringmaster.techniques.runtime.processes.gang import Outcome
+
+MOST_ATTEMPTS = 3  # of a segment that crashes without progress
+FIRST_PAUSE_S = 1.0  # before a crashed segment is retried, as the cause may be transient
+
+
+class OutcomePolicy:
+    """Decides for one executor.
+
+    tell: receives execution events.
+    want: requests a new plan, with the reason.
+    hold_back: keeps a job from starting for some seconds.
+    forget_speed: drops the measured speeds of a job whose options change.
+    """
+
+    def __init__(
+        self,
+        job_table: JobTable,
+        plan_progress: PlanProgress,
+        *,
+        tell: Callable[[ExecutionEvent], None],
+        want: Callable[[str], None],
+        hold_back: Callable[[str, float], None],
+        forget_speed: Callable[[str], None],
+    ) -> None:
+        self._job_table, self._plan_progress = job_table, plan_progress
+        self._tell, self._want, self._hold_back, self._forget_speed = tell, want, hold_back, forget_speed
+
+    def decide(self, running: RunningSegment, outcome: Outcome) -> str:
+        """Acts on an outcome. Returns a description of what follows."""
+        act = {
+            "done": self._on_done,
+            "preempted": self._on_preempted,
+            "lost": self._on_lost,
+            "cancelled": self._on_cancelled,
+            "crashed": self._on_crashed,
+            "out_of_memory": self._on_out_of_memory,
+            "invalid": self._on_invalid,
+        }[outcome.status]
+        said = act(running, outcome)
+        for name, its in dict(outcome.result.get("fellows", {})).items():
+            self.follow(running, self._job_table.listed(name, beside=running.segment.job), its)
+        for member in running.members:  # not reported: the gang did not end in order
+            if self._job_table.records[member].status == RUNNING:
+                self._goes_on(member, self._job_table.records[member].step)
+        self.part_if_need_be(running.segment.job)
+        return said
+
+    def follow(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
+        """Acts on a member's end in a gang. A repeated report changes nothing."""
+        running.members.discard(member)
+        record = self._job_table.records[member]
+        if record.status in ENDED:
+            self._job_table.write(member, step=max(record.step, outcome.get("step", 0)))
+        elif outcome["status"] == "invalid":
+            self.fail(member, outcome["message"])
+        elif outcome["status"] == "done" and self._job_table.is_whole(member, outcome["step"]):
+            self._finish(member, outcome)
+        elif record.status == PAUSED:
+            self._job_table.write(member, step=outcome["step"])
+        elif outcome["status"] == "done" and outcome["step"] >= self._job_table.totals[member]:
+            self._job_table.rest(member, outcome["step"])
+        else:
+            self._goes_on(member, outcome["step"])
+
+    def _goes_on(self, member: str, step: int) -> None:
+        self._job_table.write(member, status=WAITING, step=step)
+        if self._job_table.groups.lead_of(member) is None:
+            self._want(f"{member} continues alone")
+
+    def part_if_need_be(self, lead: str) -> None:
+        """Lets the members of a lead job continue alone if the lead job has nothing to train, for good or for now."""
+        if lead not in self._plan_progress.active_jobs and self._job_table.groups.must_part(lead):
+            self.part(lead, why=f"{lead} trains no further")
+
+    def part(self, lead: str, *, why: str) -> None:
+        """Dissolves a group and requests a plan in which each of its jobs continues alone."""
+        self._job_table.groups.part(lead)
+        self._plan_progress.drop(lead)
+        self._forget_speed(lead)
+        self._want(f"{why}: the other jobs of its group continue alone")
+
+    def fail(self, job: str, message: str) -> str:
+        """Fails a job, and the jobs that adapt its model; the others continue."""
+        self._end(job, status=FAILED, message=message)
+        return "the job has failed"
+
+    def cancel(self, job: str, message: str) -> str:
+        """Cancels a job for good. Its checkpoints stay."""
+        self._end(job, status=CANCELLED, message=message)
+        return "the job is cancelled"
+
+    def stop_early(self, job: str, message: str) -> str:
+        """Ends a job that is not worth continuing. Its last checkpoint and its last metrics stay."""
+        evaluated = self._job_table.records[job].details.get(EVALUATED, {})
+        if evaluated:
+            self._job_table.write(job, details={"metrics": evaluated["metrics"]})
+        self._end(job, status=STOPPED, message=message)
+        return "the job is stopped early"
+
+    def fail_orphans(self) -> None:
+        """Fails the jobs that adapt a model which will not be trained."""
+        while orphans := self._job_table.orphans():
+            job, reason = orphans[0]
+            self._end(job, status=FAILED, message=reason)
+
+    def _end(self, job: str, *, status: str, message: str) -> None:
+        self._plan_progress.drop(job)
+        record = self._job_table.write(job, status=status, message=message)
+        self._job_table.groups.ended(job)
+        self._tell(JobEnded(job=job, status=status, message=message, details=record.details))
+        self.fail_orphans()
+
+    def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
+        job, step = running.segment.job, outcome.result["step"]
+        self._job_table.attempts.pop(job, None)
+        is_end = self._job_table.is_whole(job, step)
+        if self._is_dismissed(job) and not (is_end and self._job_table.records[job].status == PAUSED):
+            return self._dismissed(job, step)
+        if not is_end and step >= self._job_table.totals[job]:
+            self._plan_progress.drop(job)
+            self._job_table.rest(job, step)
+            return "the job rests"
+        if not is_end:
+            self._job_table.write(job, status=WAITING, step=step)
+            if step < running.segment.last_step:  # its end was moved, but it ended before the command arrived
+                self._plan_progress.put_back(running)
+            if not any(segment.job == job for segment in self._plan_progress.planned):  # its goal was raised meanwhile
+                self._want(f"{job} may train on")
+            return "goes on with its next segment"
+        # An earlier segment may have found a checkpoint of the last step: drop the segments planned after it.
+        self._plan_progress.drop(job)
+        self._finish(job, outcome.result)
+        return "the job is done"
+
+    def _finish(self, job: str, result: Mapping[str, Any]) -> None:
+        """Ends a job that has reached its last step and has written its model."""
+        place, local = self._job_table.place_of(job), self._job_table.entries[job].local_job
+        details = {"metrics": result["metrics"], "model_dir": str(place.model_dir(local.name))}
+        if compared := result.get("compared"):
+            details["compared"] = compared
+        record = self._job_table.write(job, status=DONE, step=result["step"], message="", details=details)
+        self._job_table.groups.ended(job)
+        self._tell(JobEnded(job=job, status=DONE, message="", details={**record.details, "step": result["step"]}))
+
+    def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
+        job, step = running.segment.job, outcome.result["step"]
+        if self._is_dismissed(job):
+            return self._dismissed(job, step)
+        self._job_table.write(job, status=WAITING, step=step)
+        self._plan_progress.put_back(running)
+        return "stopped at a checkpoint"
+
+    def _on_lost(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if self._is_dismissed(job):
+            return self._dismissed(job, self._job_table.records[job].step)
+        self._job_table.write(job, status=WAITING)
+        self._plan_progress.drop(job)  # its node is lost: the new plan decides where it continues
+        self._want(f"{job} has lost its devices")
+        return "again from the last checkpoint, elsewhere"
+
+    def _on_cancelled(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if step := outcome.result.get("step"):
+            self._job_table.write(job, step=step)
+        if self._job_table.records[job].status in ENDED:
+            return "the job is cancelled"
+        return self.cancel(job, "cancelled by hand: its run was cancelled")
+
+    def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if self._is_dismissed(job):
+            return self._dismissed(job, self._job_table.records[job].step)
+        made_progress = self._job_table.records[job].step > running.first_step
+        attempts = self._job_table.count_crash(job, made_progress=made_progress)
+        if attempts >= MOST_ATTEMPTS and self._job_table.groups.members(job):
+            self._job_table.attempts.pop(job)
+            self._job_table.write(job, status=WAITING)
+            self.part(job, why=f"the gang of {job} crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
+            return "each of its jobs continues alone"
+        if attempts >= MOST_ATTEMPTS:
+            return self.fail(job, f"crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
+        self._job_table.write(job, status=WAITING)
+        self._plan_progress.put_back(running)
+        if attempts > 1:
+            self._hold_back(job, FIRST_PAUSE_S * 2.0 ** (attempts - 2))
+        return f"again from the last checkpoint (attempt {attempts + 1} of {MOST_ATTEMPTS})"
+
+    def _on_out_of_memory(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        profile = running.profile
+        self._plan_progress.drop(job)
+        is_last = not self._job_table.strike_out(job, profile)
+        self._forget_speed(job)  # its options are renumbered
+        parts = is_last and self._job_table.groups.leads(job)
+        may_go_on = parts or not is_last
+        if may_go_on and not self._is_dismissed(job):
+            self._job_table.write(job, status=WAITING)  # first: after a failover no group is found where it has parted
+        if parts:
+            self.part(job, why=f"the gang of {job} ran out of memory")
+        if self._is_cancelled(job) or (may_go_on and self._is_dismissed(job)):
+            return self._dismissed(job, self._job_table.records[job].step)
+        if not may_go_on:
+            return self.fail(job, f"ran out of memory under its last option: {outcome.message}")
+        self._want(f"{job} ran out of memory under {profile.technique} on {profile.num_devices}")
+        return "planned anew without that option"
+
+    def _on_invalid(self, running: RunningSegment, outcome: Outcome) -> str:
+        job = running.segment.job
+        if self._is_cancelled(job):
+            return self._dismissed(job, self._job_table.records[job].step)
+        return self.fail(job, outcome.message)
+
+    def _is_dismissed(self, job: str) -> bool:
+        """Whether the job was paused, cancelled or stopped early while it ran."""
+        return self._job_table.records[job].status in (PAUSED, CANCELLED, STOPPED)
+
+    def _is_cancelled(self, job: str) -> bool:
+        """Whether the job was cancelled or stopped early while it ran. Its end has been reported and stays."""
+        return self._job_table.records[job].status in (CANCELLED, STOPPED)
+
+    def _dismissed(self, job: str, step: int) -> str:
+        record = self._job_table.write(job, step=step)
+        return f"the job is {record.status}"

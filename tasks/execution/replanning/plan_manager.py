@@ -1,0 +1,197 @@
+"""The plan manager of an executor: re-plans what is left when that is requested or may pay off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import count
+
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.events import ExecutionEvent, Planned
+from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
+from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner, State
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.storage.journal import Journal
+
+MakePlan = Callable[[Problem], Plan]
+
+OnTerms = Callable[[Problem], Problem]
+"""Adds the terms of a problem beside its jobs: weights, prices, and deadlines relative to the present."""
+
+
+class PlanManager:
+    """Plans and re-plans for one executor, on whose thread all methods are called.
+
+    cluster, out: the devices that exist, and those of them that must not be used.
+    replanner: None if the first plan is followed to its end.
+    command: sends commands that change where gangs end.
+    tell: receives an event for each plan that is followed.
+    post: passes a pending plan whose plan is made to the executor, from any thread; the executor then calls `weigh`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster: Cluster,
+        job_table: JobTable,
+        plan_progress: PlanProgress,
+        journal: Journal,
+        make_plan: MakePlan,
+        on_terms: OnTerms,
+        replanner: Replanner | None,
+        command: Callable[[Iterable[Command]], None],
+        tell: Callable[[ExecutionEvent], None],
+        post: Callable[[PendingPlan], None],
+    ) -> None:
+        self._name, self.cluster, self._job_table, self._plan_progress, self._journal = (
+            name,
+            cluster,
+            job_table,
+            plan_progress,
+            journal,
+        )
+        self._make_plan, self._on_terms, self.replanner = make_plan, on_terms, replanner
+        self._command, self._tell, self._post = command, tell, post
+        self.out: frozenset[DeviceId] = frozenset()
+        self._wanted: dict[int, str] = {}  # reasons for a new plan, in order of their requests
+        self._numbers = count()
+        self._answered: tuple[int, ...] = ()  # the requests that the pending plan takes into account
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a new plan was requested that is not followed yet."""
+        return bool(self._wanted)
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """The errors of the last requested plans, none since a plan could be made."""
+        return self.replanner.failures if self.replanner is not None else []
+
+    def want(self, why: str) -> None:
+        """Requests a new plan of what is left. Without a replanner, makes it at once.
+
+        A plan that is being made for an earlier request is still followed: otherwise changes that arrive faster than
+        plans are made would keep new jobs from ever being planned.
+        """
+        if self.replanner is None:
+            self.replan(why=why)
+            return
+        self._wanted[next(self._numbers)] = why
+        self.replanner.void_improvement()
+
+    def move_to(self, cluster: Cluster, *, out: Collection[DeviceId] = ()) -> None:
+        """Replaces the cluster. Removes planned segments whose devices are gone or must not be used."""
+        self.cluster, self.out = cluster, frozenset(out)
+        self.drop_unusable()
+
+    def drop_unusable(self) -> bool:
+        """Drops the planned segments of each job that has one on devices that are gone or must not be used.
+
+        Returns whether there were any.
+        """
+        there = set(self.cluster.lease_names()) - self.out
+        jobs = {s.job for s in self._plan_progress.planned if not there.issuperset(s.devices)}
+        for job in jobs:
+            self._plan_progress.drop(job)
+        return bool(jobs)
+
+    def forget_speed(self, job: str) -> None:
+        """Drops a job's measured speeds, as its options have changed or are renumbered."""
+        if self.replanner is not None:
+            self.replanner.forget(job)
+
+    def replan(self, *, why: str) -> None:
+        """Plans what is left and waits for the plan.
+
+        Segments that run keep the planned segments of their jobs.
+        """
+        active = self._plan_progress.active_jobs
+        jobs = [job for job in self._job_table.left() if job.name not in active]
+        kept = [segment for segment in self._plan_progress.planned if segment.job in active]
+        if not jobs:
+            self._plan_progress.planned = kept
+            return
+        done = {job.name: self._job_table.records[job.name].step for job in jobs}
+        so_far = {**self._job_table.groups.steps(), **done}
+        problem = planning_problem(jobs, self._job_table.profiles, self.cluster, name=self._name, steps_done=so_far)
+        problem = self._on_terms(problem)
+        plan = self._make_plan(problem)
+        steps = {job.name: job.total_steps for job in jobs}
+        self._plan_progress.planned = [*kept, *in_steps(plan, num_steps=steps, steps_done=done)]
+        self._follow(problem, plan, why=why)
+
+    def seconds_to_look(self) -> float:
+        """Returns the seconds until `look` may have something to do."""
+        if self.replanner is None:
+            return float("inf")
+        return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
+
+    def look(self) -> bool:
+        """Starts re-planning in the background if it is due; the result arrives through `post`.
+
+        Returns False if a plan was requested but nothing is left that can be planned.
+        """
+        if self.replanner is None or self.seconds_to_look() > 0:
+            return True
+        state = self.state()
+        if self._wanted:
+            pending_plan = self.replanner.demand(state, why="; ".join(dict.fromkeys(self._wanted.values())))
+            self._answered = tuple(self._wanted)
+            if pending_plan is None:
+                self._wanted.clear()
+                return False
+        elif (pending_plan := self.replanner.look(state)) is None:
+            return True
+        pending_plan.plan.add_done_callback(lambda _: self._post(pending_plan))
+        return True
+
+    def weigh(self, pending_plan: PendingPlan) -> None:
+        """Follows a pending plan if that pays off. Gangs that it leaves in place continue; the others are commanded to
+        stop.
+        """
+        assert self.replanner is not None
+        fresh = self.replanner.judge(pending_plan, self.state())
+        if fresh is None:
+            return
+        if pending_plan.is_needed:
+            for number in self._answered:
+                self._wanted.pop(number, None)
+        self._command(self._plan_progress.follow(fresh))
+        self.drop_unusable()  # devices that are gone since planning began
+        self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)
+
+    def state(self) -> State:
+        """Returns the current state of the batch."""
+        jobs = self._job_table.left()
+        steps = {job.name: self._job_table.records[job.name].step for job in jobs}
+        for running in self._plan_progress.running.values():
+            if (name := running.segment.job) in steps:
+                steps[name] = max(steps[name], running.step)
+                if running.members:  # members may go on after the lead job has ended
+                    steps[name] = min(steps[name], self._job_table.totals[name] - 1)
+        return State(
+            cluster=self.cluster,
+            out=self.out,
+            jobs=jobs,
+            profiles=self._job_table.profiles,
+            steps=steps,
+            running=tuple(r for r in self._plan_progress.running.values() if r.segment.job in steps),
+            planned=tuple(segment for segment in self._plan_progress.planned if segment.job in steps),
+            member_steps=self._member_steps(),
+        )
+
+    def _member_steps(self) -> dict[str, int]:
+        """Returns the steps of members, including those that running gangs have reported."""
+        steps = dict(self._job_table.groups.steps())
+        for running in self._plan_progress.running.values():
+            steps |= {f: max(steps[f], running.step_of(f)) for f in running.members if f in steps}
+        return steps
+
+    def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
+        self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
+        if self.replanner is not None:
+            self.replanner.planned(self.state())
+        self._tell(Planned(problem=problem, plan=plan, why=why))

@@ -1,0 +1,259 @@
+"""The re-planning policy: when to re-plan the rest of a batch, what to plan, and whether to follow the new plan.
+
+The policy has no clock and no I/O. The executor and `simulate` share it: both report their observations to it, act on
+its decisions, and run the solver in between. Predictions err by tens of per cent. A batch that uses the measured speeds
+and re-plans ends within a few per cent of a clairvoyant plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
+from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
+from ringmaster.tasks.planning import Node, Option, Plan, Problem
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
+from ringmaster.tasks.planning.search import Objective
+
+EPS_S = 1e-6  # rounding error of sums of seconds
+SHARED = 0.9  # share of the variance of a job's logarithmic error that all of its options have in common
+
+
+class Speeds:
+    """Ratios of measured to predicted runtimes, by job and option.
+
+    The logarithm of an error is modelled as the sum of the job's error (a share `shared` of the variance) and the
+    option's. A measured option uses its own ratio. The other options of the job use the mean of the measured
+    logarithms, shrunk towards no error by n rho / (n rho + 1 - rho). That is the posterior mean after n measurements
+    under a normal prior, with rho = `shared`.
+    """
+
+    def __init__(self, *, shared: float = SHARED) -> None:
+        self._shared = shared
+        self._logs: dict[str, dict[int, float]] = {}
+
+    def note(self, job: str, option: int, ratio: float) -> None:
+        """Records the measured over the predicted seconds of a step under an option. The newest measurement counts."""
+        self._logs.setdefault(job, {})[option] = math.log(ratio)
+
+    def forget(self, job: str) -> None:
+        """Drops the measurements of a job whose options have changed."""
+        self._logs.pop(job, None)
+
+    def ratio(self, job: str, option: int) -> float:
+        """Returns the factor for a predicted runtime; 1 for a job without measurements."""
+        logs = self._logs.get(job, {})
+        if option in logs or not logs:
+            return math.exp(logs.get(option, 0.0))
+        known = len(logs) * self._shared
+        return math.exp(known / (known + 1 - self._shared) * sum(logs.values()) / len(logs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The parameters that decide when to re-plan and when to follow the new plan; see `When` and `is_worth_it`.
+
+    every: the interval between plans, as a share of the rest of the makespan.
+    least: the shortest interval between two plans by the clock, as a share of the first makespan.
+    surprise: the change of a job's forecast end, as a share of what is left, that triggers re-planning at once.
+    worth: the least gain of a new plan, as a share of what is left.
+    per_switch: the further gain for each additional switch, as a share of the whole makespan.
+    worth_s: the least gain in seconds.
+    objective: the quantity to reduce: the last end, or for "weighted" the weighted mean end; "cost" is compared by its
+        end.
+    """
+
+    every: float = 0.1
+    least: float = 0.02
+    surprise: float = 0.05
+    worth: float = 0.005
+    per_switch: float = 0.001
+    worth_s: float = 0.0
+    objective: Objective = "makespan"
+
+
+@dataclass
+class When:
+    """Decides when to re-plan: by the clock, and when observations differ too much from the forecast."""
+
+    policy: Policy = field(default_factory=Policy)
+    first_s: float = 0.0
+    next_s: float = math.inf
+    expected_s: Mapping[str, float] = field(default_factory=dict)
+    endangered: frozenset[str] = frozenset()
+
+    def planned(self, now_s: float, ends_s: Mapping[str, float]) -> None:
+        """Records that the rest was planned, or considered for it, at `now_s`.
+
+        ends_s: the forecast end of each job.
+        """
+        left_s = max(ends_s.values(), default=now_s) - now_s
+        self.first_s = self.first_s or left_s
+        self.next_s = now_s + max(self.policy.every * left_s, self.policy.least * self.first_s)
+        self.expected_s = dict(ends_s)
+
+    def why_now(
+        self, now_s: float, ends_s: Mapping[str, float], *, deadlines_s: Mapping[str, float] | None = None
+    ) -> str | None:
+        """Returns the reason to re-plan now, None if there is none.
+
+        A deadline that is in danger is a reason once, not for as long as it is in danger.
+
+        ends_s: the forecast end of each job by what is known now.
+        deadlines_s: the deadline of each job that has one.
+        """
+        late_s = {job: ends_s[job] - at_s for job, at_s in (deadlines_s or {}).items() if ends_s.get(job, 0.0) > at_s}
+        fresh = sorted(set(late_s) - self.endangered)
+        self.endangered = frozenset(late_s)
+        if fresh:
+            return "in danger of missing their deadlines: " + ", ".join(
+                f"{job} by {late_s[job]:.0f} s" for job in fresh
+            )
+        if now_s + EPS_S >= self.next_s:
+            return "the clock"
+        left_s = max(ends_s.values(), default=now_s) - now_s
+        off_s = {job: end_s - self.expected_s[job] for job, end_s in ends_s.items() if job in self.expected_s}
+        worst = max(off_s, key=lambda job: abs(off_s[job]), default=None)
+        if worst is None or abs(off_s[worst]) <= self.policy.surprise * left_s:
+            return None
+        return f"{worst} is {'late' if off_s[worst] > 0 else 'early'} by {abs(off_s[worst]):.0f} s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """The rest of a batch as a problem that has only the usable devices and the options that can run on them.
+
+    problem: numbers devices and options without gaps.
+    devices: the real numbers of each node's devices.
+    options: the real numbers of each job's options.
+    """
+
+    problem: Problem
+    devices: Mapping[str, tuple[int, ...]]
+    options: Mapping[str, tuple[int, ...]]
+
+    def real(self, plan: Plan) -> Plan:
+        """Returns a plan of `problem` with the real numbers of devices and options."""
+        segments = tuple(
+            replace(
+                segment,
+                option=self.options[segment.job][segment.option],
+                devices=tuple((node, tuple(self.devices[node][i] for i in ids)) for node, ids in segment.devices),
+            )
+            for segment in plan.segments
+        )
+        return replace(plan, segments=segments)
+
+
+def remaining(
+    left: Problem,
+    *,
+    speeds: Speeds | None = None,
+    running: Mapping[str, PlannedSegment],
+    started: Collection[str],
+    out: Collection[DeviceId] = (),
+) -> Rest | None:
+    """Returns the rest to plan, on the devices that are there; None if some job has no option for them.
+
+    left: what is left of each job, on all devices, at the predicted speeds.
+    speeds: corrects the predicted speeds of `left`.
+    running: by job, the running segment that continues; a new plan prefers to keep it.
+    started: the jobs that do not run and have a checkpoint.
+    out: the devices that are not there now.
+    """
+    known = speeds or Speeds()
+    devices = {n.id: tuple(i for i in range(n.num_devices) if (n.id, i) not in out) for n in left.nodes}
+    nodes = tuple(replace(n, num_devices=len(devices[n.id])) for n in left.nodes if devices[n.id])
+    options = {job.id: tuple(k for k, o in enumerate(job.options) if _has_room(o, nodes)) for job in left.jobs}
+    if not all(options.values()):
+        return None
+    jobs = []
+    for job in left.jobs:
+        kept = options[job.id]
+        corrected = tuple(
+            replace(job.options[k], runtime_s=job.options[k].runtime_s * known.ratio(job.id, k)) for k in kept
+        )
+        now = running.get(job.id)
+        gang = None
+        if now is not None and now.option in kept and all(i in devices.get(node, ()) for node, i in now.devices):
+            gang = Running(kept.index(now.option), _by_node(now.devices, devices))
+        is_started = now is not None or job.id in started
+        jobs.append(replace(job, options=corrected, running=gang, started=is_started))
+    return Rest(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
+
+
+def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str]:
+    """Returns the jobs that have an option for the devices that are there and depend on no job that has none."""
+    counts = {n.id: sum((n.id, i) not in out for i in range(n.num_devices)) for n in left.nodes}
+    nodes = tuple(replace(n, num_devices=counts[n.id]) for n in left.nodes if counts[n.id])
+    found = {job.id for job in left.jobs if any(_has_room(option, nodes) for option in job.options)}
+    known = {job.id for job in left.jobs}
+    while stuck := {j.id for j in left.jobs if j.id in found and any(o in known and o not in found for o in j.after)}:
+        found -= stuck
+    return frozenset(found)
+
+
+def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
+    """Whether any plan of the rest could be worth following, given that the current one takes `left_s` more seconds.
+
+    The bound of the pattern LP decides this in milliseconds. It often makes a solver run unnecessary, and always if
+    only one job is left.
+    """
+    if policy.objective != "makespan" or any(job.deadline_s is not None for job in rest.problem.jobs):
+        return True
+    could_gain_s = left_s - preemptive_bound(rest.problem).seconds
+    return could_gain_s > max(policy.worth * left_s, policy.worth_s)
+
+
+def plan_rest(rest: Rest, make_plan: Callable[[Problem], Plan]) -> Plan:
+    """Plans the rest. Gives up as few deadlines as necessary, as jobs that miss theirs must be planned too."""
+    plan, _ = plan_giving_up_deadlines(rest.problem, make_plan)
+    return rest.real(plan)
+
+
+def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: Policy) -> bool:
+    """Whether following `fresh` from now on gains more than it costs.
+
+    Both plans are simulated to their ends by the dispatch rules, so that each pays for the switches that it makes.
+    `now` continues at the speeds that are assumed. Additional switches must gain more than their own seconds, because
+    forecasts err and the next plan may undo them.
+    """
+    kept, new = now.fork(), now.fork()
+    new.adopt(fresh)
+    kept_s, new_s = _left_s(kept, now, policy), _left_s(new, now, policy)
+    if new_s == math.inf:
+        return False
+    more_switches = max(0, new.num_switches - kept.num_switches)
+    price_s = max(policy.worth_s, policy.worth * new_s) + policy.per_switch * more_switches * (now.now_s + new_s)
+    late_s = kept.late_s - new.late_s
+    return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
+
+
+def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: Policy) -> float:
+    """Returns the seconds from `now` to the last end, or to the weighted mean end, of `ahead`, which is simulated to
+    its end.
+    """
+    end_s = ahead.finish()
+    if policy.objective != "weighted" or end_s == math.inf:
+        return end_s - now.now_s
+    weights = {job.id: job.weight for job in ahead.problem.jobs if job.id not in now.ended_s}
+    total = sum(weights.values())
+    return sum(w * (ahead.ended_s[job] - now.now_s) for job, w in weights.items()) / total if total else 0.0
+
+
+def _has_room(option: Option, nodes: Sequence[Node]) -> bool:
+    return sum(option.runs_on(node) for node in nodes) >= option.num_nodes
+
+
+def _by_node(
+    gang: Sequence[DeviceId], devices: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns a gang's devices by node, numbered without gaps."""
+    found: dict[str, list[int]] = {}
+    for node, device in sorted(gang):
+        found.setdefault(node, []).append(devices[node].index(device))
+    return tuple((node, tuple(ids)) for node, ids in found.items())

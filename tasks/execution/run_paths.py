@@ -1,0 +1,44 @@
+"""The folders of a run of a batch, and the paths that its workers need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques import Job
+from ringmaster.techniques.runtime.checkpoints.storage import join_root
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPaths:
+    """The folders of one run of a batch, and the paths that its workers need.
+
+    folder: of this run; holds checkpoints, models and gang logs.
+    cache_dir: prepared data.
+    import_paths: folders appended to the workers' import path.
+    weights: folders of models that are not in the batch: of base models by the job that adapts them, of other parents
+        by the name that the job gives them.
+    data: the prepared data of each job, as the preflight recorded it.
+    checkpoint_every_s: seconds between checkpoints; None to derive it from the cost of a save and the failure rate.
+    checkpoint_root: a folder or an fsspec URL for checkpoints instead of `folder`.
+    """
+
+    folder: Path
+    cache_dir: Path
+    import_paths: tuple[str, ...] = ()
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    checkpoint_every_s: float | None = None
+    checkpoint_root: str | None = None
+
+    def model_dir(self, job: str) -> Path:
+        """Returns the folder of a job's finished model."""
+        return self.folder / "models" / job
+
+    def checkpoint_dir(self, job: Job) -> str:
+        """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""
+        if self.checkpoint_root is None or job.model.command is not None:
+            return str(self.folder / "checkpoints" / job.name)
+        return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)

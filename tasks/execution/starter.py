@@ -1,0 +1,263 @@
+"""The start of segments: leases their devices, writes them into the journal and submits their orders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
+from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
+from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.orders import SegmentCall, Submit, called, gang_folder, gang_order
+from ringmaster.tasks.execution.plan_progress import PlanProgress
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.storage.journal import LEADER, RUNNING, SegmentRecord
+from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.turns import steps_taken
+from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.order import GangOrder
+
+LEASE_RETRY_S = 1.0  # other processes return devices without notice
+
+
+class Leases(Protocol):
+    """A ledger of devices, named "node:kind:number". Each device has at most one holder at a time."""
+
+    def take(self, devices: Sequence[str], *, holder: str) -> bool:
+        """Leases all devices or none. Returns whether it did."""
+
+    def give_back(self, devices: Sequence[str]) -> None:
+        """Ends leases."""
+
+    def held(self) -> dict[str, str]:
+        """Returns the holder of each leased device."""
+
+
+class Starter:
+    """Starts segments for one executor, on whose thread all methods are called.
+
+    leases, holder: the ledger that leases devices, and the name under which the executor leases them.
+    submit: starts a segment in the background.
+    post: receives the events of a segment's gang, and at last its outcome, by the segment's number.
+    held_nodes, vacated: nodes and devices on which no segment starts.
+    """
+
+    def __init__(
+        self,
+        job_table: JobTable,
+        plan_progress: PlanProgress,
+        *,
+        leases: Leases,
+        holder: str,
+        submit: Submit,
+        post: Callable[[int, Event | Future[Outcome]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._job_table, self._plan_progress, self._leases, self._holder = job_table, plan_progress, leases, holder
+        self._submit, self._post, self._clock = submit, post, clock
+        self.held_nodes: set[str] = set()
+        self.vacated: set[DeviceId] = set()
+        self._not_before_s: dict[str, float] = {}
+        self._waited_for: set[str] = set()
+
+    def hold_back(self, job: str, seconds: float) -> None:
+        """Keeps a job from starting for some seconds."""
+        self._not_before_s[job] = self._clock() + seconds
+
+    def start_what_can(self, cluster: Cluster, *, tell: Callable[[ExecutionEvent], None]) -> float:
+        """Starts all segments that may start. Returns the seconds until a retry may start more."""
+        now_s = self._clock()
+        self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
+        again_s = min(self._not_before_s.values(), default=math.inf) - now_s
+        lease_names = cluster.lease_names()
+        holders: set[str] = set()
+        for segment in self._startable():
+            names = tuple(lease_names[device] for device in segment.devices)
+            if self._leases.take(names, holder=self._holder):
+                self._start(segment, cluster=cluster, names=names, tell=tell)
+            else:
+                held = self._leases.held()
+                holders |= {held[name] for name in names if name in held}
+                again_s = min(again_s, LEASE_RETRY_S)
+        if holders and holders != self._waited_for:
+            tell(Waiting(holders=tuple(sorted(holders))))
+        self._waited_for = holders
+        return again_s
+
+    def awaited(self) -> set[DeviceId]:
+        """Returns the devices of the segments that may start."""
+        return {device for segment in self._startable() for device in segment.devices}
+
+    def watch(
+        self,
+        number: int,
+        segment: PlannedSegment,
+        profile: Profile,
+        *,
+        names: tuple[str, ...],
+        first_step: int,
+        beside: Mapping[str, int] | None = None,
+    ) -> None:
+        """Adds a segment to the running ones."""
+        folder = gang_folder(self._job_table.place_of(segment.job), number=number, job=self._local(segment.job))
+        self._plan_progress.running[number] = RunningSegment(
+            segment,
+            profile,
+            names,
+            first_step,
+            folder=str(folder),
+            ordered_step=segment.last_step,
+            step=first_step,
+            beside=beside or {},
+        )
+
+    def _startable(self) -> list[PlannedSegment]:
+        steps = {name: record.step for name, record in self._job_table.records.items()}
+        found = self._plan_progress.startable(done_jobs=self._job_table.done(), steps=steps)
+        return [
+            segment
+            for segment in found
+            if segment.job not in self._not_before_s
+            and self.vacated.isdisjoint(segment.devices)
+            and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
+        ]
+
+    def _start(
+        self,
+        segment: PlannedSegment,
+        *,
+        cluster: Cluster,
+        names: tuple[str, ...],
+        tell: Callable[[ExecutionEvent], None],
+    ) -> None:
+        job = segment.job
+        profile = self._job_table.profiles[job][segment.option]
+        first_step = self._job_table.records[job].step
+        members = self._members(segment)
+        beside = {name: self._job_table.records[name].step for name in members}
+        what = _what(segment, profile, names=names, first_step=first_step)
+        if members:
+            what["fellows"] = {self._local(name): step for name, step in beside.items()}
+        number = self._job_table.journal.start_segment(job, what)
+        self._job_table.write(job, status=RUNNING)
+        for name in members:
+            self._job_table.write(name, status=RUNNING, details={LEADER: self._local(job)})
+        self._plan_progress.planned.remove(segment)
+        self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
+        tell(
+            SegmentStarted(
+                number=number,
+                segment=segment,
+                technique=profile.technique,
+                num_devices=profile.num_devices,
+                first_step=first_step,
+                attempt=self._job_table.attempts.get(job, 0) + 1,
+                members=tuple(members),
+            )
+        )
+        call = SegmentCall(
+            label=f"{called(job, members)} [{profile.technique} x{profile.num_devices}]"
+            f" steps {first_step}-{segment.last_step}",
+            order=self._order(segment, profile, cluster=cluster, number=number, members=members),
+            num_ranks=profile.num_ranks,
+            on_event=lambda event: self._post(number, event),
+            number=number,
+            job=job,
+            batch=self._job_table.entries[job].batch,
+            devices=segment.devices,
+        )
+        self._submit(call).add_done_callback(lambda future: self._post(number, future))
+
+    def _local(self, job: str) -> str:
+        """Returns the name of a job within its batch."""
+        return self._job_table.entries[job].local_job.name
+
+    def _members(self, segment: PlannedSegment) -> dict[str, int]:
+        """Returns the step up to which each member is trained by a segment.
+
+        If the segment reaches the lead job's goal, members are trained to their end. Else a member advances as far
+        as it comes while the lead job takes its steps; members whose turn does not come are omitted.
+        """
+        lead, job_table = segment.job, self._job_table
+        members = [name for name in job_table.groups.members(lead) if not job_table.rests(name)]
+        left = {name: max(0, job_table.totals[name] - job_table.records[name].step) for name in (lead, *members)}
+        if segment.last_step >= job_table.totals[lead]:
+            return {name: job_table.totals[name] for name in members}
+        num_steps = segment.last_step - job_table.records[lead].step
+        at_once = job_table.profiles[lead][segment.option].at_once
+        taken = dict(zip(left, steps_taken(list(left.values()), at_once=at_once, after=num_steps), strict=True))
+        return {name: job_table.records[name].step + taken[name] for name in members if taken[name] or not left[name]}
+
+    def _order(
+        self,
+        segment: PlannedSegment,
+        profile: Profile,
+        *,
+        cluster: Cluster,
+        number: int,
+        members: Mapping[str, int],
+    ) -> GangOrder:
+        devices = [cluster.device(*device) for device in segment.devices]
+
+        def order_of(job: str, last_step: int) -> GangOrder:
+            entries, parents = self._job_table.entries, self._job_table.after.get(job, ())
+            order = gang_order(
+                entries[job].local_job,
+                replace(segment, job=job, last_step=last_step),
+                profile,
+                place=entries[job].place,
+                devices=devices,
+                number=number,
+                listed={entries[parent].local_job.name for parent in parents},
+            )
+            return replace(order, known_step=self._job_table.records[job].step)
+
+        order = order_of(segment.job, segment.last_step)
+        return replace(order, members=tuple(order_of(name, end) for name, end in members.items()))
+
+
+def _what(segment: PlannedSegment, profile: Profile, *, names: tuple[str, ...], first_step: int) -> dict[str, Any]:
+    """Returns the journal's content for a segment, which suffices to take the segment over."""
+    return {
+        "technique": profile.technique,
+        "config": dict(profile.config),
+        "num_devices": profile.num_devices,
+        "device_type": profile.device_type,
+        "num_nodes": profile.num_nodes,
+        "devices": list(names),
+        "first_step": first_step,
+        "last_step": segment.last_step,
+        "planned_s": [segment.start_s, segment.end_s],
+    }
+
+
+def is_known(record: SegmentRecord, *, profiles: Sequence[Profile]) -> bool:
+    """Whether a segment ran under one of these options."""
+    return bool(_options(record, profiles))
+
+
+def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile]) -> PlannedSegment:
+    """Returns the segment of a journal record, with its option number among `profiles`. Its devices may be gone."""
+    what, options = record.what, _options(record, profiles)
+    assert options, f"segment {record.id} of {record.job} ran under an option that is not known: {what}"
+    return PlannedSegment(
+        job=record.job,
+        option=options[0],
+        last_step=what["last_step"],
+        devices=tuple(device_of(name) for name in what["devices"]),
+        start_s=what["planned_s"][0],
+        end_s=what["planned_s"][1],
+    )
+
+
+def _options(record: SegmentRecord, profiles: Sequence[Profile]) -> list[int]:
+    """Returns the numbers of the options that equal the one under which a segment ran."""
+    what = record.what
+    kind = (what.get("device_type", ""), what.get("num_nodes", 1))
+    wanted = (what["technique"], dict(what["config"]), what["num_devices"], *kind)
+    known = [(p.technique, dict(p.config), p.num_devices, p.device_type, p.num_nodes) for p in profiles]
+    return [k for k, option in enumerate(known) if option == wanted]

@@ -1,0 +1,363 @@
+"""The reader of run timelines from the database of a batch or a pool. It reads each plan only once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.progress import is_about, step_told
+from ringmaster.tasks.execution.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
+from ringmaster.tasks.execution.timeline.queries import Archive, Head
+from ringmaster.tasks.execution.timeline.run_timeline import (
+    AT_FIRST,
+    NOW_RUNNING,
+    JobLine,
+    NodeLine,
+    Note,
+    RunTimeline,
+    Span,
+)
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import (
+    CANCELLED,
+    DONE,
+    ENDED,
+    FAILED,
+    PAUSED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    JobRecord,
+    SegmentRecord,
+)
+from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
+
+MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
+MOST_STANDING = 5  # newest plans to read for the segments to come
+MOST_NOTES = 200
+MOST_WORDS = 2000  # newest events to read at the first look
+INTERRUPTED = "interrupted"
+PACE_EVENTS = ("ready", "steps")  # the events that report progress
+
+
+@dataclass
+class _Pace:
+    """The step that a gang has reported, and the seconds of its newest steps."""
+
+    step: int = 0
+    step_s: float | None = None
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        self.step = max(self.step, step_told(event) or 0)
+        if event["event"] == "steps" and event["seconds"]:
+            self.step_s = statistics.median(event["seconds"])
+
+
+class TimelineReader:
+    """Reads a batch that runs alone, or a whole pool, whose jobs are named "BATCH/JOB".
+
+    name: the timeline's name.
+    clock: seconds since the epoch, as in the database.
+    """
+
+    def __init__(
+        self, database: Database, *, name: str, is_pool: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._archive = Archive(database, is_pool=is_pool, clock=clock)
+        self._name = name
+        self._plans: dict[int, tuple[Plan, Problem]] = {}  # the plans that jobs follow
+        self._first: dict[str, tuple[float, list[Span]]] = {}  # by job: when it was planned, and its spans from then on
+        self._looked: set[int] = set()  # the plans read for `_first`
+        self._began = 0
+        self._makespans_s: dict[int, float] = {}
+        self._nodes: dict[str, int] = {}
+        self._paces: dict[int, _Pace] = {}
+        self._beside: dict[tuple[int, str], _Pace] = {}  # of members, by segment and name within the batch
+        self._heard = 0
+        self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
+
+    def signature(self) -> tuple[str, ...]:
+        """Returns a value that changes whenever the timeline changes."""
+        return self._archive.signature()
+
+    def hear(self, number: int, event: Mapping[str, Any]) -> None:
+        """Receives an event of a segment's gang that is not in the database. From any thread."""
+        if event["event"] in PACE_EVENTS:
+            self._inbox.append((number, event))
+
+    def num_left(self, batch: str | None = None) -> int:
+        """Returns how many jobs have not ended, of all or of one batch of a pool."""
+        return self._archive.num_left(batch)
+
+    def read(self, batch: str | None = None) -> RunTimeline:
+        """Returns the current timeline, of all jobs or of one batch of a pool."""
+        whole = self._read(batch)
+        return whole if batch is None else whole.only(batch)
+
+    def _read(self, batch: str | None) -> RunTimeline:
+        archive = self._archive
+        since_s, batches = archive.window(batch) if archive.is_pool else (0.0, ("",))
+        heads = archive.heads(since_s=since_s)
+        if not archive.is_pool:  # since it was last resumed
+            heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
+        zero_s = since_s or (heads[0].made_s if heads else archive.clock())
+        now_s = archive.clock() - zero_s
+        records, totals = archive.jobs(batches), archive.totals(batches)
+        segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
+        ran = {record.job for record in segments}
+        planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED, STOPPED) or name in ran}
+        first = self._planned_first(heads, planned, zero_s)
+        standing = self._standing(heads, records, zero_s)
+        self._listen({record.id: record.job for record in segments if record.ended_s is None})
+        past = [_span(record, zero_s) for record in segments if record.ended_s is not None]
+        running = [
+            self._running(record, zero_s, now_s, standing, records, totals)
+            for record in segments
+            if record.ended_s is None
+        ]
+        status = None if archive.is_pool else archive.fact("status")
+        is_over = _all_ended(records) or (status in (INTERRUPTED, DONE, FAILED) and not running)
+        coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
+        nodes = Nodes(archive.database).all() if archive.is_pool else ()
+        run_timeline = RunTimeline(
+            name=self._name,
+            zero_s=zero_s,
+            now_s=now_s,
+            first=tuple(first),
+            past=tuple(past),
+            running=tuple(running),
+            coming=tuple(coming),
+            jobs=tuple(self._lines(records, (past, running, coming), segments, totals)),
+            notes=tuple(self._notes(heads, past, zero_s)),
+            nodes=tuple(
+                NodeLine(
+                    name=n.name, num_devices=len(n.devices), status=n.status, health=tuple(sorted(n.health.items()))
+                )
+                for n in nodes
+            ),
+            is_over=is_over,
+        )
+        return _with_rows(run_timeline, self._nodes)
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def _planned_first(self, heads: Sequence[Head], jobs: set[str], zero_s: float) -> list[Span]:
+        """Returns the first planned segments of each of the jobs. Stores these segments, not the plans."""
+        if heads and not self._archive.is_pool and heads[0].id != self._began:
+            self._first, self._looked, self._began = {}, set(), heads[0].id
+        for head in [head for head in heads if head.id not in self._looked][:MOST_PLANS]:
+            missing = jobs - set(self._first)
+            if not missing:
+                break
+            plan, problem = self._load(head.id)
+            self._looked.add(head.id)
+            new: dict[str, list[Span]] = {}
+            for segment in plan.segments:
+                if segment.job in missing:
+                    new.setdefault(segment.job, []).append(as_span(segment, problem, from_s=0.0, status=AT_FIRST))
+            self._first |= {job: (head.made_s, found) for job, found in new.items()}
+        return [
+            replace(span, start_s=made_s - zero_s + span.start_s, end_s=made_s - zero_s + span.end_s)
+            for job, (made_s, spans) in self._first.items()
+            if job in jobs
+            for span in spans
+        ]
+
+    def _standing(
+        self, heads: Sequence[Head], records: Mapping[str, JobRecord], zero_s: float
+    ) -> dict[str, FollowedPlan]:
+        """Returns the plan that each job follows: the newest that contains it, as a new plan may omit running jobs."""
+        missing = {name for name, record in records.items() if record.status not in (*ENDED, PAUSED)}
+        standing: dict[str, FollowedPlan] = {}
+        kept = {}
+        for head in reversed(heads[-MOST_STANDING:]):
+            if not missing:
+                break
+            plan, problem = kept[head.id] = self._plans.get(head.id) or self._load(head.id)
+            found = FollowedPlan(plan=plan, problem=problem, made_s=head.made_s - zero_s)
+            standing |= dict.fromkeys({segment.job for segment in plan.segments} & missing, found)
+            missing -= set(standing)
+        self._plans = kept
+        return standing
+
+    def _load(self, number: int) -> tuple[Plan, Problem]:
+        plan, problem = self._archive.plan(number)
+        self._makespans_s[number] = plan.makespan_s
+        self._nodes |= {node.id: max(node.num_devices, self._nodes.get(node.id, 0)) for node in problem.nodes}
+        return plan, problem
+
+    # -- running segments ---------------------------------------------------------------------------------------------
+
+    def _listen(self, running: Mapping[int, str]) -> None:
+        """Reads the events that running gangs have sent to the pool since the last call.
+
+        running: the job of each segment.
+        """
+        self._heard, words = self._archive.words(set(running), after=self._heard, most=MOST_WORDS)
+        while self._inbox:
+            words.append(self._inbox.popleft())
+        for number, event in words:
+            if is_about(event, running.get(number, "")):
+                self._paces.setdefault(number, _Pace()).hear(event)
+            elif step_told(event) is not None:
+                self._beside.setdefault((number, event["job"]), _Pace()).hear(event)
+        self._paces = {number: pace for number, pace in self._paces.items() if number in running}
+        self._beside = {key: pace for key, pace in self._beside.items() if key[0] in running}
+
+    def _running(
+        self,
+        record: SegmentRecord,
+        zero_s: float,
+        now_s: float,
+        standing: Mapping[str, FollowedPlan],
+        records: Mapping[str, JobRecord],
+        totals: Mapping[str, int | None],
+    ) -> Span:
+        span = _span(record, zero_s)
+        begin_s, end_s = record.what.get("planned_s", (0.0, 0.0))
+        ends_s = span.start_s + end_s - begin_s
+        pace, step = self._paces.get(record.id), records[record.job].step
+        left = self._steps_left(record, records, totals)
+        if pace is not None and pace.step_s is not None and left:
+            ends_s = now_s + left * pace.step_s
+        elif record.job in standing:
+            ends_s = planned_end_s(standing[record.job], span) or ends_s
+        done = max(step, pace.step if pace else 0) - record.what["first_step"]
+        if ends_s <= now_s and done > 0:  # longer than planned: extrapolate its pace so far
+            left = record.what["last_step"] - record.what["first_step"] - done
+            ends_s = now_s + left * (now_s - span.start_s) / done
+        return replace(span, end_s=max(now_s, ends_s), status=NOW_RUNNING)
+
+    def _steps_left(
+        self, record: SegmentRecord, records: Mapping[str, JobRecord], totals: Mapping[str, int | None]
+    ) -> int | None:
+        """Returns the steps that a running gang has left by its reports, None if that is unknown."""
+        what, pace = record.what, self._paces.get(record.id, _Pace())
+        mine = max(0, int(what["last_step"]) - pace.step)
+        at_once = what["config"].get(AT_ONCE)
+        if at_once is None or what["last_step"] < (totals.get(record.job) or 0):  # it ends with its lead job
+            return mine
+        left = [mine]
+        for member, first in _members(record).items():
+            if (total := totals.get(member)) is None:
+                return None
+            told = self._beside.get((record.id, member.rpartition("/")[2]), _Pace()).step
+            is_over = records[member].status in ENDED
+            left.append(0 if is_over else max(0, total - max(first, told, records[member].step)))
+        return num_steps_of_gang(left, at_once=at_once)
+
+    # -- lines and notes ----------------------------------------------------------------------------------------------
+
+    def _lines(
+        self,
+        records: Mapping[str, JobRecord],
+        spans: tuple[Sequence[Span], Sequence[Span], Sequence[Span]],
+        segments: Sequence[SegmentRecord],
+        totals: Mapping[str, int | None],
+    ) -> list[JobLine]:
+        past, running, coming = spans
+        steps = {r.job: max(r.what["first_step"], self._paces[r.id].step) for r in segments if r.id in self._paces}
+        waiting: set[str] = set()
+        for segment in segments:
+            if segment.id in self._paces:
+                for member, first in _members(segment).items():
+                    told = self._beside.get((segment.id, member.rpartition("/")[2]))
+                    if not segment.what["config"].get(AT_ONCE):  # members advance together, up to their own end
+                        done = max(self._paces[segment.id].step - segment.what["first_step"], 0)
+                        steps[member] = min(first + done, totals.get(member) or 0)
+                    elif told is not None:
+                        steps[member] = told.step
+                    elif records[member].status == RUNNING:
+                        waiting.add(member)
+        mine: dict[str, list[Span]] = {}
+        for span in (*past, *running, *coming):
+            for job in span.jobs:
+                mine.setdefault(job, []).append(span)
+        newest: dict[str, Span] = {job: span for span in reversed(coming) for job in span.jobs}  # the next span, ...
+        newest |= {job: span for span in (*past, *running) for job in span.jobs}  # ... or the last to begin
+        lines = []
+        for name, record in records.items():
+            show = newest.get(name)
+            lines.append(
+                JobLine(
+                    name=name,
+                    status=WAITING if name in waiting else record.status,
+                    step=max(steps.get(name, 0), record.step),
+                    num_steps=totals.get(name),
+                    technique=show.technique if show else "",
+                    num_devices=len(show.devices) if show else 0,
+                    ends_s=max((span.end_s for span in mine.get(name, ())), default=None),
+                    message=record.message,
+                )
+            )
+        return lines
+
+    def _notes(self, heads: Sequence[Head], past: Sequence[Span], zero_s: float) -> list[Note]:
+        notes = []
+        for head in heads[-MOST_NOTES:]:
+            makespan_s = self._makespans_s.get(head.id)
+            end = "" if makespan_s is None else f": {seconds_text(makespan_s)} from then on"
+            notes.append(Note(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
+        for span in past:
+            if span.status != DONE:
+                said = f": {span.message}" if span.message else ""
+                notes.append(Note(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{said}"))
+        return sorted(notes, key=lambda note: note.at_s)[-MOST_NOTES:]
+
+
+def _span(record: SegmentRecord, zero_s: float) -> Span:
+    outcome = record.outcome or {}
+    return Span(
+        job=record.job,
+        technique=record.what["technique"],
+        devices=tuple(_device(name) for name in record.what["devices"]),
+        start_s=record.started_s - zero_s,
+        end_s=(record.ended_s or record.started_s) - zero_s,
+        status=outcome.get("status", NOW_RUNNING),
+        number=record.id,
+        message=outcome.get("message", ""),
+        members=tuple(_members(record)),
+    )
+
+
+def _members(record: SegmentRecord) -> dict[str, int]:
+    """Returns the other jobs that a segment's gang trains, named like its job, with the step from which."""
+    batch, slash, _ = record.job.rpartition("/")
+    return {f"{batch}{slash}{name}": step for name, step in record.what.get("fellows", {}).items()}
+
+
+def _without_orphans(segments: Sequence[SegmentRecord], *, since_s: float) -> list[SegmentRecord]:
+    """Returns the segments without those that never got an end in the journal.
+
+    Such a segment began before `since_s`, or another segment of its job follows it.
+    """
+    newest = {record.job: record.id for record in segments}
+    return [r for r in segments if r.ended_s is not None or (r.started_s >= since_s and newest[r.job] == r.id)]
+
+
+def _device(lease: str) -> DeviceId:
+    """Returns the device of a lease name "node:kind:number"."""
+    node, _, number = lease.rsplit(":", 2)
+    return node, int(number)
+
+
+def _all_ended(records: Mapping[str, JobRecord]) -> bool:
+    return bool(records) and all(record.status in ENDED for record in records.values())
+
+
+def _with_rows(run_timeline: RunTimeline, nodes: Mapping[str, int]) -> RunTimeline:
+    """Returns the timeline with a row for every device that exists or existed."""
+    rows = dict(nodes)
+    rows |= {node.name: max(node.num_devices, rows.get(node.name, 0)) for node in run_timeline.nodes}
+    for span in (*run_timeline.first, *run_timeline.real):
+        for node, device in span.devices:
+            rows[node] = max(rows.get(node, 0), device + 1)
+    return replace(run_timeline, rows=tuple(rows.items()))

@@ -1,0 +1,209 @@
+"""The timeline of a batch or a pool by device: the first plan, and the past, running and future segments.
+
+These are pure values. `reader.py` reads them from a journal's database; `svg.py` and `text.py` draw them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.planning.charts.drawing import seconds_text
+from ringmaster.tasks.storage.journal import ENDED
+from ringmaster.techniques.interface.values import stored_as, to_json
+from ringmaster.techniques.runtime.processes.gang import CRASHED, INVALID, OUT_OF_MEMORY
+
+FAULTS = (CRASHED, INVALID, OUT_OF_MEMORY, LOST)  # outcomes of segments that pictures mark
+NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A job on a gang for some time, in seconds from the timeline's beginning.
+
+    status: a segment's outcome ("done", "preempted", "crashed", ...), "running" (`end_s` is a forecast), "to come", or
+        "planned first".
+    number: the segment's number in the journal.
+    members: the other jobs that the gang trains.
+    """
+
+    job: str
+    technique: str
+    devices: tuple[DeviceId, ...]
+    start_s: float
+    end_s: float
+    status: str
+    number: int | None = None
+    message: str = ""
+    members: tuple[str, ...] = stored_as("fellows", default=())
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the segment failed."""
+        return self.status in FAULTS
+
+    @property
+    def label(self) -> str:
+        """The label of its box, where space permits."""
+        beside = f" +{len(self.members)}" if self.members else ""
+        return f"{self.job}{beside} · {self.technique}"
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """All jobs that the gang trains."""
+        return self.job, *self.members
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLine:
+    """The state of a job.
+
+    num_steps: the job's steps, None if unknown.
+    technique, num_devices: those of its newest segment, or of the next one.
+    ends_s: when it ended or is forecast to end, None if nothing is planned for it.
+    """
+
+    name: str
+    status: str
+    step: int
+    num_steps: int | None = None
+    technique: str = ""
+    num_devices: int = 0
+    ends_s: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A decision, or the event that caused one."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLine:
+    """A node of a pool.
+
+    health: by device number (as text), why the device is not used.
+    """
+
+    name: str
+    num_devices: int
+    status: str
+    health: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimeline:
+    """A batch or a pool at one time.
+
+    zero_s: the time since the epoch from which all other times count.
+    rows: the nodes with their numbers of devices, from top to bottom.
+    first, past, running, coming: the spans of the first plan, and those that have ended, run, and are to come.
+    is_over: whether all jobs have ended, or no executor continues them.
+    """
+
+    name: str
+    zero_s: float
+    now_s: float
+    rows: tuple[tuple[str, int], ...] = ()
+    first: tuple[Span, ...] = ()
+    past: tuple[Span, ...] = ()
+    running: tuple[Span, ...] = ()
+    coming: tuple[Span, ...] = ()
+    jobs: tuple[JobLine, ...] = ()
+    notes: tuple[Note, ...] = ()
+    nodes: tuple[NodeLine, ...] = ()
+    is_over: bool = False
+
+    @property
+    def real(self) -> tuple[Span, ...]:
+        """The past, running and future spans, in order of their start."""
+        return tuple(sorted((*self.past, *self.running, *self.coming), key=lambda span: (span.start_s, span.end_s)))
+
+    @property
+    def ends_s(self) -> float | None:
+        """When the last job ended or is forecast to end."""
+        return max((span.end_s for span in self.real), default=None)
+
+    @property
+    def planned_end_s(self) -> float | None:
+        """When the last job should have ended by the first plan."""
+        return max((span.end_s for span in self.first), default=None)
+
+    @property
+    def width_s(self) -> float:
+        """The time up to which there is something to draw."""
+        return max(self.ends_s or 0.0, self.planned_end_s or 0.0, self.now_s if not self.is_over else 0.0) or 1.0
+
+    def only(self, batch: str) -> RunTimeline:
+        """Returns the timeline of one batch of a pool, from its own beginning, with job names as within the batch."""
+        mark = f"{batch}/"
+
+        def of(spans: Sequence[Span]) -> tuple[Span, ...]:
+            mine = [span for span in spans if span.job.startswith(mark)]
+            return tuple(_renamed(span, mark) for span in mine)
+
+        lines = tuple(replace(j, name=j.name.removeprefix(mark)) for j in self.jobs if j.name.startswith(mark))
+        is_over = bool(lines) and all(line.status in ENDED for line in lines)
+        one = replace(
+            self,
+            name=batch,
+            first=of(self.first),
+            past=of(self.past),
+            running=of(self.running),
+            coming=of(self.coming),
+            jobs=lines,
+            is_over=is_over,
+        )
+        begins_s = min((span.start_s for span in (*one.first, *one.real)), default=0.0)
+        return one.later(begins_s)
+
+    def later(self, seconds: float) -> RunTimeline:
+        """Returns the timeline with its beginning moved `seconds` later."""
+
+        def of(spans: Sequence[Span]) -> tuple[Span, ...]:
+            return tuple(replace(s, start_s=s.start_s - seconds, end_s=s.end_s - seconds) for s in spans)
+
+        lines = [j if j.ends_s is None else replace(j, ends_s=j.ends_s - seconds) for j in self.jobs]
+        notes = [replace(note, at_s=note.at_s - seconds) for note in self.notes if note.at_s >= seconds]
+        return replace(
+            self,
+            zero_s=self.zero_s + seconds,
+            now_s=self.now_s - seconds,
+            first=of(self.first),
+            past=of(self.past),
+            running=of(self.running),
+            coming=of(self.coming),
+            jobs=tuple(lines),
+            notes=tuple(notes),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON object that `ringmaster watch --json` prints."""
+        data: dict[str, Any] = to_json(self)
+        return {**data, "ends_s": self.ends_s, "planned_end_s": self.planned_end_s}
+
+
+def headline(run_timeline: RunTimeline) -> list[str]:
+    """Returns a summary in words: the number of jobs by status, and the end compared with the first plan."""
+    counts: dict[str, int] = {}
+    for job in run_timeline.jobs:
+        counts[job.status] = counts.get(job.status, 0) + 1
+    said = [", ".join(f"{number} {status}" for status, number in counts.items()) or "no jobs yet"]
+    ends_s, planned_s = run_timeline.ends_s, run_timeline.planned_end_s
+    if ends_s is not None:
+        said.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
+    if ends_s is not None and planned_s:
+        said.append(f"planned first {seconds_text(planned_s)} ({ends_s / planned_s - 1:+.1%})")
+    return said
+
+
+def _renamed(span: Span, mark: str) -> Span:
+    """Returns a span with job names as within their batch."""
+    members = tuple(member.removeprefix(mark) for member in span.members)
+    return replace(span, job=span.job.removeprefix(mark), members=members)

@@ -1,0 +1,1 @@
+"""Lower bounds of plans, and certificates that prove them."""

@@ -1,0 +1,257 @@
+"""Lower bounds that the prices of a certificate prove, recomputed by arithmetic alone, without trust in a solver."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, combinations
+
+from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+
+MAX_STATES = 600  # limit of the dynamic program that checks work prices
+
+
+def certified_bound(certificate: Certificate, problem: Problem) -> float:
+    """Returns the seconds before which no plan, preemptive or not, can end, as the certificate proves.
+
+    With slot prices w_s and job prices l_j, all >= 0, weak duality gives T, the least time at which
+
+        sum_n pack(G_n) min(T, end_n) + sum_j l_j T  >=  sum_j (cost_j + l_j release_j)
+
+    pack(G) is the maximum worth of slots that fit G devices together. The inequality holds for every plan: what runs on
+    a node at one moment is worth at most pack(G), nothing runs there after the node becomes unavailable at end_n, and a
+    job runs once at a time, from its release on. Where all nodes stay available, T is the right side divided by sum_n
+    pack(G_n) + sum_j l_j.
+    cost_j is the least that the job costs, see `costs_of`. Nodes with other types of devices have prices of their own.
+    With work prices, the formula is that of `bound_by_work`.
+
+    The result is infinite where the nodes become unavailable too early for all work. Raises ValueError where a price is
+    negative or not finite.
+    """
+    every = [*certificate.slot_prices.values(), *certificate.job_prices.values(), *certificate.work_prices.values()]
+    every += [*certificate.cover_prices.values()]
+    every += [price for prices in certificate.typed_prices.values() for price in prices.values()]
+    if any(not math.isfinite(price) or price < 0 for price in every):
+        raise ValueError("a price is negative or not finite")
+    if certificate.work_prices:
+        return bound_by_work(certificate.work_prices, problem)
+    own = certificate.job_prices
+    cost = sum(costs_of(certificate, problem).values())
+    cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
+    pack = {kind: pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
+    worth = [(pack[node.device_type][node.num_devices], node.available_until_s) for node in problem.nodes]
+    forever = sum(own.values()) + sum(w for w, until_s in worth if until_s is None)
+    ending = sorted((until_s, w) for w, until_s in worth if until_s is not None)
+    return _time_to_earn(cost, forever, ending)
+
+
+def _time_to_earn(cost: float, forever: float, ending: Sequence[tuple[float, float]]) -> float:
+    """Returns the least T with forever T + sum of worth min(T, until_s) over (until_s, worth) in `ending` >= cost."""
+    earned = now_s = 0.0
+    for i, (until_s, _) in enumerate(ending):
+        rate = forever + sum(worth for _, worth in ending[i:])
+        if earned + rate * (until_s - now_s) >= cost:
+            break
+        earned, now_s = earned + rate * (until_s - now_s), until_s
+    else:
+        rate = forever
+    missing = cost - earned
+    if missing <= 1e-9 * cost:
+        return now_s
+    return now_s + missing / rate if rate else math.inf
+
+
+def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
+    """Returns the least that each job costs at the prices w_s of slots and l_j of jobs, by job id.
+
+    Where every option is for one job, the cost is `cheapest`. Where options train several jobs, it is the cover price
+    pi_j, divided by r, with
+
+        r = max_o sum_{j in group(o)} pi_j / (nodes_o w_slot(o) + sum_{j in group(o)} l_j) runtime_o
+
+    so that the jobs of an option together are charged no more than the option costs. Without cover prices, pi_j is the
+    least that a job could pay if each option's cost were shared evenly.
+    """
+    types = problem.device_types
+    if not problem.is_fused:
+        return {job.id: cheapest(job, certificate, types, problem.switch_cost_s) for job in problem.jobs}
+    own, rows = certificate.job_prices, []
+    for job in problem.jobs:
+        for o in job.options:
+            members = (job.id, *o.jobs)
+            kinds = types if not o.device_type else (o.device_type,)
+            price = o.num_nodes * min(certificate.prices_of(kind).get(o.slot, 0.0) for kind in kinds)
+            rows.append((members, (price + sum(own.get(name, 0.0) for name in members)) * o.runtime_s))
+    return _covering(rows, certificate.cover_prices)
+
+
+def _covering(rows: Sequence[tuple[tuple[str, ...], float]], asked: Mapping[str, float]) -> dict[str, float]:
+    """Returns a charge for each job, such that no row of (jobs, cost) is charged more than its cost.
+
+    The charges are `asked`, scaled so that one row is charged exactly its cost. Without `asked`, they are even shares
+    of the costs.
+    """
+    shares: dict[str, float] = {}
+    for members, cost in rows:
+        for name in members:
+            shares[name] = min(cost / len(members), shares.get(name, math.inf))
+    if not asked:
+        return shares
+    charged = {name: asked.get(name, 0.0) for name in shares}
+    sums = [(sum(charged[name] for name in members), cost) for members, cost in rows]
+    if any(asks > 0 and cost <= 0 for asks, cost in sums):
+        return dict.fromkeys(shares, 0.0)
+    most = max((asks / cost for asks, cost in sums if asks > 0), default=1.0)
+    return {name: price / most for name, price in charged.items()}
+
+
+def shortest_of(problem: Problem) -> dict[str, float]:
+    """Returns the least seconds of each job from its first start to its end, alone or in a fused group."""
+    if not problem.is_fused:
+        return {job.id: shortest_s(job, problem.switch_cost_s) for job in problem.jobs}
+    shortest: dict[str, float] = {}
+    for job in problem.jobs:
+        for option in job.options:
+            for name in (job.id, *option.jobs):
+                shortest[name] = min(option.runtime_s, shortest.get(name, math.inf))
+    return {job.id: shortest[job.id] for job in problem.jobs}
+
+
+def weighted_bound(certificate: Certificate, problem: Problem) -> float:
+    """Returns a lower bound on the sum of weight x end of any plan, by slot prices.
+
+    At the prices, the nodes do W = sum_n pack(G_n) of work a second, and job j is p_j (`costs_of`) of it. So no plan
+    ends jobs earlier than one machine of that speed, for which the ascending order of p_j / weight_j is best (Smith,
+    1956). Nor does any job end before its release plus the time of its fastest option.
+    """
+    shortest = shortest_of(problem)
+    slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
+    speed = sum(pack_of(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
+    alone = sum(job.weight * (job.release_s + shortest[job.id]) for job in problem.jobs)
+    if not speed:
+        return alone
+    costs = costs_of(slots, problem)
+    sizes = [(costs[job.id] / speed, job.weight) for job in problem.jobs if job.weight > 0]
+    sizes.sort(key=lambda pair: pair[0] / pair[1])
+    ends = accumulate(size for size, _ in sizes)
+    return max(alone, sum(weight * end for end, (_, weight) in zip(ends, sizes, strict=True)))
+
+
+def cost_bound(problem: Problem) -> float:
+    """Returns a lower bound on the price of any plan: each job's cheapest option on the cheapest nodes that fit it."""
+    cheapest_node: dict[tuple[str, int, int], float] = {}
+
+    def price(o: Option) -> float:
+        kind = (o.device_type, o.slot, o.host_memory_bytes)
+        if kind not in cheapest_node:
+            cheapest_node[kind] = min(n.price for n in problem.nodes if o.runs_on(n))
+        return o.num_devices * cheapest_node[kind]
+
+    if problem.is_fused:
+        rows = [((job.id, *o.jobs), price(o) * o.runtime_s) for job in problem.jobs for o in job.options]
+        return sum(_covering(rows, {}).values())
+    return sum(least_of(job, [price(o) for o in job.options], problem.switch_cost_s) for job in problem.jobs)
+
+
+def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], switch_cost_s: float = 0.0) -> float:
+    """Returns the least that a job costs at the prices, including start-up, save, evaluation and switches."""
+    own = certificate.job_prices.get(job.id, 0.0)
+    prices = [
+        min(
+            (o.num_nodes * certificate.prices_of(kind).get(o.slot, 0.0) + own)
+            for kind in types
+            if o.device_type in ("", kind)
+        )
+        for o in job.options
+    ]
+    return least_of(job, prices, switch_cost_s)
+
+
+def least_of(job: PlanningJob, prices: Sequence[float], switch_cost_s: float) -> float:
+    """Returns the least total worth of a job's seconds, where a second under option o is worth prices[o].
+
+    The cost of a plan is linear in how it divides the work among its segments. So it is cheapest to do all the work in
+    one segment; at most one more segment is worth its cost, a last one that evaluates:
+
+        min( min_o price_o (head_o + runtime_o + save_o + evaluate_o),
+             min_o price_o (head_o + runtime_o + save_o) + min_o price_o (switch + startup_o + save_o + evaluate_o) )
+
+    head_o is what the job's first segment pays at its start: the start-up, and also the switch cost where the job has
+    started before. It is 0 under the option that the job runs under at time 0.
+    """
+    rows = []
+    for k, (price, o) in enumerate(zip(prices, job.options, strict=True)):
+        whole_s = whole_of(job, k, switch_cost_s)
+        last_s = switch_cost_s + o.startup_s + o.save_s + o.evaluate_s
+        rows.append((price * whole_s, price * (whole_s - o.evaluate_s), price * last_s))
+    whole, work, last = (min(column) for column in zip(*rows, strict=True))
+    return float(min(whole, work + last))
+
+
+def whole_of(job: PlanningJob, option: int, switch_cost_s: float) -> float:
+    """Returns the seconds of a whole job in one segment under the option with that index, including its overhead."""
+    chosen = job.options[option]
+    if job.running is not None and option == job.running.option:
+        return chosen.whole_s - chosen.startup_s
+    return chosen.whole_s + (switch_cost_s if job.started else 0.0)
+
+
+def shortest_s(job: PlanningJob, switch_cost_s: float) -> float:
+    """Returns the least seconds of a job from its first start to its end."""
+    return least_of(job, [1.0] * len(job.options), switch_cost_s)
+
+
+def bound_by_work(work_prices: Mapping[str, float], problem: Problem) -> float:
+    """Returns the lower bound in seconds that the prices p_j of the jobs' whole work prove.
+
+        T >= sum_j p_j c_j / max_c sum_{(j, o) in c} p_j / whole_o
+
+    whole_o are the seconds of the whole job in one segment, and c is any set of (job, option) that the nodes hold
+    together, each job at most once: no moment of any plan earns more than the maximum. If a second under option o is
+    worth 1 / whole_o, a job's seconds are worth at least c_j (`least_of`), which is 1 where jobs pay nothing beside
+    runtimes.
+    The maximum is a dynamic program over the free devices of each node, where nodes of equal size are interchangeable.
+    Raises ValueError where options train several jobs or the program has more than MAX_STATES states.
+    """
+    if problem.is_fused:
+        raise ValueError("work prices cannot be checked where options carry several jobs")
+    if num_states(problem) > MAX_STATES:
+        raise ValueError("work prices cannot be checked on so many nodes")
+    best, earned = {tuple(sorted(node.num_devices for node in problem.nodes)): 0.0}, 0.0
+    for job in problem.jobs:
+        price = work_prices.get(job.id, 0.0)
+        if price <= 0:
+            continue
+        earned += price * least_of(job, [1 / o.whole_s for o in job.options], problem.switch_cost_s)
+        fastest: dict[tuple[int, int], float] = {}
+        for option in job.options:
+            key = (option.num_nodes, option.slot)
+            fastest[key] = min(option.whole_s, fastest.get(key, math.inf))
+        after = dict(best)
+        for free, worth in best.items():
+            for (num_nodes, slot), whole_s in fastest.items():
+                for chosen in set(combinations(free, num_nodes)):
+                    if min(chosen) >= slot:
+                        left = list(free)
+                        for size in chosen:
+                            left.remove(size)
+                        state = tuple(sorted([*left, *(size - slot for size in chosen)]))
+                        after[state] = max(after.get(state, 0.0), worth + price / whole_s)
+        best = after
+    most = max(best.values())
+    return earned / most if most else 0.0
+
+
+def num_states(problem: Problem) -> int:
+    """Returns the number of states of free devices on the nodes, where nodes of equal size are interchangeable."""
+    sizes = Counter(node.num_devices for node in problem.nodes)
+    return math.prod(math.comb(size + count, count) for size, count in sizes.items())
+
+
+def pack_of(prices: Mapping[int, float], problem: Problem) -> list[float]:
+    """Returns the maximum worth of slots that fit g devices together, for each g."""
+    pack = [0.0]
+    for size in range(1, max(node.num_devices for node in problem.nodes) + 1):
+        fits = (pack[size - slot] + price for slot, price in prices.items() if 0 < slot <= size)
+        pack.append(max([pack[-1], *fits]))
+    return pack

@@ -1,0 +1,296 @@
+"""The pattern LP of a problem in HiGHS, its dual prices, and two MILPs over the same rows.
+
+A *pattern* is a way to divide one node into slots, such as 5 + 3 of 8 devices. Patterns are not enumerated, but
+modelled as walks: a node of G devices is a line of positions 0..G, a slot of s devices is a step from v to v + s, and a
+pattern is a walk from 0 to G. So a node of any size costs G columns per slot size instead of one column per pattern.
+
+Jobs that differ only in their id share rows and columns (`Problem.classes`), so a sweep costs as much as one of its
+jobs.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ringmaster.tasks.planning.bounds.certificates import whole_of
+from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+
+Group = frozenset[str]  # ids of the jobs that an option trains together
+
+
+class Integral(Enum):
+    """The integer variables: none, the number of jobs of a class under an option, or the choice of fused groups."""
+
+    NOTHING = "nothing"
+    OPTIONS = "options"
+    GROUPS = "groups"
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Time of the class whose first job is `job` under one of that job's options, on nodes of one device type."""
+
+    job: int
+    option: int
+    kind: str
+    seconds: float  # of a whole job, in units of `unit_s`
+    rows: tuple[int, ...]  # indices of the classes whose work it does
+
+
+@dataclass
+class _Rows:
+    """Rows of an LP with their two limits, and its columns as lists of (row, value)."""
+
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    columns: list[list[tuple[int, float]]] = field(default_factory=list)
+    limits: list[tuple[float, float]] = field(default_factory=list)
+    integer: list[int] = field(default_factory=list)
+
+    def row(self, lower: float, upper: float) -> int:
+        """Adds a row and returns its index."""
+        self.lower.append(lower)
+        self.upper.append(upper)
+        return len(self.lower) - 1
+
+    def column(self, entries: list[tuple[int, float]], *, upper: float = math.inf, is_integer: bool = False) -> int:
+        """Adds a column >= 0 and returns its index."""
+        self.columns.append(entries)
+        self.limits.append((0.0, upper))
+        if is_integer:
+            self.integer.append(len(self.columns) - 1)
+        return len(self.columns) - 1
+
+
+class PatternModel:
+    """The pattern LP or MILP, with times in units of `unit_s`, so that the solver's tolerances fit all problems.
+
+    Columns: T; y[c,o] the time of all jobs of class c under option o; x[g] the time that all nodes of group g are in
+    use, where a group is the nodes of one type, size and end of availability; f[g,v,s] the time that nodes of group g
+    step from position v by s devices (a slot, or 1 for a device left idle). With m[c] jobs in class c, the rows are
+
+        work   sum_o y[c,o] / seconds[o]  >= m[c]                                 for each class c, over the
+               options o that do its work: its own, and fused groups that include it
+        time   sum_o y[c,o] - m[c] T      <= - m[c] release[c]                    for each class c, over the same
+        slots  sum_{c,o of slot s} nodes[o] y[c,o] - sum_{g,v} f[g,v,s]  <= 0     for each type and slot size s
+        walk   sum_s f[g,v,s] - sum_s f[g,v-s,s] - (x[g] if v = 0 else 0) = 0     for each group g and position v
+        nodes  x[g] - nodes[g] T          <= 0, x[g] <= nodes[g] end[g]           for each group g
+
+    seconds[o] are those of the whole job in one segment under option o. In the LP of a problem with fused groups, they
+    are those of the work alone. `certified_bound` recomputes what the prices prove where jobs have several segments.
+
+    Integral.OPTIONS: y[c,o] is seconds[o] times an integer number of jobs. An option that takes longer than `unit_s`
+    and has any job makes T at least as long. The model is a relaxation of every plan without preemption.
+    Integral.GROUPS: sum_{o of group} y[o] / seconds[o] = z[group] for each fused group, with z 0 or 1. The optimum is
+    the best division of the jobs into groups in terms of the LP.
+    """
+
+    def __init__(self, problem: Problem, *, unit_s: float, integral: Integral = Integral.NOTHING) -> None:
+        self.problem, self.unit_s, self.integral = problem, unit_s, integral
+        self.classes = problem.classes
+        self.lp = _Rows()
+        self.lp.column([])  # T
+        self._work, self._time = self._class_rows()
+        self.options = self._find_options()
+        kinds = {(c.kind, self._option(c).slot) for c in self.options}
+        self._slot_rows = {slot: self.lp.row(-math.inf, 0.0) for slot in sorted(kinds)}
+        self._first_option = len(self.lp.columns)
+        for column in self.options:
+            self._add_option(column)
+        self._add_walks()
+        if integral is Integral.OPTIONS:
+            self._add_long_options()
+        self.groups = self._add_groups() if integral is Integral.GROUPS else {}
+        self._load()
+
+    def _class_rows(self) -> tuple[list[int], list[int]]:
+        work, time = [], []
+        for jobs in self.classes:
+            count, job = len(jobs), self.problem.jobs[jobs[0]]
+            work.append(self.lp.row(float(count), math.inf))
+            time.append(self.lp.row(-math.inf, -count * job.release_s / self.unit_s))
+            self.lp.columns[0].append((time[-1], -float(count)))
+        return work, time
+
+    def _find_options(self) -> list[_Column]:
+        from ringmaster.tasks.planning.bounds.bounds import useful_groups, useful_options
+
+        class_of = {self.problem.jobs[j].id: c for c, jobs in enumerate(self.classes) for j in jobs}
+        found = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]
+        found += useful_groups(self.problem)
+        columns = []
+        for j, k in found:
+            job = self.problem.jobs[j]
+            option = job.options[k]
+            is_lp_of_groups = self.problem.is_fused and self.integral is Integral.NOTHING
+            seconds = option.runtime_s if is_lp_of_groups else whole_of(job, k, self.problem.switch_cost_s)
+            rows = tuple(class_of[name] for name in (job.id, *option.jobs))
+            for kind in self.problem.device_types:
+                if option.device_type in ("", kind):
+                    columns.append(_Column(j, k, kind, seconds / self.unit_s, rows))
+        return columns
+
+    def _option(self, column: _Column) -> Option:
+        return self.problem.jobs[column.job].options[column.option]
+
+    def _add_option(self, column: _Column) -> None:
+        is_integer = self.integral is Integral.OPTIONS
+        scale = column.seconds if is_integer else 1.0
+        entries = [(self._work[c], scale / column.seconds) for c in column.rows]
+        entries += [(self._time[c], scale) for c in column.rows]
+        option = self._option(column)
+        entries.append((self._slot_rows[column.kind, option.slot], scale * option.num_nodes))
+        most = float(len(self.classes[column.rows[0]])) if is_integer else math.inf
+        self.lp.column(entries, upper=most, is_integer=is_integer)
+
+    def _add_walks(self) -> None:
+        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
+        for (kind, size, until_s), count in groups.items():
+            places = [self.lp.row(0.0, 0.0) for _ in range(size)]
+            if until_s is None:
+                self.lp.columns[0].append((places[0], -float(count)))
+            else:
+                in_use = self.lp.row(-math.inf, 0.0)
+                self.lp.columns[0].append((in_use, -float(count)))
+                self.lp.column([(in_use, 1.0), (places[0], -1.0)], upper=count * until_s / self.unit_s)
+            slots = tuple(slot for own, slot in self._slot_rows if own == kind)
+            for place, slot in _steps(size, slots):
+                entries = [(self._slot_rows[kind, slot], -1.0)] if slot else []
+                entries.append((places[place], 1.0))
+                if (reached := place + max(1, slot)) < size:
+                    entries.append((places[reached], -1.0))
+                self.lp.column(entries)
+
+    def _add_long_options(self) -> None:
+        """M z >= n for the n of m jobs of a class under an option, and T >= seconds z, with z 0 or 1."""
+        for i, column in enumerate(self.options):
+            count = len(self.classes[column.rows[0]])
+            if count > 1 and column.seconds > 1.0:
+                any_row, long_row = self.lp.row(-math.inf, 0.0), self.lp.row(-math.inf, 0.0)
+                self.lp.columns[self._first_option + i].append((any_row, 1.0))
+                self.lp.columns[0].append((long_row, -1.0))
+                self.lp.column([(any_row, -float(count)), (long_row, column.seconds)], upper=1.0, is_integer=True)
+
+    def _add_groups(self) -> dict[Group, int]:
+        """Adds one binary column for each fused group, which is 1 where the group is formed."""
+        rows: dict[Group, int] = {}
+        for i, column in enumerate(self.options):
+            members = members_of(self.problem.jobs[column.job], self._option(column))
+            if len(members) > 1:
+                row = rows[members] if members in rows else rows.setdefault(members, self.lp.row(0.0, 0.0))
+                self.lp.columns[self._first_option + i].append((row, 1.0 / column.seconds))
+        once = {name: self.lp.row(-math.inf, 1.0) for name in sorted(set().union(*rows))}
+        return {
+            members: self.lp.column(
+                [(row, -1.0), *((once[name], 1.0) for name in sorted(members))], upper=1.0, is_integer=True
+            )
+            for members, row in rows.items()
+        }
+
+    def _load(self) -> None:
+        import highspy
+        import numpy as np
+
+        lp, columns = highspy.HighsLp(), self.lp.columns
+        lp.num_col_, lp.num_row_ = len(columns), len(self.lp.lower)
+        lp.col_cost_ = np.array([1.0] + [0.0] * (len(columns) - 1))
+        lp.col_lower_, lp.col_upper_ = (np.array(side) for side in zip(*self.lp.limits, strict=True))
+        lp.row_lower_, lp.row_upper_ = np.array(self.lp.lower), np.array(self.lp.upper)
+        if self.lp.integer:
+            kinds = [highspy.HighsVarType.kContinuous] * len(columns)
+            for i in self.lp.integer:
+                kinds[i] = highspy.HighsVarType.kInteger
+            lp.integrality_ = kinds
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.cumsum([0, *(len(column) for column in columns)], dtype=np.int32)
+        lp.a_matrix_.index_ = np.array([row for column in columns for row, _ in column], dtype=np.int32)
+        lp.a_matrix_.value_ = np.array([value for column in columns for _, value in column])
+        self.highs: Any = highspy.Highs()
+        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+            self.highs.setOptionValue(name, value)
+        self.highs.passModel(lp)
+
+    def solve(self, *, time_limit_s: float = 60.0) -> bool:
+        """Runs the solver and returns whether it ended with an optimum."""
+        import highspy
+
+        self.highs.setOptionValue("time_limit", max(0.01, time_limit_s))
+        if self.integral is not Integral.NOTHING:
+            self.highs.setOptionValue("mip_rel_gap", 1e-5)
+            self.highs.setOptionValue("mip_max_nodes", 3000)
+        self.highs.run()
+        return bool(self.highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)
+
+    def certificate(self) -> Certificate | None:
+        """Returns the LP's dual prices; small negative ones, from rounding, become 0. None without a solution."""
+        duals = self.highs.getSolution().row_dual
+        if len(duals) == 0 or not all(math.isfinite(value) for value in duals):
+            return None
+        typed: dict[str, dict[int, float]] = {kind: {} for kind in self.problem.device_types}
+        for (kind, slot), row in self._slot_rows.items():
+            typed[kind][slot] = max(0.0, -float(duals[row]))
+        own = {
+            self.problem.jobs[j].id: -float(duals[row])
+            for jobs, row in zip(self.classes, self._time, strict=True)
+            for j in jobs
+            if duals[row] < -1e-12
+        }
+        cover = {}
+        if self.problem.is_fused:
+            rows = zip(self.classes, self._work, strict=True)
+            cover = {self.problem.jobs[j].id: max(0.0, float(duals[row])) for jobs, row in rows for j in jobs}
+        if len(typed) == 1:
+            return Certificate(next(iter(typed.values())), own, cover_prices=cover)
+        return Certificate(job_prices=own, typed_prices=typed, cover_prices=cover)
+
+    def bound_s(self) -> float:
+        """Returns the MILP's dual bound in seconds, less the solver's tolerance; 0 where it proved nothing."""
+        value = self.highs.getInfo().mip_dual_bound * (1 - 2e-6) * self.unit_s
+        return value if math.isfinite(value) else 0.0
+
+    def chosen_options(self) -> dict[str, int] | None:
+        """Returns the option of each job in the incumbent of Integral.OPTIONS.
+
+        Returns None without an incumbent, or where options train several jobs.
+        """
+        values = self.highs.getSolution().col_value
+        if len(values) == 0 or self.problem.is_fused:
+            return None
+        chosen: dict[int, list[int]] = {}
+        for i, column in enumerate(self.options):
+            chosen.setdefault(column.job, []).extend([column.option] * round(values[self._first_option + i]))
+        if any(len(chosen[jobs[0]]) < len(jobs) for jobs in self.classes):
+            return None
+        return {
+            self.problem.jobs[j].id: k for jobs in self.classes for j, k in zip(jobs, chosen[jobs[0]], strict=False)
+        }
+
+    def chosen_groups(self) -> list[Group] | None:
+        """Returns the fused groups in the incumbent of Integral.GROUPS, or None without one."""
+        values = self.highs.getSolution().col_value
+        if len(values) == 0:
+            return None
+        return [members for members, i in self.groups.items() if values[i] > 0.5]
+
+
+def members_of(job: PlanningJob, option: Option) -> Group:
+    """Returns the ids of the jobs whose work an option does."""
+    return frozenset((job.id, *option.jobs))
+
+
+def _steps(size: int, slots: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yields the (position, slot) steps of walks over a node; slot 0 leaves one device idle.
+
+    On a walk, larger slots come first.
+    """
+    reachable = [True] + [False] * size
+    for slot in sorted(slots, reverse=True):
+        for place in range(size - slot + 1):
+            if reachable[place]:
+                reachable[place + slot] = True
+                yield place, slot
+    yield from ((place, 0) for place in range(size))

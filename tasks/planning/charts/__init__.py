@@ -1,0 +1,1 @@
+"""Gantt charts of plans, as SVG and as text."""

@@ -1,0 +1,202 @@
+"""SVG drawing of devices over time: a row per device, a time axis, boxes and a legend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+# Colour-blind safe, after Okabe & Ito and Paul Tol; text on them is dark.
+COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b4c4f0", "#f3bf92", "#a5d8d2", "#cfcfcf"]
+WIDTH, LEFT, TOP, RIGHT, NODE_GAP = 1200, 110, 92, 24, 10
+STYLE = (
+    "text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}"
+    ".title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}"
+    ".name{font-size:12px;text-anchor:end;font-weight:600}"
+    ".device{font-size:10px;text-anchor:end;fill:#7b8894}"
+    ".tick{font-size:11px;text-anchor:middle;fill:#52616d}"
+    ".legend{font-size:12px}.label{font-size:11px}.node{fill:#f3f5f7}.grid{stroke:#dde3e8}"
+)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels: adjacent devices during some time."""
+
+    x: float
+    y: float
+    wide: float
+    tall: float
+
+
+class Frame:
+    """Maps devices and seconds to pixels.
+
+    nodes: name and number of devices of each node, from the top down.
+    """
+
+    def __init__(self, nodes: Iterable[tuple[str, int]], *, end_s: float) -> None:
+        self.nodes, self.end_s = tuple(nodes), end_s
+        self.row = max(3.0, min(30.0, 880.0 / sum(number for _, number in self.nodes)))
+        self.scale = (WIDTH - LEFT - RIGHT) / (end_s * 1.01)
+        y, self.top_of = float(TOP), dict[str, float]()
+        gap = NODE_GAP if self.row >= 9 else 2
+        for name, number in self.nodes:
+            self.top_of[name] = y
+            y += self.row * number + gap
+        self.height = y - gap + 44
+
+    def x(self, seconds: float) -> float:
+        """The horizontal pixel of a time."""
+        return LEFT + seconds * self.scale
+
+    def head(self, title: str, said: Sequence[str], *, style: str = "", defs: str = "") -> str:
+        """The beginning of the document: size, styles and headline."""
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" width="{WIDTH}" '
+            f'height="{self.height:.0f}" role="img" aria-label="Gantt chart of {escape(title, quote=True)}">\n'
+            f"<style>{STYLE}{style}</style>\n"
+            f"<defs>{defs}</defs>\n"
+            f'<rect width="{WIDTH}" height="{self.height:.0f}" fill="#ffffff"/>\n'
+            f'<text x="{LEFT}" y="28" class="title">{escape(shortened(title, 80))}</text>'
+            f'<text x="{LEFT}" y="48" class="said">{escape(" · ".join(said))}</text>'
+        )
+
+    def ground(self) -> Iterator[str]:
+        """Yields the background: a field per node, and the names of nodes and devices where there is space."""
+        for name, number in self.nodes:
+            y, tall = self.top_of[name], self.row * number
+            yield (
+                f'<rect x="{LEFT}" y="{y:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{tall:.1f}" class="node"/>'
+                f'<text x="{LEFT - 34}" y="{y + tall / 2 + 4:.1f}" class="name">{escape(shortened(name, 10))}</text>'
+            )
+            if self.row >= 9:
+                for d in range(number):
+                    yield f'<text x="{LEFT - 8}" y="{y + self.row * (d + 0.5) + 3.5:.1f}" class="device">{d}</text>'
+
+    def axis(self) -> str:
+        """Grid lines at round times, with their labels."""
+        unit, unit_s = ("h", 3600.0) if self.end_s >= 7200 else ("min", 60.0) if self.end_s >= 300 else ("s", 1.0)
+        step = _round_step(self.end_s / unit_s / 8)
+        parts, value = [], 0.0
+        while value * unit_s <= self.end_s * 1.0001:
+            x = self.x(value * unit_s)
+            parts.append(
+                f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{self.height - 38:.1f}" class="grid"/>'
+                f'<text x="{x:.1f}" y="{self.height - 22:.1f}" class="tick">{value:g}</text>'
+            )
+            value = round(value + step, 9)
+        x = WIDTH - RIGHT
+        return "".join(parts) + f'<text x="{x}" y="{self.height - 6:.1f}" class="device">time in {unit}</text>'
+
+    def line(self, seconds: float, *, said: str, title: str, style: tuple[str, str]) -> str:
+        """A time that is marked across all devices.
+
+        style: the CSS classes of the line and of its text.
+        """
+        x = self.x(seconds)
+        return (
+            f'<line x1="{x:.1f}" y1="{TOP - 12}" x2="{x:.1f}" y2="{self.height - 38:.1f}" class="{style[0]}">'
+            f"<title>{escape(title)}</title></line>"
+            f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{escape(said)}</text>'
+        )
+
+    def boxes(self, gang: Iterable[tuple[str, Sequence[int]]], start_s: float, end_s: float) -> Iterator[Box]:
+        """Yields one box for each run of adjacent devices of a gang."""
+        x, wide = self.x(start_s), max(0.8, (end_s - start_s) * self.scale)
+        for node, ids in gang:
+            for run in _neighbours(ids):
+                tall = len(run) * self.row - min(1.5, self.row / 4)
+                yield Box(x, self.top_of[node] + run[0] * self.row, wide, tall)
+
+    def cells(
+        self, gang: Iterable[tuple[str, int]], start_s: float, end_s: float, *, top: float = 0.0, bottom: float = 1.0
+    ) -> Iterator[Box]:
+        """Yields one box for each device of a gang.
+
+        top, bottom: the vertical extent of the box, as shares of the row.
+        """
+        x, wide = self.x(start_s), max(0.8, (end_s - start_s) * self.scale)
+        gap = min(1.5, self.row / 4)
+        for node, device in gang:
+            y = self.top_of[node] + (device + top) * self.row
+            yield Box(x, y, wide, max(1.0, (bottom - top) * self.row - gap))
+
+    def rect(self, box: Box, *, fill: str, stroke: str = "#5b6873", more: str = "") -> str:
+        """A box with its border.
+
+        more: further attributes.
+        """
+        return (
+            f'<rect x="{box.x:.2f}" y="{box.y:.2f}" width="{box.wide:.2f}" height="{box.tall:.2f}" '
+            f'rx="{min(3.0, self.row / 5):.1f}" fill="{fill}" stroke="{stroke}" '
+            f'stroke-width="{0.8 if self.row > 6 else 0.3}"{more and f" {more}"}/>'
+        )
+
+
+def label(box: Box, text: str, *, indent: float = 0.0, least: int = 3) -> str:
+    """A label with as much of a text as fits into a box.
+
+    Returns nothing where fewer than `least` letters fit.
+    """
+    letters = int((box.wide - indent - 8) / 6.1)
+    if box.tall < 10 or letters < min(least, len(text)):
+        return ""
+    said = escape(shortened(text, letters))
+    return f'<text x="{box.x + indent + 5:.1f}" y="{box.y + box.tall / 2 + 4:.1f}" class="label">{said}</text>'
+
+
+def legend(fill_of: Mapping[str, str]) -> str:
+    """The legend of the fills, in one line."""
+    parts, x = [], float(LEFT)
+    for name, fill in fill_of.items():
+        parts.append(
+            f'<rect x="{x:.0f}" y="60" width="13" height="13" rx="2" fill="{fill}" stroke="#5b6873"/>'
+            f'<text x="{x + 19:.0f}" y="71" class="legend">{escape(name)}</text>'
+        )
+        x += 40 + 7.5 * len(name)
+    return "".join(parts)
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name."""
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(sorted(set(names)))}
+
+
+def stripes(name: str, *, opacity: float) -> str:
+    """The definition of a pattern of slanted lines, used as the fill `url(#NAME)`."""
+    return (
+        f'<pattern id="{name}" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<rect width="2.5" height="5" fill="#22303c" opacity="{opacity:g}"/></pattern>'
+    )
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, cut to a length."""
+    return text if len(text) <= length else text[: max(1, length - 1)] + "…"
+
+
+def seconds_text(value: float) -> str:
+    """Formats seconds for the user, to three or four digits or hundredths of an hour."""
+    if value >= 7200:
+        return f"{value / 3600:.2f} h" if value < 360_000 else f"{value / 3600:.0f} h"
+    if value >= 300:
+        return f"{value / 60:.1f} min"
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+def _round_step(value: float) -> float:
+    """The least of 1, 2, 2.5, 5 times a power of ten that is at least `value`."""
+    power = 10.0 ** floor(log10(value))
+    return next(power * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if power * m >= value * (1 - 1e-9))
+
+
+def _neighbours(ids: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for device in sorted(ids):
+        if runs and runs[-1][-1] == device - 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return runs

@@ -1,0 +1,269 @@
+"""Divisions of the jobs into fused groups, and estimates of their objective before they are planned.
+
+Similar jobs make similar groups, and the planner cannot tell apart divisions into similar groups, so each class of such
+divisions is estimated once. An estimate uses the division's lower bound and simple list schedules, which takes
+milliseconds.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
+from ringmaster.tasks.planning.bounds.certificates import cost_bound, weighted_bound
+from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel
+from ringmaster.tasks.planning.groups.contraction import Contracted, Contraction
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+from ringmaster.tasks.planning.plans.local_search import rank
+from ringmaster.tasks.planning.plans.plan import Certificate, Plan
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.search import WORTH_S
+
+MAX_JUDGED, JOBS_JUDGED = 150, 6_000  # limits of the local search: divisions estimated, and jobs in all of them
+MAX_LENGTHS = 16  # limit of the group lengths for which divisions are made
+MILP_S = 5.0
+SAME = 1e-4  # relative difference of values that count as equal
+
+Division = frozenset[Group]
+
+
+@dataclass(frozen=True, eq=False)
+class DivisionEstimate:
+    """Estimate of a division's objective, made without planning it.
+
+    listed: the best plan of simple rules; None where there is none.
+    late_s, list_value: lateness and objective of that plan.
+    promise: lower bound on the objective.
+    value: estimate of the objective that planning will reach.
+    num_fused: number of jobs in groups of several.
+    """
+
+    division: Division
+    contracted: Contracted
+    listed: Plan | None
+    late_s: float
+    list_value: float
+    promise: float
+    value: float
+    num_fused: int
+
+    def is_better(self, other: "DivisionEstimate") -> bool:
+        """Whether the division is better than another one.
+
+        The lateness is compared first, then the value. Where both are equal within `SAME`, the division with fewer
+        fused jobs is better, then the one with the lower `promise`.
+        """
+        if abs(self.late_s - other.late_s) > SAME * other.value:
+            return self.late_s < other.late_s
+        if abs(self.value - other.value) > SAME * other.value:
+            return self.value < other.value
+        return (self.num_fused, self.promise) < (other.num_fused, other.promise * (1 - SAME))
+
+
+class Divisions:
+    """The divisions of a problem that have been estimated.
+
+    is_preemptive: plans may switch.
+    """
+
+    def __init__(self, problem: Problem, *, objective: str, is_preemptive: bool, is_over: Callable[[], bool]) -> None:
+        self.problem, self.objective, self.is_preemptive = problem, objective, is_preemptive
+        self._is_over = is_over
+        self._contraction = Contraction(problem)
+        self._likenesses: dict[Group, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._estimates: dict[Hashable, DivisionEstimate | None] = {}
+        self.alone = self.division([])
+        # Groups that can meet their deadline, small ones first.
+        self._groups = sorted((g for g in self._contraction.groups if self._area(g) < float("inf")), key=len)
+
+    def search(self, bound: Bound, *, time_limit_s: float) -> tuple[list[DivisionEstimate], list[DivisionEstimate]]:
+        """Estimates divisions and returns all of them, once by estimated value and once by lower bound, best first.
+
+        The divisions are made for groups of several lengths, by the pattern MILP, and by local search near the best of
+        these.
+
+        bound: the lower bound of the fused problem.
+        """
+        starts = [*self._by_length(), *self._of_milp(bound, time_limit_s), self.alone]
+        found = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
+        if found:
+            best = found[0]
+            for trial in found[1:]:
+                best = trial if trial[1].is_better(best[1]) else best
+            self._climb(*best)
+        known = [estimate for estimate in self._estimates.values() if estimate is not None]
+        by_value = sorted(known, key=lambda o: (o.late_s > SAME * o.value, o.value, o.num_fused, o.promise))
+        return by_value, sorted(known, key=lambda o: (o.promise, o.num_fused, o.value))
+
+    def division(self, groups: Iterable[Group]) -> Division:
+        """Returns the division with the groups, the group of every pinned job in any case, and all other jobs alone."""
+        pinned = [
+            frozenset((job.id, *job.options[job.running.option].jobs))
+            for job in self.problem.jobs
+            if job.running is not None and job.running.pinned_until_s > 0
+        ]
+        formed: list[Group] = []
+        for group in (*pinned, *groups):
+            if not any(group & other for other in formed):
+                formed.append(group)
+        grouped: frozenset[str] = frozenset().union(*formed)
+        return frozenset((*formed, *(frozenset((job.id,)) for job in self.problem.jobs if job.id not in grouped)))
+
+    def estimate(self, division: Division) -> DivisionEstimate | None:
+        """Estimates a division; returns None where its groups would wait for each other."""
+        signature = tuple(sorted(map(self._likeness, division)))
+        if signature not in self._estimates:
+            contracted = self._contraction.of(division)
+            self._estimates[signature] = None if contracted is None else self._judge(contracted, division)
+        return self._estimates[signature]
+
+    def _likeness(self, group: Group) -> int:
+        """Returns a number that identifies the class of similar groups."""
+        if group not in self._likenesses:
+            likeness = self._contraction.likeness(group)
+            self._likenesses[group] = self._numbers.setdefault(likeness, len(self._numbers))
+        return self._likenesses[group]
+
+    def _judge(self, contracted: Contracted, division: Division) -> DivisionEstimate:
+        problem = contracted.problem
+        bound = preemptive_bound(problem)
+        promise = value_bound(problem, bound, self.objective)
+        listed, (late_s, list_value, _) = None, (float("inf"),) * 3
+        for plan in simple_lists(problem, bound, self.objective):
+            found = rank(plan, problem, self.objective)
+            if listed is None or found[:2] < (late_s, list_value):
+                listed, (late_s, list_value, _) = plan, found
+        num_fused = sum(len(group) for group in division if len(group) > 1)
+        estimate = DivisionEstimate(division, contracted, listed, late_s, list_value, promise, list_value, num_fused)
+        if self.objective == "cost":
+            return replace(estimate, value=promise)
+        if self.objective == "makespan" and self.is_preemptive and list_value - promise > WORTH_S:
+            return replace(estimate, value=min(list_value, promise + problem.switch_cost_s))
+        return estimate
+
+    def _of_milp(self, bound: Bound, time_limit_s: float) -> Iterator[Division]:
+        """Yields the division of the pattern MILP's incumbent, if there is one."""
+        if 0 < bound.seconds < float("inf"):
+            model = PatternModel(self.problem, unit_s=bound.seconds, integral=Integral.GROUPS)
+            model.solve(time_limit_s=min(MILP_S, time_limit_s))
+            groups = model.chosen_groups()
+            if groups is not None:
+                yield self.division(groups)
+
+    def _by_length(self) -> Iterator[Division]:
+        """Yields divisions for some lengths, longest first: groups that take no longer and few device-seconds."""
+        lengths = sorted({o.whole_s for g in self._groups for o in self._contraction.options_of(g)}, reverse=True)
+        step = max(1.0, len(lengths) / MAX_LENGTHS)
+        for i in range(min(len(lengths), MAX_LENGTHS)):
+            names = [job.id for job in self.problem.jobs]
+            yield self.division(self._covering(names, within_s=lengths[int(i * step)]))
+
+    def _covering(
+        self, names: Collection[str], *, within_s: float = float("inf"), but: Group = frozenset()
+    ) -> set[Group]:
+        """Returns disjoint groups of these jobs that take few device-seconds.
+
+        From small to large, each group replaces those that it overlaps where that saves device-seconds.
+
+        but: a group that is not to be formed.
+        """
+        group_of = {name: frozenset((name,)) for name in names}
+        for group in self._groups:
+            if group == but or not group_of.keys() >= group:
+                continue
+            now = {group_of[name] for name in group}
+            left = frozenset().union(*now) - group
+            before = sum(self._area(other, within_s) for other in now)
+            after = self._area(group, within_s) + sum(self._area(frozenset((name,)), within_s) for name in left)
+            if after < before:
+                group_of |= {name: frozenset((name,)) for name in left} | dict.fromkeys(group, group)
+        return set(group_of.values())
+
+    def _area(self, group: Group, within_s: float = float("inf")) -> float:
+        """Returns the fewest device-seconds of a group; infinite where it takes longer than it may."""
+        one = self._contraction.as_one(group)
+        due_s = float("inf") if one.deadline_s is None else one.deadline_s - one.release_s
+        by_s = float("inf") if len(group) == 1 else min(within_s, due_s) * (1 + 1e-9)
+        return min((o.num_devices * o.whole_s for o in one.options if o.whole_s <= by_s), default=float("inf"))
+
+    def _climb(self, now: Division, estimate: DivisionEstimate) -> None:
+        """Forms or breaks up groups and regroups the jobs that this affects, as long as the estimate improves."""
+        left, is_better = min(MAX_JUDGED, JOBS_JUDGED // len(self.problem.jobs)), True
+        while is_better:
+            is_better = False
+            for group in self._groups:
+                for trial in self._moves(now, group):
+                    num_known = len(self._estimates)
+                    found = self.estimate(trial)
+                    left -= len(self._estimates) - num_known
+                    if left <= 0 or self._is_over():
+                        return
+                    if found is not None and found.is_better(estimate):
+                        now, estimate, is_better = trial, found, True
+                        break
+
+    def _moves(self, now: Division, group: Group) -> Iterator[Division]:
+        """Yields divisions with the group formed, or broken up if it exists.
+
+        The other jobs of the affected groups are first alone, then regrouped.
+        """
+        touched = [other for other in now if other & group]
+        names = frozenset().union(*touched)
+        others = [other for other in now if len(other) > 1 and not other & group]
+        formed = [] if group in now else [group]
+        yield self.division([*others, *formed])
+        rest = self._covering(names.difference(*formed), but=group)
+        yield self.division([*others, *formed, *(other for other in rest if len(other) > 1)])
+
+
+def value_bound(problem: Problem, bound: Bound, objective: str) -> float:
+    """Returns a lower bound on the objective of any plan."""
+    if objective == "cost":
+        return cost_bound(problem)
+    if objective == "weighted":
+        return max(weighted_bound(prices, problem) for prices in (by_area(problem), bound.certificate) if prices)
+    return bound.seconds
+
+
+def simple_lists(problem: Problem, bound: Bound, objective: str) -> Iterator[Plan]:
+    """Yields plans by simple rules, and list schedules of the options that are cheapest at the bound's prices."""
+    for baseline in BASELINES:
+        try:
+            yield baseline(problem)
+        except NoRoomError:
+            continue
+    certificate = bound.certificate or by_area(problem)
+    chosen = {job.id: _cheapest(job, certificate, problem.device_types) for job in problem.jobs}
+
+    def runtime_s(job: PlanningJob) -> float:
+        return job.options[chosen[job.id]].whole_s
+
+    def when_due(job: PlanningJob) -> tuple[float, float]:
+        return (float("inf") if job.deadline_s is None else job.deadline_s, -runtime_s(job))
+
+    orders = [sorted(problem.jobs, key=when_due)]
+    if objective == "weighted":
+        orders.append(sorted(problem.jobs, key=lambda job: runtime_s(job) / max(job.weight, 1e-9)))
+    for order in orders:
+        try:
+            choices = [(job.id, chosen[job.id]) for job in order]
+            segments = schedule(problem, choices, cheaply=objective == "cost")
+            yield Plan(problem.name, segments, method="list by the bound's prices")
+        except NoRoomError:
+            continue
+
+
+def _cheapest(job: PlanningJob, certificate: Certificate, kinds: Sequence[str]) -> int:
+    """Returns the index of the option with the cheapest seconds at the prices; of equal ones, the shortest.
+
+    kinds: the device types of the nodes.
+    """
+    own = certificate.job_prices.get(job.id, 0.0)
+
+    def cost(option: Option) -> tuple[float, float]:
+        types = (option.device_type,) if option.device_type else kinds
+        price = min(certificate.prices_of(kind).get(option.slot, 0.0) for kind in types)
+        return (option.num_nodes * price + own) * option.whole_s, option.whole_s
+
+    return min(range(len(job.options)), key=lambda k: cost(job.options[k]))

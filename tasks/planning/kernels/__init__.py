@@ -1,0 +1,1 @@
+"""Compiled inner loops (kernels) of the searches, and their compilation."""

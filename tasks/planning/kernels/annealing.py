@@ -1,0 +1,175 @@
+# Numba infers the types of arguments; annotations would only say "array" again.
+# ruff: noqa: ANN001, ANN201
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Kernels of plans without preemption: annealing over the sequence of jobs on each node and the option of each job."""
+
+import numpy as np
+
+from ringmaster.tasks.planning.kernels.compiled import kernel
+
+OPTION, ORDER, MOVE = 0.3, 0.5, 0.75  # upper limits of the random number for each kind of move; above: a swap
+
+
+@kernel
+def fill_node(sequence, count, option, need, length, size, head, free):
+    """Places a node's jobs in their order, each where it can start first; free[:size] are the ends of its devices.
+
+    Of the free devices, a gang takes those that became free last.
+
+    head: head[:size] are the times at which the devices become free at first, sorted.
+    """
+    free[:size] = head[:size]
+    for x in range(count):
+        o = option[sequence[x]]
+        s = need[o]
+        start = free[s - 1]
+        top = s  # free[:size] is sorted: those up to `top` are free at `start`
+        while top < size and free[top] <= start:
+            top += 1
+        # The last s of free[:top] are taken: the later entries shift down, and s equal ends are merged in after them.
+        end = start + length[o]
+        for v in range(top, size):
+            if free[v] >= end:
+                break
+            free[v - s] = free[v]
+            top += 1
+        for v in range(top - s, top):
+            free[v] = end
+
+
+@kernel
+def cost_of(free, size, target, spread):
+    """Returns the device time of a node beyond the target, plus `spread` times its total device time."""
+    beyond, used = 0.0, 0.0
+    for d in range(size):
+        used += free[d]
+        if free[d] > target:
+            beyond += free[d] - target
+    return beyond + spread * used
+
+
+@kernel
+def shift(row, x, y):
+    """Moves the entry at position x of a row to position y."""
+    j = row[x]
+    if x < y:
+        row[x:y] = row[x + 1 : y + 1].copy()
+    else:
+        row[y + 1 : x + 1] = row[y:x].copy()
+    row[y] = j
+
+
+@kernel
+def anneal(
+    first, last, need, length, kind, size, heads, sequences, counts, option, best_sequences, best_counts, best_option,
+    state, settings, begin, stop, steps, bound, seed,
+):  # fmt: skip
+    """Runs steps begin .. stop - 1 of `steps` of simulated annealing over (sequence of jobs per node, option per job).
+
+    The search minimizes the device time beyond a target, which itself stays just below the best makespan found. Times
+    are in units of `bound`.
+
+    first, last: the options of job j are first[j] .. last[j] - 1.
+    need, length: option o takes need[kind[v], o] devices of node v for length[o].
+    size, heads: size[v] devices of node v become free at heads[v] at first.
+    state: state[0] is the best makespan, which ends the search at `bound`; state[1] is the target.
+    settings: the initial temperature, the share of it that is left at the end, the weight of the device time used, the
+        distance of the target below the makespan, and whether no job may take an option longer than the target.
+    """
+    heat, cool, spread, below, is_strict = settings
+    longest = 1 if is_strict else 0
+    np.random.seed(seed + begin)
+    num_nodes, width = size.size, sequences.shape[1]
+    free, end, cost = np.zeros(size.max()), np.zeros(num_nodes), np.zeros(num_nodes)
+    row_a, row_b = np.zeros(width, np.int32), np.zeros(width, np.int32)
+    for v in range(num_nodes):
+        fill_node(sequences[v], counts[v], option, need[kind[v]], length, size[v], heads[v], free)
+        end[v], cost[v] = free[size[v] - 1], cost_of(free, size[v], state[1], spread)
+    worst, temperature = np.argmax(end), 0.0
+    for step in range(begin, stop):
+        if step % 1000 == 0 or step == begin:
+            temperature = heat * cool ** (step / steps)
+        a = worst if np.random.random() < 0.3 else np.random.randint(num_nodes)
+        if counts[a] == 0:
+            continue
+        x = np.random.randint(counts[a])
+        j, k, b, draw = sequences[a, x], -1, -1, np.random.random()
+        old_j, old_k, count_a, count_b = option[j], 0, counts[a], 0
+        new_j, new_k = old_j, 0
+        if draw < OPTION:
+            new_j = first[j] + np.random.randint(last[j] - first[j])
+            if new_j == old_j or need[kind[a], new_j] > size[a] or length[new_j] > state[longest]:
+                continue
+            row_a[:count_a] = sequences[a, :count_a]
+            if np.random.random() < 0.5:
+                shift(row_a, x, np.random.randint(count_a))
+        elif draw < ORDER or num_nodes == 1:
+            y = np.random.randint(count_a)
+            if x == y:
+                continue
+            row_a[:count_a] = sequences[a, :count_a]
+            if np.random.random() < 0.5:
+                row_a[x], row_a[y] = row_a[y], j
+            else:
+                shift(row_a, x, y)
+        else:
+            b = np.random.randint(num_nodes)
+            count_b = counts[b]
+            if a == b:
+                continue
+            is_free = np.random.random() < 0.3  # whether options change as well
+            if is_free or need[kind[b], old_j] > size[b]:
+                new_j = first[j] + np.random.randint(last[j] - first[j])
+            if need[kind[b], new_j] > size[b] or (new_j != old_j and length[new_j] > state[longest]):
+                continue
+            if draw < MOVE:
+                if count_b >= width:
+                    continue
+                row_a[:x], row_a[x : count_a - 1] = sequences[a, :x], sequences[a, x + 1 : count_a]
+                row_b[:count_b] = sequences[b, :count_b]
+                row_b[count_b] = j
+                count_a, count_b = count_a - 1, count_b + 1
+                shift(row_b, count_b - 1, np.random.randint(count_b))
+            else:  # swapped with a job of another node
+                if count_b == 0:
+                    continue
+                y = np.random.randint(count_b)
+                k = sequences[b, y]
+                old_k = new_k = option[k]
+                if is_free or need[kind[a], old_k] > size[a]:
+                    new_k = first[k] + np.random.randint(last[k] - first[k])
+                if need[kind[a], new_k] > size[a] or (new_k != old_k and length[new_k] > state[longest]):
+                    continue
+                row_a[:count_a], row_b[:count_b] = sequences[a, :count_a], sequences[b, :count_b]
+                row_a[x], row_b[y] = k, j
+        option[j] = new_j
+        if k >= 0:
+            option[k] = new_k
+        fill_node(row_a, count_a, option, need[kind[a]], length, size[a], heads[a], free)
+        end_a, cost_a, end_b, cost_b = free[size[a] - 1], cost_of(free, size[a], state[1], spread), 0.0, 0.0
+        more = cost_a - cost[a]
+        if b >= 0:
+            fill_node(row_b, count_b, option, need[kind[b]], length, size[b], heads[b], free)
+            end_b, cost_b = free[size[b] - 1], cost_of(free, size[b], state[1], spread)
+            more += cost_b - cost[b]
+        if more > 0 and np.random.random() >= np.exp(-more / temperature):
+            option[j] = old_j
+            if k >= 0:
+                option[k] = old_k
+            continue
+        end[a], cost[a], counts[a] = end_a, cost_a, count_a
+        sequences[a, :count_a] = row_a[:count_a]
+        if b >= 0:
+            end[b], cost[b], counts[b] = end_b, cost_b, count_b
+            sequences[b, :count_b] = row_b[:count_b]
+        worst = np.argmax(end)
+        if end[worst] < state[0] - 1e-12:
+            state[0] = end[worst]
+            best_sequences[:], best_counts[:], best_option[:] = sequences, counts, option
+            if state[0] <= bound:
+                break
+            if state[0] - below < state[1]:
+                state[1] = state[0] - below
+                for v in range(num_nodes):
+                    fill_node(sequences[v], counts[v], option, need[kind[v]], length, size[v], heads[v], free)
+                    cost[v] = cost_of(free, size[v], state[1], spread)

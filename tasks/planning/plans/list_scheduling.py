@@ -1,0 +1,226 @@
+"""List scheduling: places pieces of jobs, each with its option, one after another where they can start first."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ringmaster.tasks.planning.plans.plan import Segment
+from ringmaster.tasks.planning.problems.overheads import overhead_s
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+
+Gang = tuple[tuple[str, tuple[int, ...]], ...]
+Choice = tuple[str, int]  # a job's id and the index of its option
+Piece = tuple[str, int, float]  # a choice, and the share of the job that it does
+
+
+class NoRoomError(ValueError):
+    """A job fits on no node: the nodes that could hold it become unavailable before it would end."""
+
+
+class DeviceTimeline:
+    """Records until when each device is in use; gangs are only added after the existing ones."""
+
+    def __init__(self, problem: Problem) -> None:
+        sizes = [node.num_devices for node in problem.nodes]
+        self._nodes = problem.nodes
+        # Each row is sorted by time; a device that does not exist is never free.
+        self._free_s = np.full((len(sizes), max(sizes)), np.inf)
+        self._device = np.tile(np.arange(max(sizes)), (len(sizes), 1))
+        for v, size in enumerate(sizes):
+            self._free_s[v, :size] = 0.0
+        never = [node.available_until_s for node in problem.nodes]
+        self._until_s = np.array([np.inf if until_s is None else until_s for until_s in never])
+        self._price = np.array([node.price for node in problem.nodes])
+        self._is_uniform = len(problem.device_types) == 1 and not any(node.host_memory_bytes for node in problem.nodes)
+        self._memory: list[list[tuple[float, float, int]]] = [[] for _ in sizes]
+
+    def earliest(
+        self,
+        option: Option,
+        ready_s: float = 0.0,
+        *,
+        length_s: float | None = None,
+        cheaply_by_s: float | None = None,
+    ) -> tuple[float, list[int]]:
+        """Returns the earliest start from `ready_s` at which the gang fits, and its nodes.
+
+        Of several nodes, the one that idles least before the start is taken.
+
+        length_s: seconds for which the gang must fit; None for those of the whole job.
+        cheaply_by_s: take the cheapest nodes instead, where the job then still ends by that time.
+
+        Raises NoRoomError where the gang fits nowhere.
+        """
+        whole_s = option.whole_s if length_s is None else length_s
+        starts = np.maximum(self._free_s[:, option.slot - 1], ready_s)
+        if not self._is_uniform:
+            for v, node in enumerate(self._nodes):
+                starts[v] = self._with_memory(option, v, starts[v], whole_s) if option.runs_on(node) else np.inf
+        starts[starts + whole_s > self._until_s] = np.inf
+        if option.num_nodes > 1 or cheaply_by_s is not None:
+            keys = (np.arange(len(starts)), starts)
+            if cheaply_by_s is not None:
+                too_late = (starts + whole_s > cheaply_by_s) | np.isinf(starts)  # infinite start: the node is too small
+                keys = (starts, np.where(too_late, np.inf, self._price), too_late)  # type: ignore[assignment]
+            chosen = np.lexsort(keys)[: option.num_nodes]
+            start_s = float(starts[chosen].max())
+            if not np.isfinite(start_s) or any(
+                self._with_memory(option, int(v), start_s, whole_s) > start_s or start_s + whole_s > self._until_s[v]
+                for v in chosen
+            ):
+                raise NoRoomError(f"no {option.num_nodes} node(s) hold {option.slot} devices for {whole_s} s")
+            return start_s, [int(v) for v in chosen]
+        start_s = float(starts.min())
+        if not np.isfinite(start_s):
+            raise NoRoomError(f"no node holds {option.slot} devices for {whole_s} s")
+        ties = np.flatnonzero(starts == start_s)
+        if len(ties) > 1:
+            idle_s = np.maximum(start_s - self._free_s[ties], 0.0).sum(axis=1)
+            return start_s, [int(ties[idle_s.argmin()])]
+        return start_s, [int(ties[0])]
+
+    def earliest_on(self, option: Option, node: int) -> float:
+        """Returns the earliest start of the gang on one given node."""
+        return float(self._free_s[node, option.slot - 1])
+
+    def take(self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None) -> Gang:
+        """Reserves a gang from `start_s` for `length_s` seconds, on the devices that became free last.
+
+        length_s: None for all of the option's seconds.
+        """
+        gang, end_s = [], start_s + (option.whole_s if length_s is None else length_s)
+        for v in nodes:
+            free_s, device = self._free_s[v], self._device[v]
+            top = int(np.searchsorted(free_s, start_s, side="right"))
+            ids = tuple(sorted(int(d) for d in device[top - option.slot : top]))
+            free_s[top - option.slot : top] = end_s
+            gang.append(self._held(option, v, start_s, end_s, ids))
+        return tuple(gang)
+
+    def hold(self, option: Option, devices: Gang, length_s: float) -> None:
+        """Reserves given devices from time 0, for a job that runs there already. Nothing else may be on them yet.
+
+        Raises NoRoomError where the devices become unavailable before the end.
+        """
+        index = {node.id: v for v, node in enumerate(self._nodes)}
+        for name, ids in devices:
+            v = index[name]
+            if length_s > self._until_s[v]:
+                raise NoRoomError(f"what runs on node {name} for {length_s} s cannot go on there")
+            self._free_s[v][np.isin(self._device[v], ids)] = length_s
+            self._held(option, v, 0.0, length_s, ids)
+
+    def _held(
+        self, option: Option, v: int, start_s: float, end_s: float, ids: tuple[int, ...]
+    ) -> tuple[str, tuple[int, ...]]:
+        order = np.argsort(self._free_s[v], kind="stable")
+        self._free_s[v], self._device[v] = self._free_s[v][order], self._device[v][order]
+        if option.host_memory_bytes and self._nodes[v].host_memory_bytes is not None:
+            self._memory[v].append((start_s, end_s, option.host_memory_bytes))
+        return self._nodes[v].id, ids
+
+    def _with_memory(self, option: Option, v: int, start_s: float, length_s: float) -> float:
+        """Returns the earliest start from `start_s` at which the node has host memory for the option's run."""
+        limit = self._nodes[v].host_memory_bytes
+        if limit is None or not option.host_memory_bytes:
+            return start_s
+        for candidate_s in [start_s, *sorted(end for _, end, _ in self._memory[v] if end > start_s)]:
+            beside = [row for row in self._memory[v] if row[1] > candidate_s and row[0] < candidate_s + length_s]
+            if sum(row[2] for row in beside) + option.host_memory_bytes <= limit:
+                return candidate_s
+        return np.inf
+
+
+def schedule(problem: Problem, choices: Sequence[Choice], *, cheaply: bool = False) -> tuple[Segment, ...]:
+    """Schedules one segment per job, in the order of `choices`.
+
+    A job that waits for others is placed after them. A job that is pinned under another option than the chosen one
+    first continues under its own.
+
+    cheaply: prefer cheap nodes to an early start, as far as deadlines allow.
+
+    Raises NoRoomError where a job fits nowhere.
+    """
+    jobs = {job.id: job for job in problem.jobs}
+    pieces = (
+        piece for job_id, k in after_respected(choices, jobs) for piece in _pinned_first(problem, jobs[job_id], k)
+    )
+    return schedule_pieces(problem, list(pieces), cheaply=cheaply)
+
+
+def schedule_pieces(problem: Problem, pieces: Sequence[Piece], *, cheaply: bool = False) -> tuple[Segment, ...]:
+    """Schedules one segment per piece, in the given order.
+
+    A job's pieces run one after another, after the jobs that it waits for. A job whose first piece has the option that
+    the job is running continues on its devices. Raises NoRoomError where a piece fits nowhere.
+
+    cheaply: as in `schedule`.
+    """
+    jobs, timeline, segments = {job.id: job for job in problem.jobs}, DeviceTimeline(problem), []
+    firsts, lasts = dict[str, int](), dict[str, int]()
+    for i, (job_id, _, _) in enumerate(pieces):
+        firsts.setdefault(job_id, i)
+        lasts[job_id] = i
+    going_on = [i for i in firsts.values() if _goes_on(jobs[pieces[i][0]], pieces[i][1])]
+    ends: dict[str, float] = {}
+    for i in [*going_on, *(i for i in range(len(pieces)) if i not in set(going_on))]:
+        job_id, k, share = pieces[i]
+        job = jobs[job_id]
+        option, is_first = job.options[k], firsts[job_id] == i
+        paid_s = overhead_s(
+            problem, job, option, is_first=is_first, is_last=lasts[job_id] == i, continues=is_first and _goes_on(job, k)
+        )
+        length_s = paid_s + share * option.runtime_s
+        if is_first and job.running is not None and k == job.running.option:
+            start_s, gang = 0.0, job.running.devices
+            timeline.hold(option, gang, length_s)
+        else:
+            waits = (ends[other] for other in job.after) if is_first else (ends[job_id],)
+            by_s = (np.inf if job.deadline_s is None else job.deadline_s) if cheaply else None
+            start_s, nodes = timeline.earliest(
+                option, max([job.release_s, *waits]), length_s=length_s, cheaply_by_s=by_s
+            )
+            gang = timeline.take(option, start_s, nodes, length_s)
+        ends[job_id] = start_s + length_s
+        segments.append(Segment(job_id, k, start_s, ends[job_id], share, paid_s, gang))
+    return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
+
+
+def _goes_on(job: PlanningJob, option: int) -> bool:
+    return job.running is not None and option == job.running.option
+
+
+def _pinned_first(problem: Problem, job: PlanningJob, option: int) -> Iterable[Piece]:
+    """Returns a job as one piece under an option, after the piece that a pinned job must still run where it is."""
+    if job.running is None or option == job.running.option or not job.running.pinned_until_s:
+        return [(job.id, option, 1.0)]
+    now = job.options[job.running.option]
+    share = (job.running.pinned_until_s - now.save_s) / now.runtime_s
+    if share >= 1.0:
+        return [(job.id, job.running.option, 1.0)]
+    share = max(0.0, share)
+    return [(job.id, job.running.option, share), (job.id, option, 1.0 - share)]
+
+
+def after_respected(choices: Sequence[Choice], jobs: Mapping[str, PlanningJob]) -> list[Choice]:
+    """Returns the choices in the same order, except that each job is after those that it waits for."""
+    option_of, placed = dict(choices), dict[str, int]()
+
+    def place(job_id: str) -> None:
+        waiting = [job_id]
+        while waiting:
+            missing = [other for other in jobs[waiting[-1]].after if other not in placed]
+            if missing:
+                waiting.extend(missing)
+            else:
+                last = waiting.pop()
+                placed.setdefault(last, option_of[last])
+
+    for job_id, _ in choices:
+        place(job_id)
+    return list(placed.items())
+
+
+def makespan_s(segments: Sequence[Segment]) -> float:
+    """Returns the end of the last segment."""
+    return max(segment.end_s for segment in segments)

@@ -1,0 +1,262 @@
+"""Optimal times for a plan with given gangs and order: a linear program that is exact in all overheads.
+
+The *structure* of a plan is the set of its segments, their devices, and their order on each device and within each job.
+Searches choose a structure with approximate times; the linear program then decides the length of each segment.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ringmaster.tasks.planning.plans.plan import Segment
+from ringmaster.tasks.planning.problems.overheads import overhead_s
+from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
+
+LATE = 1e3  # weight of a second of lateness, in seconds of the objective
+TRIFLE = 1e-6  # weight of early ends, which break ties
+
+
+def retimed(
+    problem: Problem, segments: Sequence[Segment], *, objective: str = "makespan", least_s: float = 0.0
+) -> tuple[Segment, ...] | None:
+    """Returns the segments in the same order, on the same devices, with the best times for the objective.
+
+        min T  (or sum weight end, or sum price devices seconds)  +  LATE lateness  +  TRIFLE ends
+        work       sum_i (end_i - start_i - overhead_i) / runtime_i = 1           over the segments i of each job
+        order      start_k >= end_i         where k follows i on a device, of a job, by `after`, in a full host memory
+        length     end_i - start_i >= overhead_i, and >= least_s for jobs with several segments
+        windows    start >= release, end <= deadline + late, end <= the node's last second, end <= T
+
+    Of the given times, only the order matters. Returns None where no times satisfy all constraints.
+    """
+    structure = _Structure.of(problem, segments, least_s)
+    if not structure.keeps_pinned:
+        return None
+    lengths_s = structure.best_lengths_s(objective)
+    return None if lengths_s is None else structure.with_lengths(lengths_s)
+
+
+def with_fewer(
+    problem: Problem,
+    segments: tuple[Segment, ...],
+    *,
+    objective: str,
+    least_s: float,
+    worth: float,
+    num_trials: int = 40,
+) -> tuple[Segment, ...]:
+    """Returns the retimed segments without those that gain less than `worth`, a share of the objective.
+
+    Candidates are tried in the order of their device-seconds, smallest first.
+    """
+    from ringmaster.tasks.planning.plans.local_search import value
+
+    tried: set[tuple[str, int]] = set()
+    for _ in range(num_trials):
+        several = [s for s in segments if sum(other.job == s.job for other in segments) > 1]
+        several = [s for s in several if (s.job, s.option) not in tried]
+        if not several:
+            break
+        least = min(several, key=lambda s: (s.duration_s * sum(len(ids) for _, ids in s.devices), s.job, s.start_s))
+        tried.add((least.job, least.option))
+        found = retimed(problem, [s for s in segments if s is not least], objective=objective, least_s=least_s)
+        if found is None:
+            continue
+        late_s, reached = value(found, problem, objective)
+        late_before_s, before = value(segments, problem, objective)
+        if late_s <= late_before_s and reached <= before * (1 + worth):
+            segments = found
+    return segments
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """Segments by start, with the overhead and minimum length of each, and the order as pairs (before, after)."""
+
+    problem: Problem
+    jobs: dict[str, PlanningJob]
+    segments: tuple[Segment, ...]
+    paid_s: tuple[float, ...]
+    least_s: tuple[float, ...]
+    held_at_0: tuple[bool, ...]
+    of_job: dict[str, list[int]]
+    follows: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, problem: Problem, segments: Sequence[Segment], least_s: float) -> "_Structure":
+        """Builds the structure of a plan; segments that continue without a pause are joined."""
+        rows, jobs = _joined(segments), {job.id: job for job in problem.jobs}
+        of_job: dict[str, list[int]] = {job_id: [] for job_id in jobs}
+        for i, row in enumerate(rows):
+            of_job[row.job].append(i)
+        paid_s, least, held = [0.0] * len(rows), [0.0] * len(rows), [False] * len(rows)
+        for job in problem.jobs:
+            mine = of_job[job.id]
+            for i in mine:
+                held[i] = i == mine[0] and job.goes_on(rows[i].option, rows[i].start_s, rows[i].devices)
+                paid_s[i] = overhead_s(
+                    problem,
+                    job,
+                    job.options[rows[i].option],
+                    is_first=i == mine[0],
+                    is_last=i == mine[-1],
+                    continues=held[i],
+                )
+                least[i] = max(paid_s[i], least_s if len(mine) > 1 else 0.0)
+                if held[i] and len(mine) > 1 and job.running is not None:
+                    least[i] = max(least[i], job.running.pinned_until_s)
+        follows = tuple(sorted(set(_followers(problem, rows, of_job))))
+        return cls(problem, jobs, rows, tuple(paid_s), tuple(least), tuple(held), of_job, follows)
+
+    @property
+    def keeps_pinned(self) -> bool:
+        """Whether every pinned job continues what it is running."""
+        return all(
+            self.held_at_0[self.of_job[job_id][0]]
+            for job_id, job in self.jobs.items()
+            if job.running is not None and job.running.pinned_until_s > 0.0
+        )
+
+    def best_lengths_s(self, objective: str) -> list[float] | None:
+        """Returns the lengths of the segments in an optimum of the linear program; None where there is none."""
+        import highspy
+
+        num, infinity = len(self.segments), highspy.kHighsInf
+        unit_s = max(sum(self.paid_s), *(self._runtime_s(i) for i in range(num)))
+        unit_s = max(max(s.end_s for s in self.segments), unit_s / num)
+        # Columns: start of each segment, length of each segment, the last end, lateness of each job.
+        last, late = 2 * num, {job_id: 2 * num + 1 + j for j, job_id in enumerate(self.jobs)}
+        rows: list[tuple[float, float, list[tuple[int, float]]]] = []
+        for job_id, job in self.jobs.items():
+            mine = self.of_job[job_id]
+            owed = 1.0 + sum(self.paid_s[i] / self._runtime_s(i) for i in mine)
+            fastest_s = min(self._runtime_s(i) for i in mine)
+            row = [(num + i, fastest_s / self._runtime_s(i)) for i in mine]
+            rows.append((owed * fastest_s / unit_s, owed * fastest_s / unit_s, row))
+            if job.deadline_s is not None:
+                rows.append((-infinity, job.deadline_s / unit_s, [*_end(mine[-1], num), (late[job_id], -1.0)]))
+        for i, k in self.follows:
+            rows.append((0.0, infinity, [(k, 1.0), (i, -1.0), (num + i, -1.0)]))
+        nodes = {node.id: node for node in self.problem.nodes}
+        for i, segment in enumerate(self.segments):
+            rows.append((0.0, infinity, [(last, 1.0), (i, -1.0), (num + i, -1.0)]))
+            untils = [u for v, _ in segment.devices if (u := nodes[v].available_until_s) is not None]
+            if untils:
+                rows.append((-infinity, min(untils) / unit_s, _end(i, num)))
+        cost = np.zeros(2 * num + 1 + len(self.jobs))
+        cost[last], cost[last + 1 :] = 1.0 if objective == "makespan" else 10 * TRIFLE, LATE
+        cost[: 2 * num] += TRIFLE / num
+        if objective == "weighted":
+            for job_id, job in self.jobs.items():
+                i = self.of_job[job_id][-1]
+                cost[[i, num + i]] += job.weight / len(self.jobs)
+        elif objective == "cost":
+            prices = [sum(nodes[v].price * len(ids) for v, ids in s.devices) for s in self.segments]
+            cost[num : 2 * num] += np.array(prices) / (max(prices) or 1.0)
+        lower, upper = np.zeros(cost.size), np.full(cost.size, infinity)
+        lower[num : 2 * num] = np.array(self.least_s) / unit_s
+        for i, segment in enumerate(self.segments):
+            lower[i] = self.jobs[segment.job].release_s / unit_s
+            if self.held_at_0[i]:
+                upper[i] = 0.0
+        found = _solved(cost, lower, upper, rows)
+        return None if found is None else [float(x) * unit_s for x in found[num : 2 * num]]
+
+    def with_lengths(self, lengths_s: Sequence[float]) -> tuple[Segment, ...]:
+        """Returns segments of about those lengths, each as early as the order allows.
+
+        The segments of a job do exactly its whole work. This step removes the solver's tolerance: the shares of a job
+        are scaled to 1, and starts follow from ends.
+        """
+        share = np.zeros(len(self.segments))
+        for mine in self.of_job.values():
+            done = [max(0.0, (lengths_s[i] - self.paid_s[i]) / self._runtime_s(i)) for i in mine]
+            for i, work in zip(mine, done, strict=True):
+                share[i] = work / sum(done) if sum(done) else 1.0 / len(mine)
+        before: dict[int, list[int]] = {}
+        for i, k in self.follows:
+            before.setdefault(k, []).append(i)
+        ends_s, found = [0.0] * len(self.segments), []
+        for i, segment in enumerate(self.segments):
+            release_s = self.jobs[segment.job].release_s
+            start_s = max([release_s, *(ends_s[k] for k in before.get(i, []))])
+            ends_s[i] = start_s + self.paid_s[i] + float(share[i]) * self._runtime_s(i)
+            found.append(
+                replace(segment, start_s=start_s, end_s=ends_s[i], work=float(share[i]), overhead_s=self.paid_s[i])
+            )
+        return tuple(sorted(found, key=lambda s: (s.start_s, s.job)))
+
+    def _runtime_s(self, i: int) -> float:
+        segment = self.segments[i]
+        return self.jobs[segment.job].options[segment.option].runtime_s
+
+
+def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Returns the segments by start; a segment that continues the job's previous one is joined to it."""
+    rows: list[Segment] = []
+    newest: dict[str, int] = {}
+    for segment in sorted(segments, key=lambda s: (s.start_s, s.end_s, s.job)):
+        i = newest.get(segment.job)
+        if i is not None:
+            a = rows[i]
+            if a.option == segment.option and set(a.devices) == set(segment.devices) and segment.start_s <= a.end_s:
+                rows[i] = replace(a, end_s=segment.end_s)
+                continue
+        newest[segment.job] = len(rows)
+        rows.append(segment)
+    return tuple(rows)
+
+
+def _followers(problem: Problem, rows: Sequence[Segment], of_job: dict[str, list[int]]) -> Iterator[tuple[int, int]]:
+    """Yields pairs of segments of which the second waits for the end of the first."""
+    newest: dict[tuple[str, int], int] = {}
+    for i, row in enumerate(rows):
+        for v, ids in row.devices:
+            for device in ids:
+                if (v, device) in newest:
+                    yield newest[v, device], i
+                newest[v, device] = i
+    for mine in of_job.values():
+        yield from pairwise(mine)
+    for job in problem.jobs:
+        yield from ((of_job[other][-1], of_job[job.id][0]) for other in job.after)
+    jobs = {job.id: job for job in problem.jobs}
+    full = {node.id for node in problem.nodes if node.host_memory_bytes is not None}
+    for v in sorted(full):
+        here = [i for i, row in enumerate(rows) if any(name == v for name, _ in row.devices)]
+        here = [i for i in here if jobs[rows[i].job].options[rows[i].option].host_memory_bytes]
+        for i in here:
+            yield from ((i, k) for k in here if rows[k].start_s >= rows[i].end_s and k > i)
+
+
+def _end(i: int, num: int) -> list[tuple[int, float]]:
+    return [(i, 1.0), (num + i, 1.0)]
+
+
+def _solved(
+    cost: Any, lower: Any, upper: Any, rows: Sequence[tuple[float, float, list[tuple[int, float]]]]
+) -> Any | None:
+    """Returns an optimum of min cost x, lower <= x <= upper, rows of (lower, upper, coefficients); None without one."""
+    import highspy
+
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = cost.size, len(rows)
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
+    lp.row_lower_ = np.array([row[0] for row in rows])
+    lp.row_upper_ = np.array([row[1] for row in rows])
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.cumsum([0, *(len(row[2]) for row in rows)], dtype=np.int32)
+    lp.a_matrix_.index_ = np.array([column for row in rows for column, _ in row[2]], dtype=np.int32)
+    lp.a_matrix_.value_ = np.array([x for row in rows for _, x in row[2]])
+    highs = highspy.Highs()
+    settings = (("output_flag", False), ("threads", 1), ("random_seed", 0), ("primal_feasibility_tolerance", 1e-9))
+    for name, setting in settings:
+        highs.setOptionValue(name, setting)
+    highs.passModel(lp)
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    return highs.getSolution().col_value

@@ -1,0 +1,237 @@
+"""Independent verifier of plans and certificates, which uses no solver and only the standard library.
+
+Apart from the arithmetic of `bounds.certificates` and `bounds.counting`, it shares no code with the planner, so that it
+finds the planner's mistakes.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
+from ringmaster.tasks.planning.plans.plan import Plan, Segment
+from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+
+
+def verify(plan: Plan, problem: Problem) -> list[str]:
+    """Returns the faults of a plan as messages; an empty list means a valid plan whose bound and certificate hold.
+
+    The segments of a job are those that do its work, including segments of other jobs whose option trains it.
+
+    1. Work: a segment does (end - start - overhead) / runtime of its job and of all others that its option trains; a
+       job's segments do all of it, exactly once.
+    2. Overhead: a segment that does not continue the previous one (no pause, same option, same devices) pays its
+       option's start-up, and the switch cost unless it is the job's first. A segment that is not continued pays a save,
+       and the job's last segment an evaluation. The first segment of a job that has started also pays the switch cost;
+       if it continues at time 0 what its job is running, it pays neither switch cost nor start-up. A pinned job
+       continues unchanged until its pin ends or it is done.
+    3. Gangs: a gang has the option's size, number of nodes and device type, on devices that exist and are still
+       available. No device serves two segments at a time, and the host memory of a node suffices for all gangs on it.
+    4. Order: a job's segments do not overlap, start after its release and after the end of every job that it waits for,
+       and end by its deadline.
+    5. Bounds: the lower bound is not above the makespan, and the certificate proves it; likewise for the objective.
+    """
+    jobs = {job.id: job for job in problem.jobs}
+    tolerance_s = min(0.01, 1e-6 * abs(plan.makespan_s) + 1e-9) if math.isfinite(plan.makespan_s) else 0.0
+    faults: list[str] = []
+    by_job: dict[str, list[Segment]] = {job_id: [] for job_id in jobs}
+    by_device: dict[tuple[str, int], list[Segment]] = {}
+    for i, segment in enumerate(plan.segments):
+        place = f"segment {i} (job {segment.job})"
+        fault = _unreadable(segment, jobs)
+        if fault:
+            faults.append(f"{place}: {fault}")
+            continue
+        option = jobs[segment.job].options[segment.option]
+        faults += [f"{place}: {fault}" for fault in _segment_faults(segment, option, problem, tolerance_s)]
+        for job_id in (segment.job, *option.jobs):
+            by_job[job_id].append(segment)
+        for node, ids in segment.devices:
+            for device in ids:
+                by_device.setdefault((node, device), []).append(segment)
+    for (node, device), uses in by_device.items():
+        for a, b in pairwise(sorted(uses, key=lambda s: (s.start_s, s.end_s))):
+            if b.start_s < a.end_s - tolerance_s:
+                faults.append(f"device {node}:{device} serves {a.job} and {b.job} at {b.start_s}")
+    for job in problem.jobs:
+        faults += _job_faults(job, by_job, jobs, problem.switch_cost_s, tolerance_s)
+    faults += _memory_faults(plan, problem, tolerance_s) if not faults else []
+    is_readable = all(_unreadable(segment, jobs) is None for segment in plan.segments)
+    return faults + list(_bound_faults(plan, problem, is_readable=is_readable))
+
+
+def objective_value(plan: Plan, problem: Problem, objective: str) -> float:
+    """Returns a plan's makespan, its sum of weight x end (`weighted`), or the price of its devices (`cost`)."""
+    if objective == "weighted":
+        ends: dict[str, float] = {}
+        carried = {job.id: [option.jobs for option in job.options] for job in problem.jobs}
+        for segment in plan.segments:
+            for job_id in (segment.job, *carried[segment.job][segment.option]):
+                ends[job_id] = max(segment.end_s, ends.get(job_id, 0.0))
+        return sum(job.weight * ends.get(job.id, 0.0) for job in problem.jobs)
+    if objective == "cost":
+        price = {node.id: node.price for node in problem.nodes}
+        held = ((s.end_s - s.start_s, node, len(ids)) for s in plan.segments for node, ids in s.devices)
+        return sum(seconds * count * price.get(node, 0.0) for seconds, node, count in held)
+    return plan.makespan_s
+
+
+def _unreadable(segment: Segment, jobs: Mapping[str, PlanningJob]) -> str | None:
+    if segment.job not in jobs:
+        return "no such job"
+    if not isinstance(segment.option, int) or not 0 <= segment.option < len(jobs[segment.job].options):
+        return f"no such option: {segment.option!r}"
+    numbers = (segment.start_s, segment.end_s, segment.work, segment.overhead_s)
+    if not all(math.isfinite(number) for number in numbers):
+        return "a number is not finite"
+    return None
+
+
+def _segment_faults(segment: Segment, option: Option, problem: Problem, tolerance_s: float) -> Iterator[str]:
+    if segment.start_s < -tolerance_s or segment.end_s < segment.start_s - tolerance_s:
+        yield f"impossible times {segment.start_s} to {segment.end_s}"
+    if segment.overhead_s < 0 or segment.work < -1e-9:
+        yield "negative overhead or work"
+    work = (segment.end_s - segment.start_s - segment.overhead_s) / option.runtime_s
+    if abs(work - segment.work) * option.runtime_s > tolerance_s:
+        yield f"claims work {segment.work}, its time gives {work}"
+    nodes = {node.id: node for node in problem.nodes}
+    if len({node for node, _ in segment.devices}) != len(segment.devices):
+        yield "names a node twice"
+    if len(segment.devices) != option.num_nodes:
+        yield f"is on {len(segment.devices)} nodes, its option says {option.num_nodes}"
+    for node, ids in segment.devices:
+        if len(ids) != option.slot or len(set(ids)) != len(ids):
+            yield f"has devices {ids} on node {node}, its option takes {option.slot} there"
+        if node not in nodes or not all(0 <= device < nodes[node].num_devices for device in ids):
+            yield f"is on a device that does not exist: {node}:{ids}"
+            continue
+        if option.device_type not in ("", nodes[node].device_type):
+            yield f"is on {node}, whose devices are {nodes[node].device_type!r}, not {option.device_type!r}"
+        until_s = nodes[node].available_until_s
+        if until_s is not None and segment.end_s > until_s + tolerance_s:
+            yield f"ends at {segment.end_s}, but node {node} goes away at {until_s}"
+
+
+def _memory_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator[str]:
+    for node in problem.nodes:
+        if node.host_memory_bytes is None:
+            continue
+        here = [
+            (s.start_s, s.end_s, problem.job(s.job).options[s.option].host_memory_bytes)
+            for s in plan.segments
+            if any(name == node.id for name, _ in s.devices)
+        ]
+        for now_s, _, _ in here:
+            used = sum(size for a, b, size in here if a <= now_s + tolerance_s and b > now_s + 2 * tolerance_s)
+            if used > node.host_memory_bytes:
+                yield f"node {node.id}: gangs take {used} bytes of {node.host_memory_bytes} at {now_s}"
+
+
+def _job_faults(
+    job: PlanningJob,
+    by_job: Mapping[str, list[Segment]],
+    jobs: Mapping[str, PlanningJob],
+    switch_cost_s: float,
+    tolerance_s: float,
+) -> Iterator[str]:
+    """Yields faults of the segments that do a job's work: its own, and those of options that train it too."""
+    mine = sorted(by_job[job.id], key=lambda s: (s.start_s, s.end_s))
+    done = sum(segment.work for segment in mine)
+    if not abs(done - 1) <= 1e-6:
+        yield f"job {job.id}: work {done:.9f} of 1"
+    for a, b in pairwise(mine):
+        if b.start_s < a.end_s - tolerance_s:
+            yield f"job {job.id}: its segments overlap at {b.start_s}"
+    if not mine:
+        return
+    yield from _overhead_faults(job, mine, jobs, switch_cost_s, tolerance_s)
+    yield from _pin_faults(job, mine, tolerance_s)
+    if mine[0].start_s < job.release_s - tolerance_s:
+        yield f"job {job.id}: starts at {mine[0].start_s}, before its release at {job.release_s}"
+    if job.deadline_s is not None and mine[-1].end_s > job.deadline_s + tolerance_s:
+        yield f"job {job.id}: ends at {mine[-1].end_s}, after its deadline at {job.deadline_s}"
+    for other in job.after:
+        ended_s = max((segment.end_s for segment in by_job[other]), default=0.0)
+        if mine[0].start_s < ended_s - tolerance_s:
+            yield f"job {job.id}: starts at {mine[0].start_s}, but waits for {other}, which ends at {ended_s}"
+
+
+def _overhead_faults(
+    job: PlanningJob,
+    mine: Sequence[Segment],
+    jobs: Mapping[str, PlanningJob],
+    switch_cost_s: float,
+    tolerance_s: float,
+) -> Iterator[str]:
+    """Yields a fault for each segment of a job, in order, that pays less than it owes."""
+    goes_on = [_is_running(mine[0], jobs[mine[0].job], tolerance_s)]
+    goes_on += [
+        (a.job, a.option, _gang(a)) == (b.job, b.option, _gang(b)) and abs(b.start_s - a.end_s) <= tolerance_s
+        for a, b in pairwise(mine)
+    ]
+    for k, segment in enumerate(mine):
+        option, is_last = jobs[segment.job].options[segment.option], k == len(mine) - 1
+        has_state = k > 0 or job.started
+        owed_s = 0.0 if goes_on[k] else option.startup_s + (switch_cost_s if has_state else 0.0)
+        owed_s += option.save_s if is_last or not goes_on[k + 1] else 0.0
+        owed_s += option.evaluate_s if is_last else 0.0
+        if segment.overhead_s < owed_s * (1 - 1e-9):
+            verb = "switches" if has_state and not goes_on[k] else "runs"
+            yield f"job {job.id}: {verb} at {segment.start_s} but pays {segment.overhead_s} of {owed_s}"
+
+
+def _pin_faults(job: PlanningJob, mine: Sequence[Segment], tolerance_s: float) -> Iterator[str]:
+    """Yields a fault if a pinned job does not continue as it ran, or not for long enough."""
+    running = job.running
+    if running is None or running.pinned_until_s <= tolerance_s:
+        return
+    if mine[0].job != job.id or not _is_running(mine[0], job, tolerance_s):
+        yield f"job {job.id}: is pinned, but does not go on with what it is running"
+        return
+    ended_s, done = 0.0, 0.0
+    for segment in mine:
+        same = (segment.job, segment.option, _gang(segment)) == (job.id, running.option, running.gang)
+        if not same or segment.start_s > ended_s + tolerance_s:
+            break
+        ended_s, done = segment.end_s, done + segment.work
+    if ended_s < running.pinned_until_s - tolerance_s and done < 1 - 1e-6:
+        yield f"job {job.id}: is pinned until {running.pinned_until_s}, but stops at {ended_s}"
+
+
+def _is_running(segment: Segment, owner: PlanningJob, tolerance_s: float) -> bool:
+    """Whether a segment continues at time 0 what its owner is running."""
+    running = owner.running
+    if running is None or abs(segment.start_s) > tolerance_s:
+        return False
+    return (segment.option, _gang(segment)) == (running.option, running.gang)
+
+
+def _gang(segment: Segment) -> frozenset[tuple[str, int]]:
+    return frozenset((node, device) for node, ids in segment.devices for device in ids)
+
+
+def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterator[str]:
+    bound_s, makespan_s = plan.lower_bound_s, plan.makespan_s
+    if bound_s is not None and not bound_s <= makespan_s * (1 + 1e-6):
+        yield f"lower bound {bound_s} above the makespan {makespan_s}"
+    if plan.value is not None and is_readable:
+        found = objective_value(plan, problem, plan.objective)
+        if abs(found - plan.value) > 1e-6 * max(1.0, abs(found)):
+            yield f"{plan.objective} {plan.value} claimed, {found} found"
+        if plan.value_bound is not None and plan.value_bound > found * (1 + 1e-6):
+            yield f"bound {plan.value_bound} on {plan.objective} above {found}"
+    if plan.proof == COUNTING and bound_s is not None and not bound_s <= counted_bound_s(problem) * (1 + 1e-6):
+        yield f"lower bound {bound_s} claimed, {COUNTING} proves {counted_bound_s(problem)}"
+    if plan.certificate is None:
+        return
+    try:
+        proved_s = certified_bound(plan.certificate, problem)
+    except ValueError as error:
+        yield f"certificate: {error}"
+        return
+    if not proved_s <= makespan_s * (1 + 1e-6):
+        yield f"certificate proves {proved_s}, above the makespan {makespan_s}"
+    if bound_s is not None and not bound_s <= proved_s * (1 + 1e-6):
+        yield f"lower bound {bound_s} claimed, the certificate proves {proved_s}"

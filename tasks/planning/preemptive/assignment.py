@@ -1,0 +1,200 @@
+# Numba infers the types of arguments; annotations would only say "array" again.
+# ruff: noqa: ANN001, ANN201
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Assigns jobs to groups of nodes: annealing on the exact values of the groups' plans.
+
+The arrays are those of `packing` and `sequences`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ringmaster.tasks.planning.kernels.compiled import kernel
+from ringmaster.tasks.planning.kernels.packing import OptionTable
+from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.preemptive.polish import polish
+from ringmaster.tasks.planning.preemptive.sequences import of_group
+
+DRAWS = 200  # limit of random draws per trial: most are rejected by their prices
+
+
+class GroupArrays(NamedTuple):
+    """The groups of nodes as arrays.
+
+    kinds: kinds[g] is the kind of the group's nodes.
+    layouts: layouts[g] are the numbers of devices of its nodes, 0 where there is none.
+    worth: worth[g] is its worth per unit of time at the certificate's prices.
+    cost: cost[v, j] is what job j costs on nodes of kind v.
+    own: own[j] is the price of job j's own time.
+    """
+
+    kinds: Any
+    layouts: Any
+    worth: Any
+    cost: Any
+    own: Any
+
+
+class Assignment(NamedTuple):
+    """The parts that each group does, members[g, :counts[g]], and the time that it takes, score[g]."""
+
+    members: Any
+    counts: Any
+    score: Any
+
+
+@kernel
+def plan_group(chosen, group, parts, sites, options, rules, budget, shakes, enough):
+    """Solves the configuration LP of a group and polishes its sequence: (score, time, sequence, times, LP's time).
+
+    A group is not polished where the LP's time is at least `enough`, which rejects it, or where the budget is 0; the
+    LP's time is then its score.
+
+    chosen: the group's members, as indices into `parts`.
+    """
+    if chosen.size == 0:
+        return 0.0, 0.0, np.zeros((0, 0), np.int32), np.zeros(0), 0.0
+    kind, layout = sites.kinds[group], sites.layouts[group][sites.layouts[group] > 0]
+    here = OptionTable(
+        options.first[kind], options.last[kind], options.need, options.rate, options.liked, options.slot, options.spread
+    )
+    members = of_group(parts, chosen, group, layout.size)
+    lp, configs, times, prices = config_lp(members.job, members.share, here, layout)
+    if lp >= enough or budget == 0:
+        return lp, lp, configs, times, lp
+    score, total, sequence, took = polish(configs, prices, members, here, layout, rules, budget, shakes)
+    return score, total, sequence, took, lp
+
+
+@kernel
+def energy(score, sharpness):
+    """Returns what a group adds to the sum that `assign` minimizes."""
+    return np.exp(sharpness * min(1.0, score - 1.0))
+
+
+@kernel
+def highest(energy_left, sharpness):
+    """Returns the score above which a group's energy exceeds `energy_left`."""
+    return np.log(max(energy_left, 1e-300)) / sharpness + 1.0
+
+
+@kernel
+def effort(num_members, depth):
+    """Returns the number of trials of `polish` within `assign`; the time of each is about the cube of the members."""
+    return int(depth * max(20, min(2000, 600_000 // num_members**3)))
+
+
+@kernel
+def assign(now, best, clock, parts, sites, options, rules, depth, sharpness, heat, budget, until, seed):
+    """Moves and swaps jobs between groups so that the slowest group gets faster; changes `now` and `best` in place.
+
+    The search is simulated annealing, from temperature `heat` down, of log(sum_g exp(sharpness * score_g)) / sharpness,
+    which is nearly the largest score. Returns whether the search is finished.
+
+    At the certificate's prices, a group takes at least sum cost / (worth + sum own). This bound rejects most trials in
+    no time, and the configuration LP rejects most of the others.
+    Parts that are not a whole job and pinned parts stay in their group. With a depth of 0, running parts stay too,
+    since LPs do not model switches.
+
+    clock: [trials spent, draws made], changed in place.
+    depth: effort of polishing the groups; 0 to use the values of their LPs alone.
+    until: the number of trials at which the search pauses; it is continued by a call with the same clock and seed -1.
+    budget: the number of trials at which the search ends.
+    """
+    if seed >= 0:
+        np.random.seed(seed)
+    members, counts, score = now
+    job, num_groups = parts.job, counts.size
+    first, last, kinds, cost, own = options.first, options.last, sites.kinds, sites.cost, sites.own
+    priced, owned = np.zeros(num_groups), np.zeros(num_groups)
+    total, best_total = 0.0, 0.0
+    for g in range(num_groups):
+        for a in range(counts[g]):
+            p = members[g, a]
+            priced[g] += parts.share[p] * cost[kinds[g], job[p]]
+            owned[g] += own[job[p]]
+        if clock[1] == 0:
+            score[g] = plan_group(
+                members[g, : counts[g]].copy(),
+                g,
+                parts,
+                sites,
+                options,
+                rules,
+                effort(counts[g] + 1, depth),
+                0,
+                INFEASIBLE,
+            )[0]
+        total += energy(score[g], sharpness)
+    if clock[1] == 0:
+        best.members[:], best.counts[:], best.score[:] = members, counts, score
+    for g in range(num_groups):
+        best_total += energy(best.score[g], sharpness)
+    worst = int(np.argmax(score))
+    while clock[0] < until:
+        if num_groups == 1 or clock[0] >= budget or clock[1] >= DRAWS * budget or score[worst] <= 1.0 + 1e-6:
+            return True
+        clock[1] += 1
+        g = worst if np.random.random() < 0.6 else np.random.randint(num_groups)
+        h = np.random.randint(num_groups)
+        if g == h or counts[g] == 0:
+            continue
+        a, b = np.random.randint(counts[g]), -1
+        if counts[h] > 0 and np.random.random() < 0.8:
+            b = np.random.randint(counts[h])
+        if b < 0 and counts[h] >= members.shape[1]:
+            continue
+        p = members[g, a]
+        q = members[h, b] if b >= 0 else p
+        if parts.share[p] < 1.0 or parts.share[q] < 1.0 or parts.pinned[p] > 0.0 or parts.pinned[q] > 0.0:
+            continue
+        if depth == 0 and (parts.home[p] >= 0 or parts.home[q] >= 0):
+            continue
+        j, k = job[p], job[q]
+        if first[kinds[h], j] == last[kinds[h], j] or (b >= 0 and first[kinds[g], k] == last[kinds[g], k]):
+            continue
+        before = energy(score[g], sharpness) + energy(score[h], sharpness)
+        temperature = heat * 1e-3 ** max(clock[0] / budget, clock[1] / (DRAWS * budget))
+        allowed = before + total * (np.random.random() ** (-sharpness * temperature) - 1.0)
+        priced_g, owned_g = priced[g] - cost[kinds[g], j], owned[g] - own[j]
+        priced_h, owned_h = priced[h] + cost[kinds[h], j], owned[h] + own[j]
+        if b >= 0:
+            priced_g += cost[kinds[g], k]
+            owned_g += own[k]
+            priced_h -= cost[kinds[h], k]
+            owned_h -= own[k]
+        least_g = energy(priced_g / (sites.worth[g] + owned_g), sharpness)
+        least_h = energy(priced_h / (sites.worth[h] + owned_h), sharpness)
+        if least_g + least_h >= allowed:
+            continue
+        clock[0] += 1
+        if b >= 0:
+            of_g, of_h = members[g, : counts[g]].copy(), members[h, : counts[h]].copy()
+            of_g[a], of_h[b] = q, p
+        else:
+            of_g, of_h = np.zeros(counts[g] - 1, np.int32), np.zeros(counts[h] + 1, np.int32)
+            of_g[:a], of_g[a:] = members[g, :a], members[g, a + 1 : counts[g]]
+            of_h[:-1], of_h[-1] = members[h, : counts[h]], p
+        enough = highest(allowed - least_h, sharpness)
+        score_g = plan_group(of_g, g, parts, sites, options, rules, effort(of_g.size + 1, depth), 0, enough)[0]
+        if energy(score_g, sharpness) + least_h >= allowed:
+            continue
+        enough = highest(allowed - energy(score_g, sharpness), sharpness)
+        score_h = plan_group(of_h, h, parts, sites, options, rules, effort(of_h.size + 1, depth), 0, enough)[0]
+        after = energy(score_g, sharpness) + energy(score_h, sharpness)
+        if after >= allowed:
+            continue
+        score[g], score[h] = score_g, score_h
+        total = 0.0  # recomputed: adding differences would keep the rounding error of a large energy
+        for each in range(num_groups):
+            total += energy(score[each], sharpness)
+        priced[g], priced[h], owned[g], owned[h] = priced_g, priced_h, owned_g, owned_h
+        counts[g], counts[h] = of_g.size, of_h.size
+        members[g, : counts[g]] = of_g
+        members[h, : counts[h]] = of_h
+        worst = int(np.argmax(score))
+        if total < best_total * (1 - 1e-9):
+            best_total = total
+            best.members[:], best.counts[:], best.score[:] = members, counts, score
+    return clock[0] >= budget

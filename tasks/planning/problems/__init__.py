@@ -1,0 +1,1 @@
+"""Planning problems: the data classes, their JSON form, their validation, and random families of problems."""

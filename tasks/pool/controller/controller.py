@@ -1,0 +1,372 @@
+"""The pool controller: connects one executor to the nodes, batches and requests of a pool.
+
+All of it runs in the executor's thread, between two of the executor's messages, so nothing here needs a lock. A timer
+thread only requests the next `tick`. Decisions are written to the database before they are carried out. An executor
+that takes over after a crash therefore adopts the running segments, makes the decisions that are missing, reports the
+unreported events, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+from sqlalchemy import select
+
+from ringmaster.tasks.cluster import Device, Node
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.pool.controller import maintenance
+from ringmaster.tasks.pool.controller.active_batches import (
+    PRIORITIES,
+    ActiveBatch,
+    as_told,
+    batch_of,
+    combined_terms,
+    entries_of,
+    fault_of,
+)
+from ringmaster.tasks.pool.controller.failover import (
+    RecoveredState,
+    nodes_of,
+    num_told,
+    outcome_of,
+    read_recovered_state,
+    speeds_of,
+)
+from ringmaster.tasks.pool.controller.node_watch import NodeWatch, cluster_of
+from ringmaster.tasks.pool.controller.request_handler import HOLDER, OTHER_VERSION, RequestHandler
+from ringmaster.tasks.pool.controller.runner import PoolRunner
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.message_store import KILL, MessageStore
+from ringmaster.tasks.pool.nodes import LEAVING, Nodes
+from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
+from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
+from ringmaster.techniques.runtime.processes.gang import Outcome
+
+logger = logging.getLogger(__name__)
+
+HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
+TICK_S = 0.25
+NODES_EVERY_S = 1.0
+PLANNING_TIME_LIMIT_S = 10.0
+
+
+class PoolController:
+    """Serves one executor from `take_over` on. The executor calls `listen`, `on_terms` and `make_plan`.
+
+    database: the database with the leader's guarded write access.
+    clock: monotonic seconds.
+    wall_clock: seconds since the epoch, in which batches count their deadlines.
+    on_objective: a callback for changes of the objective of the plan; may be set by the owner.
+    on_speed: a callback for the speeds that gangs reported to a former executor; may be set by the owner.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        runner: PoolRunner,
+        timeouts: Timeouts,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        seed: int = 0,
+    ) -> None:
+        self._database, self._runner, self._timeouts, self._clock = database, runner, timeouts, clock
+        self._wall_clock, self._seed = wall_clock, seed
+        self.on_objective: Callable[[Objective], None] = lambda objective: None
+        self.on_speed: Callable[[RunningSegment], None] = lambda running: None
+        self._submissions, self._told, self._message_store = (
+            Submissions(database),
+            EventLog(database),
+            MessageStore(database),
+        )
+        self._watch = NodeWatch(
+            Nodes(database),
+            clock=clock,
+            lost_after_s=timeouts.lost_after_s,
+            blind_after_s=timeouts.blind_after_s,
+        )
+        self._standing: dict[str, ActiveBatch] = {}
+        self._terms = combined_terms(())
+        self._lost_nodes: dict[str, Node] = {}
+        self._usable: Mapping[DeviceId, Device] = {}
+        self._leaving: set[str] = set()
+        self._heard_before: dict[int, int] = {}  # by adopted segment, the number of its events in the event log
+        self._may_have_ended: set[str] = set()
+        self._looked_s = -NODES_EVERY_S
+        self._tidied_s = -maintenance.EVERY_S
+        self._is_due = threading.Event()
+
+    # -- what the executor needs -------------------------------------------------------------------------------------
+
+    def on_terms(self, problem: Problem) -> Problem:
+        """Returns the problem under the combined terms of all batches, as `combined_terms` defines them."""
+        return self._terms.on(problem, elapsed_s=self._wall_clock())
+
+    def make_plan(self, problem: Problem) -> Plan:
+        """Returns a plan for the current objective, checked by the verifier. May be called from any thread."""
+        objective = self._terms.objective
+        return checked_plan(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=self._seed, objective=objective)
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Listens to the executor: stores each event in the event log of the batches that it concerns."""
+        if isinstance(event, GangSaid) and self._heard_before.get(event.number):
+            self._heard_before[event.number] -= 1  # an adopted gang's events arrive again, and are logged once
+            return
+        batch = batch_of(event)
+        for one in [batch] if batch is not None else list(self._standing):
+            if (told := as_told(event, one)) is not None:
+                self._told.tell(one, told)
+        if batch is not None and isinstance(event, (JobEnded, SegmentEnded)):
+            self._may_have_ended.add(batch)
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def take_over(self, executor: Executor) -> None:
+        """Puts a new executor into the state of the former one, or into the initial state if there was none."""
+        self._executor = executor
+        self._request_handler = RequestHandler(
+            self._database,
+            executor=executor,
+            standing=self._standing,
+            on_priority=self._on_priority,
+            clock=self._clock,
+            silent_s=self._timeouts.lost_after_s,
+        )
+        self._watch.look()
+        for record in self._watch.there.values():
+            self._runner.meet(record)
+        recovered_batches = [read_recovered_state(self._database, batch) for batch in self._new_batches()]
+        self._end_strays({recovered.batch.id for recovered in recovered_batches})
+        unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
+        self._lost_nodes = nodes_of(unsettled)
+        self._give_back_leases(unsettled)
+        self._move(why="an executor began", is_first=True)
+        for recovered in recovered_batches:
+            self._inherit(recovered)
+        self._is_due.set()
+
+    def keep_ticking(self, until: threading.Event) -> None:
+        """Has the executor's thread call `tick` periodically; returns once `until` is set."""
+        while not until.wait(TICK_S):
+            if self._is_due.is_set():  # otherwise the last tick is not done yet
+                self._is_due.clear()
+                self._executor.call(self.tick)
+
+    def tick(self) -> None:
+        """Checks nodes, batches and requests for changes, and acts on them."""
+        self._look_at_nodes()
+        self._look_at_batches()
+        self._request_handler.answer_all()
+        self._request_handler.read_loans(self._watch.there)
+        self._request_handler.grant(self._watch.there)
+        for batch in list(self._may_have_ended):
+            self._end_batch(batch)
+        self._tidy_up()
+        self._is_due.set()
+
+    def _tidy_up(self) -> None:
+        if self._clock() - self._tidied_s >= maintenance.EVERY_S:
+            self._tidied_s = self._clock()
+            num_dropped = maintenance.tidy(self._database, now_s=self._wall_clock())
+            logger.info("%d rows that nobody needs any more were dropped", num_dropped)
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def _look_at_nodes(self) -> None:
+        now_s = self._clock()
+        if now_s - self._looked_s < NODES_EVERY_S:
+            return
+        self._looked_s = now_s
+        before = dict(self._watch.there)
+        gone = self._watch.look()
+        for each in gone:
+            logger.warning("node %s is gone: %s", each.node, each.why)
+            self._lost_nodes[each.node] = Node(name=each.node, devices=before[each.node].devices)
+            self._runner.lose(each.node, each.incarnation)
+        there = self._watch.there
+        came = [name for name, record in there.items() if _incarnation(before.get(name)) != record.incarnation]
+        for name in came:
+            self._runner.meet(there[name])
+        self._hold_leaving()
+        why = [f"node {each.node} is gone ({each.why})" for each in gone] + [f"node {name} came" for name in came]
+        self._move(why=", ".join(why) or "the health of devices has changed")
+
+    def _move(self, *, why: str, is_first: bool = False) -> None:
+        """Reports the devices to the executor if the set of usable devices has changed."""
+        there = self._watch.there
+        self._lost_nodes = {
+            n: g for n, g in self._lost_nodes.items() if n not in there and (is_first or self._is_draining(n))
+        }
+        cluster, out = cluster_of(there, lost_nodes=self._lost_nodes)
+        usable = {device: cluster.device(*device) for device in cluster.lease_names() if device not in out}
+        if is_first or usable != self._usable:
+            self._usable = usable
+            logger.info("%s: %d devices of %d can be used", why, len(usable), len(cluster.devices))
+            self._executor.move_to(cluster, why=why, out=out)
+
+    def _is_draining(self, node: str) -> bool:
+        """Returns whether the executor has yet to end a segment that ran on a node that is gone."""
+        return self._runner.is_busy(node) or not self._executor.is_free(node)
+
+    def _hold_leaving(self) -> None:
+        """Keeps the executor from starting segments on nodes that leave."""
+        leaving = {name for name, record in self._watch.there.items() if record.status == LEAVING}
+        for name in sorted(leaving - self._leaving):
+            self._executor.hold(name)
+        for name in sorted(self._leaving - leaving):
+            self._executor.release(name)
+        self._leaving = leaving
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _look_at_batches(self) -> None:
+        for batch in self._new_batches():
+            self._inherit(read_recovered_state(self._database, batch))
+
+    def _new_batches(self) -> list[Submission]:
+        """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
+        query = select(BATCHES.c.id).where(BATCHES.c.status == SUBMITTED).order_by(BATCHES.c.submitted_s)
+        found = []
+        for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
+            if id in self._standing:
+                continue
+            try:
+                batch = self._submissions.find(id)
+            except ValueError as error:  # written by another version, or by hand
+                self._refuse(id, f"the executor cannot read it: {error}. {OTHER_VERSION}")
+                continue
+            if batch is not None and (fault := fault_of(batch)) is None:
+                found.append(batch)
+            elif batch is not None:
+                self._refuse(id, fault or "")
+        return found
+
+    def _refuse(self, id: str, message: str) -> None:
+        """Fails all jobs of a batch that have not ended."""
+        logger.error("batch %s: %s", id, message)
+        journal = Journal(self._database, batch=id)
+        for name, record in journal.jobs().items():
+            if record.status not in ENDED:
+                self._fail(id, name, message)
+        self._submissions.end(id)
+
+    def _fail(self, id: str, job: str, message: str) -> None:
+        Journal(self._database, batch=id).write_job(job, status=FAILED, message=message)
+        self._told.tell(id, JobEnded(job=job, status=FAILED, message=message, details={}))
+
+    def _inherit(self, recovered: RecoveredState) -> None:
+        """Takes on a batch: a new one, or one of a former executor with all that is open or undecided."""
+        batch = recovered.batch
+        priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
+        self._standing[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
+        self._ask_anew()
+        for name, job in recovered.jobs.items():
+            if job.status not in ENDED and not batch.profiles.get(name):
+                self._fail(batch.id, name, "it was submitted without a profile")
+        self._heard_before |= num_told(self._database, batch.id)
+        for event in recovered.untold:
+            self._told.tell(batch.id, event)
+        entries = entries_of(batch, struck_out=recovered.struck_out)
+        self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
+        self._recall_speeds(recovered)
+        for record in recovered.open:
+            future = self._runner.adopt(record.id, on_event=partial(self._executor.said, record.id))
+            self._executor.adopt(record.id, recovered.qualified(record), future)
+        for record in recovered.undecided:
+            self._executor.adopt(record.id, recovered.qualified(record), _at_once(outcome_of(record)))
+        # The former executor may have died after it recorded the new status and before it stopped the gang.
+        running = {record.job for record in recovered.open}
+        paused, over = (
+            [batch.qualified(job) for job in running if recovered.jobs[job].status in statuses]
+            for statuses in ((PAUSED,), (CANCELLED, STOPPED))
+        )
+        if paused:
+            self._executor.pause(paused)
+        if over:
+            self._executor.cancel(over, message="")
+        self._may_have_ended.add(batch.id)
+
+    def _recall_speeds(self, recovered: RecoveredState) -> None:
+        """Passes on the speeds that the former executor received. Running segments report theirs anew."""
+        for job in dict.fromkeys(record.job for record in recovered.past):
+            records = [recovered.qualified(record) for record in recovered.past if record.job == job]
+            profiles = self._executor.job_table.profiles[records[0].job]
+            for running in speeds_of(self._message_store, records, profiles):
+                self.on_speed(running)
+
+    def _end_batch(self, id: str) -> None:
+        """Ends a batch once all of its jobs and segments have ended; its last gangs may end a moment after its jobs."""
+        self._may_have_ended.discard(id)
+        job_table = self._executor.job_table
+        if id not in self._standing or any(
+            job_table.records[job].status not in ENDED for job in job_table.of_batch(id)
+        ):
+            return
+        if any(segment.outcome is None for segment in Journal(self._database, batch=id).segments()):
+            return
+        self._submissions.end(id)
+        self._executor.forget(id)
+        logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
+        self._ask_anew()
+        maintenance.clear_messages(self._database)
+
+    def _on_priority(self, standing: ActiveBatch, priorities: Mapping[str, float]) -> None:
+        self._standing[standing.submission.id] = replace(standing, priorities=priorities)
+        self._ask_anew()
+        self._executor.replan_soon(why=f"the priorities of batch {standing.submission.name} changed")
+
+    def _ask_anew(self) -> None:
+        before, self._terms = self._terms.objective, combined_terms(self._standing.values())
+        if self._terms.objective != before:
+            self.on_objective(self._terms.objective)
+
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    def _end_strays(self, standing: set[str]) -> None:
+        """Ends segments of batches that are not active; there are none unless the database was edited by hand."""
+        query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None))
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        for row in rows:
+            if row.batch not in standing:
+                self._message_store.command(row.id, KILL)
+                for order in self._message_store.shares(row.id):
+                    self._message_store.end(order.segment, order.node)
+                outcome = {"status": LOST, "message": "its batch had ended"}
+                Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
+
+    def _give_back_leases(self, unsettled: Sequence[SegmentRecord]) -> None:
+        """Ends the leases of segments that have ended or never began, and of loans that are no longer granted."""
+        leases = PoolLeases(self._database)
+        serving = {name for record in unsettled for name in record.what["devices"]}
+        of_loans = HOLDER.format("")
+        stale = [d for d, who in leases.held().items() if d not in serving and not who.startswith(of_loans)]
+        if stale:
+            leases.give_back(stale)
+        self._request_handler.give_back_what_nobody_needs()
+
+
+def _incarnation(record: object) -> str | None:
+    return getattr(record, "incarnation", None)
+
+
+def _at_once(outcome: Outcome) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future

@@ -1,0 +1,206 @@
+"""Failover: the state of a batch that a new executor recovers from the journal and the event log.
+
+An executor writes the journal before it acts, and the event log last. The difference between the two shows the next
+executor which outcomes it must still decide on and which events it must still log. No event is logged twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import select
+
+from ringmaster.tasks.cluster import Device, Node
+from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.progress import RunningSegment, is_about
+from ringmaster.tasks.pool.controller.active_batches import OptionKey, option_key
+from ringmaster.tasks.pool.message_store import MessageStore
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from ringmaster.tasks.storage.schema import TOLD
+from ringmaster.techniques import Profile
+from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredState:
+    """The recovered state of a batch, with the batch's own job names.
+
+    open: the segments that have no outcome in the journal.
+    undecided: the segments that have an outcome in the journal, but no decision on it.
+    past: the other segments of jobs that have not ended.
+    struck_out: by job, the options that ran out of memory.
+    untold: the events that are missing in the event log.
+    """
+
+    batch: Submission
+    jobs: Mapping[str, JobRecord]
+    open: Sequence[SegmentRecord]
+    undecided: Sequence[SegmentRecord]
+    past: Sequence[SegmentRecord]
+    struck_out: Mapping[str, frozenset[OptionKey]]
+    untold: Sequence[ExecutionEvent]
+
+    def qualified(self, record: SegmentRecord) -> SegmentRecord:
+        """Returns a segment with its job's name in the pool."""
+        return replace(record, job=self.batch.qualified(record.job))
+
+
+def read_recovered_state(database: Database, batch: Submission) -> RecoveredState:
+    """Reads the state of a batch; resets jobs that the journal calls running although they have no segment."""
+    journal = Journal(database, batch=batch.id)
+    segments, jobs = journal.segments(), journal.jobs()
+    last = {segment.job: segment for segment in segments}
+    for name, record in jobs.items():
+        if record.status == RUNNING and name not in last:
+            jobs[name] = journal.write_job(name, status=WAITING)
+    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == RUNNING]
+    return RecoveredState(
+        batch=batch,
+        jobs=jobs,
+        open=[segment for segment in segments if segment.outcome is None],
+        undecided=undecided,
+        past=[s for s in segments if s.outcome is not None and s not in undecided and jobs[s.job].status not in ENDED],
+        struck_out=_struck_out(segment for segment in segments if segment not in undecided),
+        untold=_untold(database, batch, jobs, segments, undecided=undecided),
+    )
+
+
+def outcome_of(record: SegmentRecord) -> Outcome:
+    """Returns the outcome of a segment from the journal."""
+    said = dict(record.outcome or {})
+    return Outcome(status=said.pop("status"), message=said.pop("message", ""), result=said)
+
+
+def speeds_of(
+    message_store: MessageStore, records: Sequence[SegmentRecord], profiles: Sequence[Profile]
+) -> list[RunningSegment]:
+    """Returns the segments of a job for which its gangs reported the time of a step, with that time.
+
+    profiles: the options that the job has now.
+    """
+    keys = {option_key(profile) for profile in profiles}
+    found = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
+    for word in message_store.words(after=0, segments=list(found)):
+        if is_about(word.content, found[word.segment].segment.job):
+            found[word.segment].hear(word.content)
+    return [running for running in found.values() if running.step_s is not None]
+
+
+def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
+    segment, batch = _planned(record, profiles), record.job.partition("/")[0]
+    beside = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
+    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], beside=beside)
+
+
+def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
+    """Returns the nodes on which segments were started, as far as the names of their leases describe them."""
+    kinds: dict[str, dict[int, str]] = defaultdict(dict)
+    for record in records:
+        for name in record.what["devices"]:
+            node, kind, number = name.rsplit(":", 2)
+            kinds[node][int(number)] = kind
+    return {
+        node: Node(name=node, devices=tuple(_unknown(found.get(i, "cpu"), i) for i in range(max(found) + 1)))
+        for node, found in kinds.items()
+    }
+
+
+def num_told(database: Database, batch: str) -> dict[int, int]:
+    """Returns, by segment, how many of its gang's events are in the batch's event log."""
+    return dict(Counter(_numbers(database, batch, GangSaid)))
+
+
+def _unknown(kind: str, number: int) -> Device:
+    return Device(kind="gpu" if kind == "gpu" else "cpu", index=number, name="", memory_bytes=0, cores=())
+
+
+def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
+    found: dict[str, set[OptionKey]] = defaultdict(set)
+    for segment in segments:
+        if segment.outcome is not None and segment.outcome["status"] == OUT_OF_MEMORY:
+            found[segment.job].add(_key_of(segment))
+    return {job: frozenset(options) for job, options in found.items()}
+
+
+def _untold(
+    database: Database,
+    batch: Submission,
+    jobs: Mapping[str, JobRecord],
+    segments: Sequence[SegmentRecord],
+    *,
+    undecided: Sequence[SegmentRecord],
+) -> list[ExecutionEvent]:
+    """Returns the events that follow from the journal and are not logged, except those that await a decision."""
+    started, ended = (set(_numbers(database, batch.id, kind)) for kind in (SegmentStarted, SegmentEnded))
+    untold: list[ExecutionEvent] = []
+    pending = {segment.id for segment in undecided}
+    for segment in segments:
+        planned = _planned(segment, batch.profiles.get(segment.job, ()))
+        if segment.id not in started:
+            what = segment.what
+            untold.append(
+                SegmentStarted(
+                    number=segment.id,
+                    segment=planned,
+                    technique=what["technique"],
+                    num_devices=what["num_devices"],
+                    first_step=what["first_step"],
+                    attempt=1,
+                    members=tuple(what.get("fellows", ())),
+                )
+            )
+        if segment.outcome is not None and segment.id not in ended and segment.id not in pending:
+            decision = "reported by the executor that took over"
+            untold.append(
+                SegmentEnded(
+                    number=segment.id,
+                    segment=planned,
+                    outcome=outcome_of(segment),
+                    decision=decision,
+                    members=tuple(segment.what.get("fellows", ())),
+                )
+            )
+    told = _job_ends(database, batch.id)
+    for name, record in jobs.items():
+        if record.status in ENDED and batch.profiles.get(name) and told.get(name) != record.status:
+            details = {**record.details, "step": record.step}
+            untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
+    return untold
+
+
+def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
+    """Returns the segment number of each logged event of that kind."""
+    query = select(TOLD.c.content["number"].as_integer()).where(TOLD.c.batch == batch, TOLD.c.kind == kind.__name__)
+    return database.read(lambda connection: connection.execute(query).scalars().all())
+
+
+def _job_ends(database: Database, batch: str) -> dict[str, str]:
+    """Returns, by job, the status in its last logged `JobEnded` event."""
+    query = select(TOLD.c.content).where(TOLD.c.batch == batch, TOLD.c.kind == JobEnded.__name__).order_by(TOLD.c.id)
+    rows = database.read(lambda connection: connection.execute(query).scalars().all())
+    return {content["job"]: content["status"] for content in rows}
+
+
+def _key_of(record: SegmentRecord) -> OptionKey:
+    """Returns the `option_key` of the option that a segment ran under."""
+    what = record.what
+    config = str(sorted(what["config"].items()))
+    return what["technique"], config, what["num_devices"], what.get("device_type", ""), what.get("num_nodes", 1)
+
+
+def _planned(record: SegmentRecord, profiles: Sequence[Profile]) -> PlannedSegment:
+    """Returns the segment as it was planned, as far as the journal records it."""
+    what, keys = record.what, [option_key(profile) for profile in profiles]
+    return PlannedSegment(
+        job=record.job,
+        option=keys.index(_key_of(record)) if _key_of(record) in keys else 0,
+        last_step=what["last_step"],
+        devices=tuple(device_of(name) for name in what["devices"]),
+        start_s=what["planned_s"][0],
+        end_s=what["planned_s"][1],
+    )

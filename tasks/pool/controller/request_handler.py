@@ -1,0 +1,260 @@
+"""Handler of the requests that people and flows send to a pool; it answers each request once, with a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Protocol
+
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
+from ringmaster.tasks.pool.controller.node_watch import BLIND_S
+from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.nodes import NodeRecord
+from ringmaster.tasks.pool.requests import (
+    CANCEL,
+    DIRECT,
+    DONE,
+    GRANTED,
+    LEND,
+    MOST_PRIORITY,
+    OPEN,
+    PAUSE,
+    REFUSED,
+    RESUME,
+    SET_PRIORITY,
+    WITHDRAWN,
+    Request,
+    Requests,
+    Silences,
+)
+from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.profiling.lending import DevicesWanted
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import ENDED, PAUSED, JobRecord, Journal
+
+OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
+HOLDER = "loan {}"  # the holder of the leases of a request
+
+
+class Refused(ValueError):
+    """Raised for a request that cannot be met; the message states the cause, and what is available."""
+
+
+class Servant(Protocol):
+    """The methods of an executor that a request handler calls; `Executor` documents them."""
+
+    def cancel(self, jobs: Sequence[str], *, message: str) -> None:
+        """Ends jobs for good."""
+
+    def pause(self, jobs: Sequence[str]) -> None:
+        """Pauses jobs until they are resumed."""
+
+    def resume(self, jobs: Sequence[str]) -> None:
+        """Resumes paused jobs."""
+
+    def direct(self, steering: SteeringRequest) -> None:
+        """Applies a steering request to jobs of a batch."""
+
+    def awaited(self) -> set[DeviceId]:
+        """Returns the devices needed by segments that are otherwise ready to start."""
+
+    def vacate(self, devices: Collection[DeviceId]) -> None:
+        """Keeps these devices free, and no others; segments that run on them write a checkpoint and stop."""
+
+
+class RequestHandler:
+    """Answers requests. Must be called from the executor's thread.
+
+    standing: the batches that have not ended, by id.
+    on_priority: called when a person has set priorities.
+    clock: monotonic seconds.
+    silent_s: the time without a renewal after which the holder of a loan counts as dead.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        executor: Servant,
+        standing: Mapping[str, ActiveBatch],
+        on_priority: Callable[[ActiveBatch, Mapping[str, float]], None],
+        clock: Callable[[], float],
+        silent_s: float,
+    ) -> None:
+        self._database, self._executor, self._standing = database, executor, standing
+        self._on_priority = on_priority
+        self._silences = Silences(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
+        self._requests, self._leases = Requests(database), PoolLeases(database)
+        self._submissions = Submissions(database)
+        self._loans: dict[int, Request] = {}
+
+    # -- requests about batches --------------------------------------------------------------------------------------
+
+    def answer_all(self) -> None:
+        """Carries out and answers the open requests about batches, oldest first."""
+        acts = {
+            CANCEL: self._cancel,
+            PAUSE: self._pause,
+            RESUME: self._resume,
+            SET_PRIORITY: self._set_priority,
+            DIRECT: self._direct,
+        }
+        for request in self._requests.open(*acts):
+            try:
+                message = acts[request.kind](request.content)
+            except Refused as error:
+                self._requests.answer(request.id, status=REFUSED, answer={"message": str(error)})
+            else:
+                self._requests.answer(request.id, status=DONE, answer={"message": message})
+
+    def _cancel(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
+        why = str(content.get("message") or "cancelled by hand")
+        self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
+        return _told(batch, jobs, "cancelled")
+
+    def _pause(self, content: Mapping[str, Any]) -> str:
+        fits = (*ENDED, PAUSED)
+        batch, jobs = self._jobs(content, verb="paused", fits=lambda record: record.status not in fits)
+        self._executor.pause([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "paused")
+
+    def _resume(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == PAUSED)
+        self._executor.resume([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "resumed")
+
+    def _direct(self, content: Mapping[str, Any]) -> str:
+        batch = self._batch(str(content.get("batch", "")))
+        try:
+            asked = SteeringRequest.from_json(content)
+        except ValueError as error:  # written by another version
+            raise Refused(f"the executor cannot read it: {error}. {OTHER_VERSION}") from error
+        names = {*asked.jobs, *asked.goals, *asked.stops}
+        if unknown := names - {job.name for job in batch.jobs}:
+            raise Refused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
+        self._executor.direct(
+            SteeringRequest(
+                jobs={batch.qualified(name): job for name, job in asked.jobs.items()},
+                likes={batch.qualified(name): like for name, like in asked.likes.items()},
+                goals={batch.qualified(name): goal for name, goal in asked.goals.items()},
+                stops={batch.qualified(name): why for name, why in asked.stops.items()},
+            )
+        )
+        return asked.in_words() or "settled"
+
+    def _set_priority(self, content: Mapping[str, Any]) -> str:
+        priority = content.get("priority")
+        is_number = isinstance(priority, (int, float)) and not isinstance(priority, bool)
+        if not is_number or not 0 < float(priority) <= MOST_PRIORITY:  # type: ignore[arg-type]
+            raise Refused(
+                f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f} (1 is usual, 2 counts twice), "
+                f"not {priority!r}"
+            )
+        batch, jobs = self._jobs(content, verb="given a priority", fits=lambda record: record.status not in ENDED)
+        standing = self._standing[batch.id]
+        names = jobs if content.get("jobs") else [""]
+        fresh = {**standing.priorities, **dict.fromkeys(names, float(priority))}  # type: ignore[arg-type]
+        Journal(self._database, batch=batch.id).put(PRIORITIES, fresh)
+        self._on_priority(standing, fresh)
+        return f"priority {priority:g} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
+
+    def _jobs(
+        self, content: Mapping[str, Any], *, verb: str, fits: Callable[[JobRecord], bool]
+    ) -> tuple[Submission, list[str]]:
+        """Returns the batch and the jobs that a request is about: the jobs that it names, or all that fit."""
+        batch = self._batch(str(content.get("batch", "")))
+        records = Journal(self._database, batch=batch.id).jobs()
+        asked = [str(job) for job in content.get("jobs") or ()]
+        if unknown := [job for job in asked if job not in records]:
+            raise Refused(f"batch {batch.name} has no job {', '.join(unknown)}. It has: {', '.join(records)}")
+        if unfit := [f"{job} is {records[job].status}" for job in asked if not fits(records[job])]:
+            raise Refused(f"of batch {batch.name} {', '.join(unfit)}: it cannot be {verb}")
+        jobs = asked or [job for job, record in records.items() if fits(record)]
+        if not jobs:
+            states = ", ".join(f"{job} is {record.status}" for job, record in records.items())
+            raise Refused(f"no job of batch {batch.name} can be {verb}: {states}")
+        return batch, jobs
+
+    def _batch(self, name: str) -> Submission:
+        """Returns the active batch with that id, or the only one with that name."""
+        if name in self._standing:
+            return self._standing[name].submission
+        named = [each.submission for each in self._standing.values() if each.submission.name == name]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(batch.id for batch in named)
+            raise Refused(f"several batches are named {name}: {ids}. To fix: say which by its id")
+        if self._submissions.find(name) is not None:
+            raise Refused(f"batch {name} has ended")
+        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
+        raise Refused(f"there is no batch {name!r}. There is: {there or 'none'}")
+
+    # -- requests for idle devices -----------------------------------------------------------------------------------
+
+    def read_loans(self, there: Mapping[str, NodeRecord]) -> None:
+        """Reads the requests for devices, open and granted; ends those whose node is gone or that are not renewed."""
+        loans = {}
+        asked = [*self._requests.open(LEND, status=GRANTED), *self._requests.open(LEND)]
+        silent = self._silences.among(asked)
+        for request in asked:
+            node, is_open = request.content.get("node", ""), request.status == OPEN
+            if node not in there:
+                answer = {"message": f"there is no node {node!r}. There is: {', '.join(there) or 'none'}"}
+                self._requests.answer(request.id, status=REFUSED if is_open else WITHDRAWN, answer=answer)
+            elif request.id in silent:
+                answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
+                self._requests.answer(request.id, status=WITHDRAWN, answer=answer)
+            else:
+                loans[request.id] = request
+        if any(number not in loans for number in self._loans):
+            self.give_back_what_nobody_needs()
+        self._loans = loans
+
+    def grant(self, there: Mapping[str, NodeRecord]) -> None:
+        """Lends idle devices, oldest request first; has devices vacated for requests that press."""
+        asking = {number: loan for number, loan in self._loans.items() if loan.status == OPEN}
+        busy, vacated = {*self._leases.held()} if asking else set(), set[DeviceId]()
+        awaited = self._executor.awaited() if asking else ()
+        busy |= {lease_name(there[node], device) for node, device in awaited if node in there}
+        for number, loan in asking.items():
+            record, wanted = there[loan.content["node"]], _wanted(loan)
+            usable = [device for device in range(len(record.devices)) if str(device) not in record.health]
+            idle = [device for device in usable if lease_name(record, device) not in busy]
+            lent = wanted.of(idle, are_others_at_work=bool(self._standing))
+            names = [lease_name(record, device) for device in lent]
+            if names and self._leases.take(names, holder=HOLDER.format(number)):
+                self._requests.answer(number, status=GRANTED, answer={"devices": names})
+                busy |= {*names}
+            elif wanted.presses:
+                vacated |= {(record.name, device) for device in usable[: wanted.least]}
+        self._executor.vacate(vacated)
+
+    def give_back_what_nobody_needs(self) -> None:
+        """Ends the leases of requests that are not granted any more."""
+        holders = {HOLDER.format(request.id) for request in self._requests.open(LEND, status=GRANTED)}
+        prefix = HOLDER.format("")
+        stale = [d for d, who in self._leases.held().items() if who.startswith(prefix) and who not in holders]
+        if stale:
+            self._leases.give_back(stale)
+
+
+def lease_name(node: NodeRecord, device: int) -> str:
+    """Returns the name of a node's device in leases."""
+    return f"{node.name}:{node.devices[device].kind}:{device}"
+
+
+def _wanted(loan: Request) -> DevicesWanted:
+    known = {field.name for field in fields(DevicesWanted)}
+    return DevicesWanted(**{key: value for key, value in loan.content.items() if key in known})
+
+
+def _told(batch: Submission, jobs: Sequence[str], verb: str) -> str:
+    return f"{verb}: {_names(batch, jobs)}"
+
+
+def _names(batch: Submission, jobs: Sequence[str]) -> str:
+    return f"{', '.join(jobs)} of batch {batch.name}"

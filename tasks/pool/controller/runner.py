@@ -1,0 +1,244 @@
+"""The pool runner: orders segments from nodes, and passes on the events of their gangs, both through the database.
+
+The runner makes no decisions. Orders and events outlive it: the runner of the next executor `adopt`s a segment,
+receives all of its gang's events so far, once and in order, and then the new ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ringmaster.tasks.execution.orders import LOST, SegmentCall
+from ringmaster.tasks.pool.controller.launching import Launch, Launcher
+from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
+from ringmaster.tasks.pool.message_store import GIVEN, KILL, OUTCOME, TAKEN, GangEvent, MessageStore, OrderRecord
+from ringmaster.tasks.pool.nodes import NodeRecord
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.runtime.processes.reporter import STOP
+
+LOOK_EVERY_S = 0.1
+END_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
+
+
+@dataclass(kw_only=True)
+class _Flight:
+    """A segment that has been ordered and has not ended.
+
+    nodes: by node, the incarnation that has its share; the node of rank 0 comes first.
+    """
+
+    number: int
+    folder: str
+    nodes: Mapping[str, str]
+    on_event: Callable[[Event], None]
+    future: Future[Outcome] = field(default_factory=Future)
+    heard: dict[str, int] = field(default_factory=dict)  # by node, the number of its last event
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+
+class PoolRunner:
+    """Runs segments on the nodes of a pool.
+
+    All methods are thread-safe. Only `join` waits for gangs, and none waits for the task engine. All of them wait while
+    the database is unreachable. From `start` to `close`, a thread reads the gangs' events every `LOOK_EVERY_S`.
+
+    launch: makes the child run of an order.
+    on_deaf: a callback for the unexpected end of the thread that reads events; may be set by the owner.
+    """
+
+    def __init__(self, database: Database, *, launch: Launch) -> None:
+        self.on_deaf: Callable[[], None] = lambda: None
+        self._message_store = MessageStore(database)
+        self._launcher = Launcher(launch, self._message_store, on_over=self._on_over)
+        self._changed = threading.Condition(threading.RLock())
+        self._flights: dict[int, _Flight] = {}
+        self._nodes: dict[str, NodeRecord] = {}
+        self._cursor = self._message_store.newest_word()
+        self._closing = threading.Event()
+        self._poller = threading.Thread(target=self._poll, name="words", daemon=True)
+
+    def start(self) -> None:
+        """Starts to read events."""
+        self._poller.start()
+
+    def close(self) -> None:
+        """Stops reading events and launching orders; running gangs continue."""
+        self._closing.set()
+        self._launcher.close()
+        if self._poller.is_alive():
+            self._poller.join(timeout=CLOSE_TIMEOUT_S)
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def meet(self, node: NodeRecord) -> None:
+        """Adds a node's incarnation, so that segments may be ordered from it."""
+        with self._changed:
+            self._nodes[node.name] = node
+
+    def lose(self, node: str, incarnation: str) -> None:
+        """Removes a worker that is gone for good; its shares are lost, unless they had ended before."""
+        with self._changed:
+            known = self._nodes.get(node)
+            if known is not None and known.incarnation == incarnation:
+                del self._nodes[node]
+            self.look()
+            for flight in list(self._flights.values()):
+                if flight.nodes.get(node) == incarnation and node not in flight.outcomes:
+                    self._lose_share(flight, node)
+
+    def is_busy(self, node: str) -> bool:
+        """Returns whether a segment that has not ended has a share on a node."""
+        with self._changed:
+            return any(node in flight.nodes for flight in self._flights.values())
+
+    # -- segments ----------------------------------------------------------------------------------------------------
+
+    def submit(self, call: SegmentCall) -> Future[Outcome]:
+        """Orders a segment; returns the future of its outcome, which is "lost" if a node is gone by now."""
+        with self._changed:
+            names = list(dict.fromkeys(node for node, _ in call.devices))
+            gone = [name for name in names if name not in self._nodes]
+            if gone:
+                return _at_once(Outcome(status=LOST, message=f"node {', '.join(gone)} was gone before it began"))
+            shares = shares_of(call, addresses={name: self._nodes[name].address for name in names})
+            given = {name: (self._nodes[name].incarnation, share) for name, share in shares.items()}
+            self._message_store.give(call.number, batch=call.batch, shares=given)
+            flight = _Flight(
+                number=call.number,
+                folder=call.order.folder,
+                nodes={name: incarnation for name, (incarnation, _) in given.items()},
+                on_event=call.on_event,
+            )
+            self._flights[call.number] = flight
+            for order in self._message_store.shares(call.number):
+                self._launcher.start(order)
+            return flight.future
+
+    def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
+        """Adopts a segment that another executor ordered; all of its events are passed on again, from the first.
+
+        The present nodes must have been added by `meet` before. A segment that was never ordered is lost.
+        """
+        with self._changed:
+            orders = self._message_store.shares(number)
+            if not orders:
+                return _at_once(Outcome(status=LOST, message="the executor ended before it had ordered it"))
+            flight = _Flight(
+                number=number,
+                folder=orders[0].share.order.folder,
+                nodes={order.node: order.incarnation for order in orders},
+                on_event=on_event,
+            )
+            self._flights[number] = flight
+            for word in self._message_store.words(after=0, segments=[number]):
+                self._hear(word)
+            for order in orders:
+                if order.node not in flight.outcomes:
+                    self._take_over(flight, order)
+            return flight.future
+
+    def steer(self, folder: str, command: str) -> None:
+        """Sends a command to the gang of the order with that folder, even if the gang has not started."""
+        with self._changed:
+            for flight in self._flights.values():
+                if flight.folder == folder:
+                    self._message_store.command(flight.number, command)
+
+    def stop_all(self) -> None:
+        """Commands every gang to write a checkpoint and end."""
+        self._tell_all(STOP)
+
+    def kill_all(self) -> None:
+        """Ends every gang at once."""
+        self._tell_all(KILL)
+
+    def join(self, *, timeout_s: float = END_TIMEOUT_S) -> bool:
+        """Waits until all segments have ended; returns whether they have."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._flights, timeout=timeout_s)
+
+    def look(self) -> None:
+        """Passes on the events that gangs have reported since the last call."""
+        with self._changed:
+            for word in self._message_store.words(after=self._cursor):
+                self._cursor = word.id
+                self._hear(word)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        try:
+            while not self._closing.wait(LOOK_EVERY_S):
+                self.look()
+        except DatabaseClosed:  # this process is ending
+            self._closing.set()
+        finally:
+            if not self._closing.is_set():
+                self.on_deaf()
+
+    def _hear(self, word: GangEvent) -> None:
+        """Acts on an event once: an adopted segment's events arrive through both `adopt` and `look`."""
+        flight = self._flights.get(word.segment)
+        if flight is None or word.number <= flight.heard.get(word.node, -1):
+            return
+        flight.heard[word.node] = word.number
+        content = word.content
+        if content["event"] == OUTCOME:
+            outcome = Outcome(status=content["status"], message=content["message"], result=content["result"])
+            self._end_share(flight, word.node, outcome)
+        else:
+            flight.on_event(content)
+
+    def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
+        """Adopts a share without an outcome: it is launched if needed, or lost if its node's incarnation is gone."""
+        known = self._nodes.get(order.node)
+        is_there = known is not None and known.incarnation == order.incarnation
+        if not is_there or order.status not in (GIVEN, TAKEN):
+            self._lose_share(flight, order.node)
+        elif order.status == GIVEN:
+            self._launcher.start(order)
+
+    def _lose_share(self, flight: _Flight, node: str) -> None:
+        self._message_store.end(flight.number, node)
+        self._end_share(flight, node, Outcome(status=LOST, message=f"node {node} is lost"))
+
+    def _on_over(self, order: OrderRecord, outcome: Outcome) -> None:
+        with self._changed:
+            if flight := self._flights.get(order.segment):
+                self._end_share(flight, order.node, outcome)
+
+    def _end_share(self, flight: _Flight, node: str, outcome: Outcome) -> None:
+        """Stores the outcome of a share; the segment ends when all of its shares have ended."""
+        if node in flight.outcomes:
+            return
+        flight.outcomes[node] = outcome
+        if outcome.status in FAILURES:
+            self._end_peers(flight)
+        if len(flight.outcomes) == len(flight.nodes) and flight.number in self._flights:
+            del self._flights[flight.number]
+            self._changed.notify_all()
+            flight.future.set_result(merged(flight.outcomes, speaker=next(iter(flight.nodes))))
+
+    def _end_peers(self, flight: _Flight) -> None:
+        """Ends a gang's other shares after a failure: waiting shares are withdrawn, and running ones are killed."""
+        for node in flight.nodes:
+            if node not in flight.outcomes and self._message_store.withdraw(flight.number, node):
+                flight.outcomes[node] = Outcome(status=CRASHED, message="a peer failed before it began")
+        if len(flight.outcomes) < len(flight.nodes):
+            self._message_store.command(flight.number, KILL)
+
+    def _tell_all(self, command: str) -> None:
+        with self._changed:
+            for flight in self._flights.values():
+                self._message_store.command(flight.number, command)
+
+
+def _at_once(outcome: Outcome) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future

@@ -1,0 +1,98 @@
+"""Stored execution events of a pool's batches, from which flows follow their batches.
+
+A flow reads on from the last event that it has seen, so it misses no event after an interruption of its own or of
+MLflow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select
+
+from ringmaster.tasks.execution import events
+from ringmaster.tasks.execution.events import ExecutionEvent, Planned
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import TOLD
+from ringmaster.techniques.interface.values import from_json, to_json
+
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An event with its number, which grows over the events of all batches.
+
+    told_s: the time at which the event was stored, in seconds since the epoch.
+    """
+
+    id: int
+    event: ExecutionEvent
+    told_s: float = 0.0
+
+
+class EventLog:
+    """The events of a pool's batches, in order."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tell(self, batch: str, event: ExecutionEvent) -> None:
+        """Stores an event of a batch. The event names jobs by their names within the batch."""
+        self._database.write(lambda connection: keep(connection, batch, event))
+
+    def after(self, batch: str, number: int, *, most: int = 1000) -> list[Entry]:
+        """Returns the events of a batch after the event with that number (0 for all), the oldest first."""
+        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s).where(
+            TOLD.c.batch == batch, TOLD.c.id > number
+        )
+        rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
+        return [Entry(id=row.id, event=_event(row.kind, row.content), told_s=row.told_s) for row in rows]
+
+    def newest(self, batch: str) -> int:
+        """Returns the number of a batch's last event, 0 if it has none."""
+        query = select(func.max(TOLD.c.id)).where(TOLD.c.batch == batch)
+        return self._database.read(lambda connection: connection.execute(query).scalar()) or 0
+
+    def follow(self, batch: str, number: int, *, until: Callable[[], bool]) -> Iterator[Entry]:
+        """Yields the events of a batch after the event with that number, and new ones until `until` returns True.
+
+        After `until` returns True, the events that are left are yielded before the iterator ends.
+        """
+        clock = threading.Event()
+        while True:
+            is_last = until()  # called before the query, so that events stored up to then are still yielded
+            entries = self.after(batch, number)
+            yield from entries
+            number = entries[-1].id if entries else number
+            if is_last and not entries:
+                return
+            if not entries:
+                clock.wait(LOOK_EVERY_S)
+
+
+def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
+    """Stores an event as part of a transaction."""
+    row = {"batch": batch, "kind": type(event).__name__, "content": _content(event), "told_s": time.time()}
+    connection.execute(insert(TOLD).values(**row))
+
+
+def _content(event: ExecutionEvent) -> Mapping[str, Any]:
+    if isinstance(event, Planned):
+        return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
+    content: Mapping[str, Any] = to_json(event)
+    return content
+
+
+def _event(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
+    if kind == Planned.__name__:
+        problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
+        return Planned(problem=problem, plan=plan, why=content["why"])
+    cls: Any = getattr(events, kind)
+    event: ExecutionEvent = from_json(cls, content)
+    return event

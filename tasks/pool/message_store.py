@@ -1,0 +1,234 @@
+"""Messages between a pool's executor and its nodes: orders and commands to nodes, events of gangs to the executor.
+
+The messages are in the pool's database, so they outlive both sides. An executor that comes back reads on where it
+stopped, and a node that was cut off finds the messages that it missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from ringmaster.tasks.storage.chunked_delete import drop_in_portions
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
+from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.order import GangOrder
+
+GIVEN, TAKEN, ENDED = "given", "taken", "ended"
+WITHDRAWN = "withdrawn"  # before a node took it
+KILL = "kill"  # the command to end the gang at once
+WORDS_A_PAGE = 2000  # events per read transaction: a server ends transactions whose results are processed slowly
+OUTCOME = "outcome"  # the last event of a share: {"event": "outcome", "status", "message", "result"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A node's part of a gang: ranks `first_rank` to `first_rank + num_ranks - 1` of the gang's `num_ranks_in_all`.
+
+    order: the order of the whole gang, but with the slots of this node alone.
+    meeting: the address "host:port" at which the ranks of several nodes meet; empty if one node has all ranks.
+    """
+
+    order: GangOrder
+    num_ranks: int
+    first_rank: int = 0
+    num_ranks_in_all: int = 0
+    meeting: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderRecord:
+    """An order as stored in the database.
+
+    status: "given", "taken" (by the worker), "ended" (its outcome was reported, or its node is lost) or "withdrawn".
+    """
+
+    segment: int
+    node: str
+    batch: str
+    share: Share
+    incarnation: str
+    status: str
+    flow_run: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangEvent:
+    """An event that a gang reported.
+
+    id: grows over the events of all gangs.
+    number: counts the events of one share from 0.
+    """
+
+    id: int
+    segment: int
+    node: str
+    number: int
+    content: Mapping[str, Any]
+
+
+class MessageStore:
+    """The messages in both directions. Segment numbers are those of the journal. All methods are thread-safe."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # -- the executor's side -----------------------------------------------------------------------------------------
+
+    def give(self, segment: int, *, batch: str, shares: Mapping[str, tuple[str, Share]]) -> None:
+        """Orders a segment.
+
+        shares: by node, the incarnation that is to take the order, and its share of the gang.
+        """
+
+        def act(connection: Connection) -> None:
+            known = connection.execute(select(ORDERS.c.node).where(ORDERS.c.segment == segment)).scalars().all()
+            for node, (incarnation, share) in shares.items():
+                if node not in known:
+                    row = {"segment": segment, "node": node, "batch": batch, "content": to_json(share)}
+                    connection.execute(insert(ORDERS).values(**row, incarnation=incarnation, status=GIVEN))
+
+        self._database.write(act)
+
+    def command(self, segment: int, command: str) -> None:
+        """Sends a command to a segment's gang, on all its nodes."""
+        self._database.write(
+            lambda connection: connection.execute(insert(COMMANDS).values(segment=segment, command=command))
+        )
+
+    def note_flow_run(self, segment: int, node: str, flow_run: str) -> None:
+        """Records the child run in which a node runs its share."""
+        self._database.write(
+            lambda connection: connection.execute(
+                update(ORDERS).where(ORDERS.c.segment == segment, ORDERS.c.node == node).values(flow_run=flow_run)
+            )
+        )
+
+    def words(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[GangEvent]:
+        """Returns the events of gangs after the event with that id, in order: of all segments, or of some."""
+        words: list[GangEvent] = []
+        while True:
+            page = self._page(after=words[-1].id if words else after, segments=segments)
+            words += page
+            if len(page) < WORDS_A_PAGE:
+                return words
+
+    def _page(self, *, after: int, segments: Collection[int] | None) -> list[GangEvent]:
+        query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id).limit(WORDS_A_PAGE)
+        if segments is not None:
+            query = query.where(SAID.c.segment.in_(segments))
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return [GangEvent(**row._mapping) for row in rows]
+
+    def newest_word(self) -> int:
+        """Returns the id of the newest event, 0 if there is none."""
+        newest = self._database.read(lambda connection: connection.execute(select(func.max(SAID.c.id))).scalar())
+        return newest or 0
+
+    def shares(self, segment: int) -> Sequence[OrderRecord]:
+        """Returns the orders of a segment, including ended ones, by their first rank."""
+        query = select(ORDERS).where(ORDERS.c.segment == segment)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return sorted((_order(row._mapping) for row in rows), key=lambda order: order.share.first_rank)
+
+    def withdraw(self, segment: int, node: str) -> bool:
+        """Withdraws an order; returns False if the order was taken or has ended before."""
+        mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
+
+        def act(connection: Connection) -> bool:
+            connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=WITHDRAWN))
+            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == WITHDRAWN
+
+        return self._database.write(act)
+
+    def batches(self) -> set[str]:
+        """Returns the batches that have orders, including ended ones."""
+        query = select(ORDERS.c.batch).distinct()
+        return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+
+    def clear(self, batch: str) -> None:
+        """Deletes the events, commands and orders of a batch's segments, all of which have ended.
+
+        The newest event and the newest command stay: SQLite would assign their numbers again, and a reader that has
+        read up to them would miss the next ones.
+        """
+
+        segments = select(ORDERS.c.segment).where(ORDERS.c.batch == batch)
+        for table in (SAID, COMMANDS):
+            newest = select(func.max(table.c.id)).scalar_subquery()
+            drop_in_portions(self._database, table, table.c.segment.in_(segments) & (table.c.id < newest))
+        self._database.write(lambda connection: connection.execute(delete(ORDERS).where(ORDERS.c.batch == batch)))
+
+    # -- a node's side -----------------------------------------------------------------------------------------------
+
+    def take(self, segment: int, node: str, *, incarnation: str) -> Share | None:
+        """Takes an order; returns None if the order is for another incarnation, or was taken or withdrawn already."""
+
+        def act(connection: Connection) -> Any:
+            mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node) & (ORDERS.c.incarnation == incarnation)
+            done = connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=TAKEN))
+            if not done.rowcount:
+                return None
+            return connection.execute(select(ORDERS.c.content).where(mine)).scalar_one()
+
+        content = self._database.write(act)
+        return None if content is None else from_json(Share, content)
+
+    def say(self, segment: int, node: str, *, words: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+        """Stores events of a share's gang, each with its number; events that are stored already are skipped.
+
+        An `OUTCOME` ends the order.
+        """
+
+        def act(connection: Connection) -> None:
+            here = (SAID.c.segment == segment) & (SAID.c.node == node)
+            known = connection.execute(select(func.max(SAID.c.number)).where(here)).scalar()
+            for number, content in words:
+                if known is None or number > known:
+                    row = {"segment": segment, "node": node, "number": number, "content": dict(content)}
+                    connection.execute(insert(SAID).values(**row))
+            if any(content["event"] == OUTCOME for _, content in words):
+                share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
+                connection.execute(update(ORDERS).where(share).values(status=ENDED))
+
+        self._database.write(act)
+
+    def commands(self, *, after: int) -> Sequence[tuple[int, int, str]]:
+        """Returns (id, segment, command) of all commands after that id, in order."""
+        rows = self._database.read(
+            lambda connection: connection.execute(
+                select(COMMANDS.c.id, COMMANDS.c.segment, COMMANDS.c.command)
+                .where(COMMANDS.c.id > after)
+                .order_by(COMMANDS.c.id)
+            ).all()
+        )
+        return [(row.id, row.segment, row.command) for row in rows]
+
+    # -- both --------------------------------------------------------------------------------------------------------
+
+    def orders(self, *, node: str | None = None, incarnation: str | None = None) -> Sequence[OrderRecord]:
+        """Returns the orders that have not ended, of one node or incarnation or of all, the oldest first."""
+        query = select(ORDERS).where(ORDERS.c.status.in_((GIVEN, TAKEN))).order_by(ORDERS.c.segment)
+        if node is not None:
+            query = query.where(ORDERS.c.node == node)
+        if incarnation is not None:
+            query = query.where(ORDERS.c.incarnation == incarnation)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        return [_order(row._mapping) for row in rows]
+
+    def end(self, segment: int, node: str) -> None:
+        """Ends an order whose node will report nothing more, because the order was withdrawn or the node is lost."""
+        self._database.write(
+            lambda connection: connection.execute(
+                update(ORDERS).where(ORDERS.c.segment == segment, ORDERS.c.node == node).values(status=ENDED)
+            )
+        )
+
+
+def _order(row: Mapping[Any, Any]) -> OrderRecord:
+    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation", "status", "flow_run")}
+    return OrderRecord(share=from_json(Share, row["content"]), **fields)

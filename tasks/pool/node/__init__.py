@@ -1,0 +1,1 @@
+"""A node of a pool: its agent, its gangs, its heartbeat and its devices."""

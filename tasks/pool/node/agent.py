@@ -1,0 +1,295 @@
+"""The node agent: takes the orders for one node, runs their gangs, and passes on commands and events.
+
+The agent does not depend on Prefect: `flows/pool/worker.py` decides which orders are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.pool.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, OrderRecord, Share
+from ringmaster.tasks.pool.node.gangs import Gangs, StartGang, start_gang
+from ringmaster.tasks.pool.node.heartbeat import Heartbeat
+from ringmaster.tasks.pool.node.outbox import Outbox
+from ringmaster.tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.1
+DRAIN_S = 25.0  # out of the 30 s that a spot notice gives
+HEED_S = 1.5  # the executor checks its nodes every second
+KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
+FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
+UNHEARD = ("beat",)  # events for the supervisor only: signs that a rank is alive
+
+
+class DeviceMonitor(Protocol):
+    """The monitor of a node's devices; `device_monitor.Telemetry` implements it."""
+
+    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
+        """Starts to measure a segment on those devices."""
+
+    def words(self) -> Mapping[int, Mapping[str, Any]]:
+        """Returns the telemetry events that are due now, by segment."""
+
+    def end(self, segment: int) -> Mapping[str, Any] | None:
+        """Stops measuring a segment; returns its last telemetry event."""
+
+    def health(self) -> Mapping[str, str]:
+        """Returns, by device number (as text), why a device must not be used."""
+
+
+class NoDeviceMonitor:
+    """The monitor of devices that are not measured."""
+
+    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:  # noqa: D102
+        pass
+
+    def words(self) -> Mapping[int, Mapping[str, Any]]:  # noqa: D102
+        return {}
+
+    def end(self, segment: int) -> Mapping[str, Any] | None:  # noqa: D102
+        return None
+
+    def health(self) -> Mapping[str, str]:  # noqa: D102
+        return {}
+
+
+class NodeAgent:
+    """Serves one node, from `start` until `drain`, or until `ended` is set because another worker serves the node.
+
+    name: the node's name in the pool.
+    address: the address at which other nodes reach it.
+    devices: the devices that it registers, in their order.
+    server: the node's fork server, made with the fence of `timeouts`. The agent owns it.
+    device_monitor: the monitor of its devices.
+    on_orders: called in a thread of the agent while orders wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        address: str,
+        devices: Sequence[Device],
+        database: Database,
+        server: ForkServer,
+        device_monitor: DeviceMonitor | None = None,
+        on_orders: Callable[[], None] = lambda: None,
+        timeouts: Timeouts | None = None,
+        start_gang: StartGang = start_gang,
+    ) -> None:
+        self.name = name
+        self.ended = threading.Event()
+        self.was_replaced = False
+        self._address, self._devices, self._server = address, tuple(devices), server
+        self._device_monitor: DeviceMonitor = device_monitor or NoDeviceMonitor()
+        self.on_orders = on_orders
+        self._gangs = Gangs(server, start_gang=start_gang)
+        self._message_store, self._nodes = MessageStore(database), Nodes(database)
+        self._hasty = Database(database.url, patience_s=0.0)  # for calls that must not wait until the database is back
+        self._outbox = Outbox(self._message_store, name)
+        timeouts = timeouts or Timeouts()
+        self._pulse = Heartbeat(
+            beat=self._beat, tick=server.tick, on_replaced=self._on_replaced, every_s=timeouts.beat_every_s
+        )
+        self._looking = threading.Thread(target=self._look, name="look", daemon=True)
+        self._lock = threading.Lock()
+        self._incarnation = ""
+        self._ever_taken: set[int] = set()
+        self._waiting: tuple[OrderRecord, ...] = ()
+        self._last_command = 0
+        self._is_leaving = False
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the fork server and registers the node; returns once the agent can take orders."""
+        self._server.start()
+        self._last_command = max((id for id, _, _ in self._message_store.commands(after=0)), default=0)
+        self._register()
+        self._looking.start()
+        self._pulse.start()
+
+    @property
+    def incarnation(self) -> str:
+        """The identity of this worker process in the pool; it changes if the pool declares the node lost meanwhile."""
+        return self._incarnation
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the node takes no more orders, since `drain` or `close` was called."""
+        return self._is_leaving
+
+    @property
+    def waiting(self) -> Sequence[OrderRecord]:
+        """The orders for this node that no worker had taken at the last check."""
+        return self._waiting
+
+    @property
+    def running(self) -> Mapping[int, Share]:
+        """The shares that have been taken and have not ended, by segment."""
+        return self._gangs.shares
+
+    def take(self, segment: int) -> Future[Outcome] | None:
+        """Takes an order and starts its gang, once for any number of calls; returns None if it cannot be taken.
+
+        The future has the share's outcome, which is also sent to the executor. The call waits while the database is
+        unreachable.
+        """
+        with self._lock:
+            if self._is_leaving or segment in self._ever_taken:
+                return None
+            self._ever_taken.add(segment)
+            incarnation = self._incarnation
+        share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
+            segment, incarnation
+        )
+        with self._lock:
+            # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
+            if share is None or self._is_leaving or incarnation != self._incarnation:
+                self._ever_taken.discard(segment)
+                return None
+            self._gangs.admit(segment, share)
+        future: Future[Outcome] = Future()
+        future.set_running_or_notify_cancel()  # a caller may stop waiting for it; its result is set all the same
+        run = threading.Thread(target=self._run, args=(segment, share, future), name=f"segment-{segment}", daemon=True)
+        run.start()
+        return future
+
+    def cancel(self, segment: int) -> None:
+        """Commands a gang to stop at a checkpoint; its outcome is "cancelled", unless the gang is done before."""
+        self._gangs.cancel(segment)
+
+    def drain(self, *, within_s: float = DRAIN_S, heed_s: float = HEED_S) -> None:
+        """Ends in order: gangs write checkpoints and stop, their outcomes are sent, and the node leaves the pool.
+
+        Gangs that take longer than `within_s` are ended. Their segments are "lost" and continue from their checkpoints.
+        heed_s: the time for the executor to notice that the node leaves, before jobs stop that it would start here
+        again.
+        """
+        with self._lock:
+            self._is_leaving = True
+        self._pulse.hurry()
+        self._gangs.join(within_s=min(heed_s, within_s))
+        self._gangs.stop_all()
+        if not self._gangs.join(within_s=max(within_s - heed_s, 0.0)):
+            self._end_all(f"node {self.name} had to leave before the gang had stopped")
+        self._outbox.flush(within_s=FAREWELL_S)
+        self._pulse.stop(within_s=FAREWELL_S)
+        with suppress(SQLAlchemyError):  # unreachable: the executor will find the node silent
+            Nodes(self._hasty).remove(self.name, incarnation=self._incarnation)
+        self.close()
+
+    def close(self) -> None:
+        """Ends all gangs at once; `drain` ends them in order."""
+        self._is_leaving = True
+        self.ended.set()
+        self._pulse.stop(within_s=0.0)
+        self._outbox.close()
+        self._server.close()
+        self._hasty.close()
+
+    # -- the node in the registry ------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        self._incarnation = uuid.uuid4().hex
+        self._nodes.register(
+            NodeRecord(
+                name=self.name,
+                incarnation=self._incarnation,
+                address=self._address,
+                devices=self._devices,
+                health=self._device_monitor.health(),
+            )
+        )
+
+    def _beat(self) -> bool:
+        is_whole = self._outbox.is_alive() and self._looking.is_alive()
+        if not is_whole:
+            self.ended.set()  # so that the worker ends, and another one can be started
+        assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
+        status = LEAVING if self._is_leaving else SERVING
+        return Nodes(self._hasty).beat(
+            self.name, incarnation=self._incarnation, health=self._device_monitor.health(), status=status
+        )
+
+    def _on_replaced(self) -> bool:
+        """Ends all gangs after the node was declared lost, or served by another worker; returns whether to continue."""
+        with self._lock:
+            self._incarnation = ""  # so that no more orders are taken
+        self._end_all(f"the pool had given node {self.name} up")
+        try:
+            other = next((node for node in self._nodes.all() if node.name == self.name), None)
+            if other is None and not self._is_leaving:
+                logger.warning("the pool had given node %s up: it begins anew", self.name)
+                self._register()
+                return True
+        except DatabaseClosed:
+            return False
+        if other is not None:
+            logger.error("another worker serves node %s by now: this one ends", self.name)
+            self.was_replaced = True
+            self.ended.set()
+        return False
+
+    # -- gangs -------------------------------------------------------------------------------------------------------
+
+    def _taken_before(self, segment: int, incarnation: str) -> Share | None:
+        """Returns the share of an order that this process took in a transaction whose result was lost."""
+        orders = self._message_store.orders(incarnation=incarnation)
+        return next((o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, TAKEN)), None)
+
+    def _run(self, segment: int, share: Share, future: Future[Outcome]) -> None:
+        slots = {(slot.kind, slot.index) for slot in share.order.slots}
+        numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
+        outcome = Outcome(status=CRASHED, message="its supervisor failed; the worker's log says why")
+        try:
+            self._device_monitor.begin(segment, numbers, is_part=bool(share.meeting))
+            outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
+        finally:
+            if (word := self._device_monitor.end(segment)) is not None:
+                self._outbox.say(segment, word)
+            self._outbox.say(segment, {"event": OUTCOME, **to_json(outcome)})
+            self._gangs.dismiss(segment)
+            future.set_result(outcome)
+
+    def _hear(self, segment: int, event: Event) -> None:
+        if event["event"] not in UNHEARD:
+            self._outbox.say(segment, event)
+
+    def _end_all(self, why: str) -> None:
+        """Kills all gangs, and waits until they are gone."""
+        self._gangs.end_all(Outcome(status=LOST, message=why))
+        if not self._gangs.join(within_s=KILLED_S):
+            logger.error("gangs of node %s did not end when they were killed", self.name)
+
+    # -- commands and orders -----------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        with suppress(DatabaseClosed):
+            while not self.ended.wait(LOOK_EVERY_S):
+                for id, segment, command in self._message_store.commands(after=self._last_command):
+                    self._last_command = id
+                    self._gangs.tell(segment, command)
+                orders = self._message_store.orders(incarnation=self._incarnation)
+                self._waiting = tuple(o for o in orders if o.status == GIVEN and o.segment not in self._ever_taken)
+                if self._waiting and not self._is_leaving:
+                    self.on_orders()
+                for segment, word in self._device_monitor.words().items():
+                    self._outbox.say(segment, word)

@@ -1,0 +1,172 @@
+"""The jobs of a batch that can be trained together on one base, and the groups of them that are worth planning."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
+from typing import Any
+
+from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE, Layout
+from ringmaster.tasks.profiling.options import num_evaluations
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.interface.values import digest
+from ringmaster.techniques.shared_base import why_not_together
+
+MOST_TOGETHER = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solo:
+    """A job that can be in a group, and its properties when it runs alone on as many devices.
+
+    data: the JSON form of its prepared data.
+    key: equal for jobs that cannot differ in speed.
+    profile: its fastest profile.
+    base_bytes: the bytes of the base model's weights on each device.
+    own_bytes: the bytes on each device beside the base: the adapter, its training state and the activations of its
+        batch, which a group does not divide any further.
+    """
+
+    job: Job
+    data: Mapping[str, Any]
+    key: str
+    profile: Profile
+    base_bytes: int
+    own_bytes: int
+
+    @property
+    def end_s(self) -> float:
+        """The seconds of the job's last checkpoint, all its evaluations and its export."""
+        return self.profile.save_s + num_evaluations(self.job) * self.profile.evaluate_s + self.profile.export_s
+
+    @property
+    def stall_s(self) -> float:
+        """The seconds for which a checkpoint during training delays the job."""
+        return self.profile.save_s if self.profile.stall_s is None else self.profile.stall_s
+
+    @property
+    def runtime_s(self) -> float:
+        """The seconds of the whole job when it runs alone."""
+        return self.profile.startup_s + self.job.total_steps * self.profile.step_s + self.end_s
+
+
+Group = tuple[Solo, ...]
+"""Jobs that one gang would train. The first one, which has the most steps, is the lead job."""
+
+
+def classes(
+    jobs: Sequence[Job],
+    preflights: Mapping[str, Preflight],
+    profiles: Mapping[str, Sequence[Profile]],
+    *,
+    keys: Mapping[str, str],
+    layout: Layout = ONE_DEVICE,
+) -> list[Group]:
+    """Returns the classes of at least two jobs that can be trained together, sorted by steps and similarity.
+
+    A job whose parents are trained in the same batch is in no class, because its base does not exist yet.
+
+    keys: the speed key of each job.
+    layout: the layout of their gang. Their batches must be divisible among its devices.
+    """
+    names = {job.name for job in jobs}
+    by_base: dict[str, list[list[Solo]]] = {}
+    for job in jobs:
+        preflight = preflights[job.name]
+        # ModelFacts itself would need torch. Its JSON form may lack newer fields, which have their defaults then.
+        facts: Any = SimpleNamespace(
+            **{"has_experts": False, "undivided": "", "computes_loss": False, "whole_batch": "", **preflight.facts}
+        )
+        if not profiles[job.name] or not _may_join(job, names, num_devices=layout.num_devices):
+            continue
+        if why_not_together([job], facts, num_ranks=layout.num_devices):
+            continue
+        if (solo := _solo(job, preflight, profiles[job.name], key=keys[job.name], layout=layout)) is None:
+            continue
+        found = by_base.setdefault(digest([job.model, job.base]), [])
+        home = next((each for each in found if not why_not_together([each[0].job, job], facts)), None)
+        if home is None:
+            found.append([solo])
+        else:
+            home.append(solo)
+    every = [each for found in by_base.values() for each in found]
+    return [tuple(sorted(each, key=_by_steps_and_likeness)) for each in every if len(each) > 1]
+
+
+def candidate_groups(members: Group, *, num_devices: int) -> list[Group]:
+    """Returns groups of neighbours in a class: for n jobs on m devices at most about 2 n groups, not all 2^n.
+
+    The groups are: all jobs in one; as many equal parts as there are devices, by number and by work; and pairs, fours,
+    eights, ...; none with more than `MOST_TOGETHER` jobs.
+    """
+    if (n := len(members)) < 2:
+        return []
+    even = num_devices * math.ceil(n / (num_devices * MOST_TOGETHER))
+    counts = {math.ceil(n / MOST_TOGETHER), even}
+    counts |= {math.ceil(n / 2**power) for power in range(1, MOST_TOGETHER.bit_length())}
+    work = list(accumulate(solo.job.total_steps * solo.profile.step_s for solo in members))
+    found: dict[tuple[str, ...], Group] = {}
+    for group in (
+        *(part for count in sorted(counts) for part in _parts(members, range(1, n + 1), count)),
+        *_parts(members, work, even),
+    ):
+        if 1 < len(group) <= MOST_TOGETHER:
+            found.setdefault(tuple(solo.job.name for solo in group), group)
+    return list(found.values())
+
+
+def sample(members: Group, size: int) -> Group:
+    """Returns the first `size` jobs of a class, in which each kind of adapter has the same share as in the class."""
+    kinds: dict[str, list[int]] = {}
+    for i, solo in enumerate(members):
+        assert solo.job.adapter is not None
+        kinds.setdefault(solo.job.adapter.kind, []).append(i)
+    by_share = sorted(((n + 0.5) / len(mine), i) for mine in kinds.values() for n, i in enumerate(mine))
+    return tuple(members[i] for i in sorted(i for _, i in by_share[:size]))
+
+
+def even_parts(members: Group, count: int) -> list[Group]:
+    """Returns consecutive parts of about as many members, none of them empty."""
+    return [part for part in _parts(members, range(1, len(members) + 1), count) if part] if members else []
+
+
+def _parts(members: Group, measure: Sequence[float], count: int) -> Iterator[Group]:
+    """Yields consecutive parts of about equal measure. measure: the cumulative sums over the members."""
+    ends = [bisect_right(measure, measure[-1] * i / count * (1 + 1e-9)) for i in range(count + 1)]
+    for start, stop in pairwise(ends):
+        yield members[start:stop]
+
+
+def _may_join(job: Job, names: Collection[str], *, num_devices: int) -> bool:
+    """Returns whether a job may run on so many devices, on a base that exists before the batch begins."""
+    if job.adapter is None or any(parent in names for parent in job.parents):
+        return False
+    return job.num_devices is None or num_devices in job.num_devices
+
+
+def _solo(job: Job, preflight: Preflight, profiles: Sequence[Profile], *, key: str, layout: Layout) -> Solo | None:
+    """Returns None if such devices cannot train the job, or not its whole batch at once."""
+    profile, own_bytes = layout.profile(job, preflight, profiles), layout.own_bytes(job, preflight)
+    if profile is None or own_bytes is None:
+        return None
+    return Solo(
+        job=job,
+        data=preflight.data,
+        key=key,
+        profile=profile,
+        base_bytes=layout.base_bytes(preflight.facts),
+        own_bytes=own_bytes,
+    )
+
+
+def _by_steps_and_likeness(solo: Solo) -> tuple[Any, ...]:
+    """Sorts similar jobs next to each other, because adapters of one shape are computed side by side."""
+    job = solo.job
+    assert job.adapter is not None
+    adapter = job.adapter
+    return (-job.total_steps, job.data.seq_len or 0, job.global_batch_size, adapter.kind, adapter.rank, solo.key)

@@ -1,0 +1,1 @@
+"""Recording of a batch in MLflow, on a background thread."""

@@ -1,0 +1,130 @@
+"""The ancestry of a job's model in the lineage: the kind of its adaptation and its parents' models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger.bases import record_base
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import Job
+
+KINDS_OF_ADAPTERS: Mapping[str, str] = {"lora": "lora", "prefix": "prefix-tuned", "ia3": "ia3"}
+
+Notice = Callable[[str], None]
+
+
+def kind_of(job: Job, *, has_parents: bool) -> str:
+    """Returns how a job's model is made: one of `ADAPTATION_KINDS`."""
+    if job.adaptation is not None:
+        return job.adaptation.kind
+    if job.adapter is not None:
+        return KINDS_OF_ADAPTERS[job.adapter.kind]
+    return "fine-tuned" if has_parents else "pretrained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestry:
+    """Finds the recorded parents of a batch's models.
+
+    jobs: those of the batch, by name.
+    tensors: the store for models from outside the batch.
+    notice: receives a message about each model that cannot be recorded.
+    """
+
+    ledger: Ledger
+    journal: Journal
+    jobs: Mapping[str, Job]
+    tensors: TensorStore | None
+    notice: Notice
+
+    def parents(self, job: Job) -> list[str]:
+        """Returns the URIs or ids of a job's parents: other jobs' models, registered models, and models from elsewhere.
+
+        A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
+        """
+        found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
+        return list(dict.fromkeys(uri for uri in found if uri is not None))
+
+    def _named(self, job: Job, name: str) -> str | None:
+        if name in self.jobs:
+            return self._of_job(job, name)
+        if not name.startswith("models:/"):
+            return self._imported(name)
+        # The version that was used for training, as the alias may name another one by now.
+        known: str = self.journal.get(f"base:{job.name if name == job.base else name}", name)
+        return known
+
+    def _of_job(self, job: Job, name: str) -> str:
+        uri: str | None = self.journal.jobs()[name].details.get("model_uri")
+        if uri is None:
+            what = "base" if name == job.base else "parent"
+            raise LedgerError(f"the model of {job.name} is not recorded: its {what} {name} is not, and would be lost")
+        return uri
+
+    def _imported(self, source: str) -> str | None:
+        """Returns the node of a model from elsewhere; None if it cannot be recorded, which blocks nothing."""
+        key = f"imported:{source}"
+        known: str | None = self.journal.get(key)
+        if known is not None:
+            return known
+        try:
+            known = record_base(self.ledger, source, store=self.tensors)
+        except (ValueError, OSError) as error:  # LedgerError and StoreFault are among them
+            if isinstance(error, LedgerError) and error.may_pass:
+                raise
+            self.notice(f"{source} is not in the lineage: {error}")
+            return None
+        self.journal.put(key, known)
+        return known
+
+
+def _sources(job: Job) -> Iterator[str]:
+    """Yields the folders or hub names from which a job reads weights without naming them as its base."""
+    if job.base is None and job.model.from_pretrained is not None:
+        yield job.model.from_pretrained
+    if job.adapter is not None and job.adapter.from_pretrained is not None:
+        yield job.adapter.from_pretrained
+
+
+def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a comparison of a model with its parents as markdown: bytes, seconds of a batch, and metrics.
+
+    All are measured alike on one device.
+
+    compared: the model first, then its parents, as JSON forms of
+        `ringmaster.techniques.adaptations.comparing.Measured`.
+    """
+    if len(compared) < 2:
+        return ""
+    own = compared[0]
+    rows = [["", "this one", *(f"`{entry['model']}`" for entry in compared[1:])]]
+    rows.append(["weights", *(_bytes(entry, own) for entry in compared)])
+    rows.append(["a batch", *(_seconds(entry, own) for entry in compared)])
+    rows += [[key, *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
+    if any(entry["sparsity"] > 0.01 for entry in compared):
+        rows.append(["zeros", *(f"{entry['sparsity']:.0%}" for entry in compared)])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]])
+
+
+def _bytes(entry: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    text = f"{entry['weight_bytes'] / 1e6:.2f} MB"
+    return text if entry is own else f"{text} ({_times(entry['weight_bytes'], own['weight_bytes'])} as large)"
+
+
+def _seconds(entry: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    text = f"{entry['batch_s'] * 1000:.1f} ms"
+    return text if entry is own else f"{text} ({_times(entry['batch_s'], own['batch_s'])} as long)"
+
+
+def _times(value: float, of: float) -> str:
+    return f"{value / of:.1f} times" if of else "?"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

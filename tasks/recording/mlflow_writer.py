@@ -1,0 +1,365 @@
+"""The MLflow writer: writes a batch's events as runs, metrics, plans and models.
+
+Each method may be called again after it failed half-way: it finds what it has written, or writes it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.pages import links
+from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
+from ringmaster.model_lineage.tensors import StoreFault, TensorStore
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.code_version import code_version
+from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.steering import LIKE, SETTLED
+from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
+from ringmaster.tasks.system_metrics import Energy, telemetry_points
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.interface.values import from_json, to_json
+
+PROFILES = "profiles.json"  # among the artifacts of a job's run
+REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
+FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Prefect's UI
+FUSION = "fusion"
+"""The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
+"lower_bound_s", "practice_s"}."""
+NOT_DONE = {CANCELLED: ("Cancelled", "KILLED"), STOPPED: ("Stopped early", "FINISHED")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What is known of a batch's jobs before they run.
+
+    profiles: by job; option k is profile k.
+    """
+
+    jobs: Mapping[str, Job]
+    preflights: Mapping[str, Preflight]
+    profiles: Mapping[str, Sequence[Profile]]
+
+
+class MlflowWriter:
+    """Writes one batch into the ledger. The journal stores run ids, so that a resumed batch continues in its runs.
+
+    Raises LedgerError if MLflow cannot write, for now or at all.
+
+    num_plans: the number of plans that are recorded already.
+    tensors: the store for models, each as a difference to its parent; `notice` receives a message if that fails.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        batch: Batch,
+        num_plans: int = 0,
+        tensors: TensorStore | None = None,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.ledger, self._journal, self._batch = ledger, journal, batch
+        self._tensors, self._notice = tensors, notice
+        self._known = Recorded(jobs={}, preflights={}, profiles={})
+        self._points: dict[str, list[MetricPoint]] = {}
+        self._energy = Energy(journal)
+        self._code_version = code_version(batch.folder)
+        self.num_plans = num_plans
+        self.faults: list[str] = []
+
+    def run_of(self, job: str | None = None) -> str | None:
+        """Returns the MLflow run of the batch or of a job, None before it is open."""
+        run_id: str | None = self._journal.get(f"run:{job}" if job else "run")
+        return run_id
+
+    @property
+    def _ancestry(self) -> Ancestry:
+        return Ancestry(
+            ledger=self.ledger,
+            journal=self._journal,
+            jobs=self._known.jobs,
+            tensors=self._tensors,
+            notice=self._notice,
+        )
+
+    def begin(self, known: Recorded, *, key: str, devices: Sequence[str], num_trials: int) -> None:
+        """Opens the batch's run, or resumes it.
+
+        key: permanently identifies this run of the batch.
+        """
+        self._known = known
+        run_id = self.run_of()
+        if run_id is not None:
+            self.ledger.resume_run(run_id)
+            self._catch_up()
+            return
+        params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
+        run_id = self.ledger.start_batch(
+            self._batch.name,
+            params={**params, "num_trials": num_trials},
+            files={"batch.yaml": self._batch.text},
+            key=key,
+        )
+        self._journal.put("run", run_id)
+
+    def write(self, event: ExecutionEvent, *, at_ms: int) -> None:
+        """Writes an event. Its metrics wait for `flush`.
+
+        at_ms: when the event arrived, in milliseconds since the epoch.
+        """
+        match event:
+            case Planned():
+                self._write_plan(event)
+            case SegmentStarted():
+                for job in (event.segment.job, *event.members):
+                    self.ledger.resume_run(self._job_run(job))
+            case GangSaid():
+                self._points.setdefault(event.job, []).extend(_points(event.event, at_ms=at_ms))
+                self._energy.hear(event)
+            case SegmentEnded():
+                for job, points in self._energy.end(event, at_ms=at_ms).items():
+                    self._points.setdefault(job, []).extend(points)
+                self.flush()
+                for job in (event.segment.job, *event.members):
+                    self._write_segments(job)
+            case JobEnded():
+                self.flush()
+                self._end_job(event)
+
+    def flush(self) -> None:
+        """Writes the waiting metrics. Metrics that can never be written become a fault."""
+        for job in list(self._points):
+            try:
+                self.ledger.log_metrics(self._job_run(job), self._points[job])
+            except LedgerError as error:
+                if error.may_pass:
+                    raise
+                self.faults.append(f"metrics of {job}: {error}")
+            del self._points[job]
+
+    def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
+        """Closes the batch's run with its result."""
+        self.flush()
+        run_id = self.run_of()
+        if run_id is None:
+            return
+        self.ledger.log_metrics(run_id, [MetricPoint(key, value) for key, value in metrics.items()])
+        if table:
+            self.ledger.write_table(run_id, "jobs.json", table)
+        if note := self._batch_note(run_id, metrics):
+            self.ledger.set_note(run_id, note)
+        self.ledger.finish_run(run_id, status)
+
+    def _batch_note(self, run_id: str, metrics: Mapping[str, float]) -> str:
+        """Returns the note on the page of the batch's run."""
+        lines = []
+        if (planned_s := metrics.get("planned_makespan_s")) is not None:
+            took = f"It took **{metrics['makespan_s']:.1f} s**; planned were {planned_s:.1f} s"
+            practice_s = metrics.get("current_practice_s")
+            than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
+            lines += [_picture(run_id), f"{took}{than}."]
+        if fusion := self._journal.get(FUSION):
+            lines.append(f"Which jobs train together was planned: {fusion['words']}.")
+        if (page := self._journal.get(FLOW_RUN_PAGE)) is not None:
+            lines.append(f"Its log and artifacts: {links.link('the flow run in Prefect', page)}.")
+        return "\n\n".join(lines)
+
+    def _catch_up(self) -> None:
+        """Records jobs that ended before this run began and were not recorded, after a kill or an MLflow outage."""
+        for name, record in self._journal.jobs().items():
+            if record.status == DONE and not record.details.get("model_uri") and name in self._known.preflights:
+                self._end_job(JobEnded(job=name, status=DONE, message="", details=end_details(record)))
+
+    def _job_run(self, name: str) -> str:
+        run_id = self.run_of(name)
+        if run_id is None:
+            batch_run = self.run_of()
+            if batch_run is None:
+                raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
+            job = self._job(name)
+            run_id = self.ledger.start_job(batch_run, name, params=to_json(job), tags={"ringmaster.job": name})
+            rows = [_profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
+            if rows:
+                self.ledger.write_table(run_id, PROFILES, rows)
+            self._journal.put(f"run:{name}", run_id)
+        return run_id
+
+    def _job(self, name: str) -> Job:
+        """Returns the current definition of a job, which may have been a placeholder."""
+        settled = self._details(name).get(SETTLED)
+        return self._known.jobs[name] if settled is None else from_json(Job, settled)
+
+    def _like(self, name: str) -> str:
+        """Returns the job whose preflight and profiles hold for a job: usually the job itself."""
+        return str(self._details(name).get(LIKE, name))
+
+    def _details(self, name: str) -> Mapping[str, Any]:
+        record = self._journal.jobs().get(name)
+        return {} if record is None else record.details
+
+    def _write_plan(self, event: Planned) -> None:
+        run_id = self.run_of()
+        if run_id is None:
+            return
+        number = self.num_plans + 1
+        plan, problem = event.plan, event.problem
+        folder = f"plan-{number}"
+        self.ledger.write_json(run_id, f"{folder}/plan.json", plan.to_json())
+        self.ledger.write_json(run_id, f"{folder}/problem.json", problem.to_json())
+        self.ledger.write_svg(run_id, f"{folder}/gantt.svg", gantt.render_svg(plan, problem))
+        self.ledger.write_table(run_id, f"{folder}/segments.json", plan_rows(event))
+        figures = {"plan/makespan_s": plan.makespan_s, "plan/lower_bound_s": plan.lower_bound_s, "plan/gap": plan.gap}
+        points = [MetricPoint(key, value, number) for key, value in figures.items() if value is not None]
+        self.ledger.log_metrics(run_id, points)
+        if number == 1:
+            self.ledger.set_note(run_id, f"{_picture(run_id)}\n\n{_plan_sentence(event)}")
+        self.num_plans = number
+
+    def _write_segments(self, job: str) -> None:
+        rows = [
+            {
+                **{key: record.what[key] for key in ("technique", "num_devices", "first_step", "last_step")},
+                "config": str(record.what["config"]),
+                "devices": ", ".join(record.what["devices"]),
+                "seconds": (record.ended_s or record.started_s) - record.started_s,
+                "status": (record.outcome or {}).get("status", "running"),
+                "message": (record.outcome or {}).get("message", ""),
+            }
+            for record in self._journal.segments(job)
+        ]
+        self.ledger.write_table(self._job_run(job), "segments.json", rows)
+
+    def _end_job(self, event: JobEnded) -> None:
+        run_id = self._job_run(event.job)
+        if event.status != DONE:
+            how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
+            self.ledger.set_note(run_id, f"**{how}**: {event.message}")
+            self.ledger.set_tags(run_id, {REASON: event.message})
+            self.ledger.finish_run(run_id, status)
+            return
+        model = self._record_model(event, run_id)
+        self._journal.write_job(event.job, details={"model_uri": model.uri})
+        self.ledger.set_note(run_id, self._job_note(event, model))
+        self.ledger.finish_run(run_id)
+        self._keep(model, Path(event.details["model_dir"]), components=self._job(event.job).components)
+
+    def _record_model(self, event: JobEnded, run_id: str) -> ModelRecord:
+        job, preflight = self._job(event.job), self._known.preflights[self._like(event.job)]
+        parents = self._ancestry.parents(job)
+        data = preflight.data
+        if (rows := rows_text(data)) is not None:
+            self.ledger.write_text(run_id, ROWS, rows)
+        num_parameters = preflight.facts["num_parameters"]
+        return self.ledger.record_model(
+            f"{self._batch.name}.{job.name}",
+            run_id=run_id,
+            folder=Path(event.details["model_dir"]),
+            kind=kind_of(job, has_parents=bool(parents)),
+            parents=parents,
+            datasets=dataset_inputs(job.data, data),
+            params={
+                **({"num_parameters": num_parameters} if num_parameters else {}),
+                **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
+                "num_steps": event.details["step"],
+            },
+            metrics=event.details["metrics"],
+            description=beside_parents(event.details.get("compared") or ()),
+            origin=self._origin(event, job),
+        )
+
+    def _origin(self, event: JobEnded, job: Job) -> Origin:
+        segments = self._journal.segments(job.name)
+        what = segments[-1].what if segments else None
+        root = self._journal.get("checkpoint_root")
+        place = RunPaths(folder=Path(event.details["model_dir"]).parents[1], cache_dir=Path(), checkpoint_root=root)
+        return Origin(
+            job=job.name,
+            batch_run_id=self.run_of(),
+            plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
+            profiles=PROFILES if self._known.profiles.get(job.name) else None,
+            technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
+            checkpoints=place.checkpoint_dir(job),
+            num_steps=event.details["step"],
+            code_version=self._code_version,
+            seed=job.seed,
+        )
+
+    def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
+        """Stores a recorded model in the tensor store. A failure is no fault, as the model is recorded already."""
+        if self._tensors is None:
+            return
+        try:
+            self.ledger.keep_tensors(model, folder, store=self._tensors, components=components)
+        except (ValueError, OSError) as error:
+            if isinstance(error, LedgerError) and error.may_pass:
+                raise
+            is_kept = not isinstance(error, (StoreFault, LedgerError, OSError))
+            what = "lacks a component" if is_kept else "is not in the tensor store"
+            self._notice(f"{model.registered_name} {what}: {error}")
+
+    def _job_note(self, event: JobEnded, model: ModelRecord) -> str:
+        where = self.ledger.ui_links(run_id=self.run_of(), model=model)
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in event.details["metrics"].items())
+        made = links.link(f"{model.registered_name} version {model.version}", where["model"])
+        return f"Held-out: {metrics}\n\nMade {made} in batch {links.link(self._batch.name, where['run'])}."
+
+
+def end_details(record: JobRecord) -> dict[str, Any]:
+    """Returns the details that `JobEnded` carries for a job that is done."""
+    return {**record.details, "step": record.step}
+
+
+def plan_rows(event: Planned) -> list[dict[str, Any]]:
+    """Returns the plan as a table with one row per segment."""
+    return [
+        {
+            "job": segment.job,
+            "technique": (option := event.problem.job(segment.job).options[segment.option]).technique,
+            "config": " ".join(f"{key}={value}" for key, value in option.config.items()),
+            "devices": " ".join(f"{node}:{i}" for node, devices in segment.devices for i in devices),
+            "start_s": round(segment.start_s, 2),
+            "end_s": round(segment.end_s, 2),
+            "work": round(segment.work, 4),
+        }
+        for segment in event.plan.segments
+    ]
+
+
+def _picture(run_id: str) -> str:
+    return links.picture("The plan", run_id, "plan-1/gantt.svg")
+
+
+def _plan_sentence(event: Planned) -> str:
+    gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best possible"
+    return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
+
+
+def _points(event: Mapping[str, Any], *, at_ms: int) -> list[MetricPoint]:
+    """Returns the metrics of a gang's event.
+
+    Each point includes its time, so that writing the same points again adds none.
+    """
+    if event["event"] == "steps":
+        now_ms = int(event["wall_s"] * 1000)
+        rows = list(enumerate(zip(event["losses"], event["seconds"], strict=True), start=event["first_step"] + 1))
+        losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+        return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+    if event["event"] == "metrics":
+        return [MetricPoint(f"held_out/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
+    return telemetry_points(event)
+
+
+def _profile_row(profile: Profile) -> dict[str, Any]:
+    row: dict[str, Any] = to_json(profile)
+    return {**row, "config": " ".join(f"{key}={value}" for key, value in row["config"].items())}

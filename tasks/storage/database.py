@@ -1,0 +1,162 @@
+"""The database that a pool shares: PostgreSQL, or a SQLite file on one machine. It tolerates outages.
+
+Write transactions are serialized, by an advisory lock on PostgreSQL and by SQLite itself. So a reader that has read a
+table's rows up to a number has read all rows up to it, and row locks are not needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
+
+from ringmaster.tasks.pool.releases import check_tables
+from ringmaster.tasks.storage.schema import METADATA
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LOCK = 0x52494E47  # the advisory lock of writers on PostgreSQL, an arbitrary number
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+SQLITE_MAY_PASS = ("locked", "busy", "full", "disk i/o")
+# SQLSTATE: connections, resources (including a full disk), a transaction ended after FROZEN_S, restarts
+POSTGRESQL_MAY_PASS = ("08", "53", "25P03", "57P")
+FROZEN_S = 5.0  # idle time after which the server ends a transaction, as all other writers wait for it
+
+
+class Database:
+    """Transactions on the database at `url`, each retried while the database is unavailable.
+
+    The functions passed to `read` and `write` may run several times and must tolerate that: a commit whose reply was
+    lost is retried. Safe to use from several threads. Raises OtherRelease if the database has tables of another
+    release's form.
+
+    url: `sqlite:///FILE` or `postgresql://...`.
+    patience_s: seconds after which a transaction gives up and raises the last database error.
+    synced: False lets SQLite lose its last transactions on a power failure; for tests.
+    """
+
+    def __init__(self, url: str, *, patience_s: float = math.inf, synced: bool = True) -> None:
+        self.url = url
+        self._patience_s = patience_s
+        self._closing = threading.Event()
+        self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
+        self.write(_prepare)
+
+    def write(self, act: Callable[[Connection], T]) -> T:
+        """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
+        return self._patiently(act, writes=True)
+
+    def read(self, act: Callable[[Connection], T]) -> T:
+        """Runs `act`, which writes nothing, in a read transaction and returns its result."""
+        return self._patiently(act, writes=False)
+
+    def close(self) -> None:
+        """Closes all connections, those in use once they are returned.
+
+        A transaction that waits for the database gives up with DatabaseClosed.
+        """
+        self._closing.set()
+        self._engine.pool.dispose()
+
+    def _patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
+        try:
+            return self._try_patiently(act, writes=writes)
+        finally:
+            if self._closing.is_set():  # closed meanwhile: this connection went back to a pool that was already emptied
+                self._engine.pool.dispose()
+
+    def _try_patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
+        deadline_s = time.monotonic() + self._patience_s
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                with (
+                    self._engine.connect().execution_options(ringmaster_writes=writes) as connection,
+                    connection.begin(),
+                ):
+                    if writes and connection.dialect.name == "postgresql":
+                        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+                    return act(connection)
+            except DBAPIError as error:
+                if not _may_pass(error) or time.monotonic() + wait_s > deadline_s:
+                    raise
+                if wait_s == FIRST_WAIT_S:
+                    logger.warning("the pool's database does not answer, trying again: %s", error.orig)
+            except NoConnectionFree:  # many threads wait for an unavailable database: no reason to give up
+                if time.monotonic() + wait_s > deadline_s:
+                    raise
+            if self._closing.wait(wait_s):
+                raise DatabaseClosed(f"{self.url} was closed while it was away")
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _prepare(connection: Connection) -> None:
+    METADATA.create_all(connection)
+    check_tables(connection)
+
+
+class DatabaseClosed(SQLAlchemyError):
+    """The database was unavailable while its user closed it."""
+
+
+def file_url(file: Path) -> str:
+    """Returns the URL of a SQLite file, whose folder is created."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{file.absolute()}"
+
+
+def _may_pass(error: DBAPIError) -> bool:
+    """Whether a retry may succeed: the server is unavailable or has no space for now."""
+    if error.connection_invalidated:
+        return True
+    state = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(POSTGRESQL_MAY_PASS)
+    said = str(error.orig).lower()
+    if type(error.orig).__module__.startswith("sqlite3"):
+        return any(word in said for word in SQLITE_MAY_PASS)
+    return type(error.orig).__name__ == "OperationalError"  # psycopg could not connect: no SQLSTATE
+
+
+def _sqlite(url: str, *, synced: bool) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # BEGIN is issued explicitly below
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'OFF'}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("ringmaster_writes", True)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: str) -> Engine:
+    return create_engine(
+        url.replace("postgresql://", "postgresql+psycopg://", 1),
+        pool_pre_ping=True,
+        pool_size=4,
+        connect_args={
+            "connect_timeout": 10,
+            # Detects a server that vanished with its node within seconds instead of TCP's two hours.
+            "keepalives_idle": 5,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 15_000,
+            # Lets the server end the transaction of a client that is frozen or lost and still holds the lock.
+            "options": f"-c idle_in_transaction_session_timeout={round(1000 * FROZEN_S)}",
+        },
+    )

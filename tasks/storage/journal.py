@@ -1,0 +1,254 @@
+"""The journal of a batch: records each event before it is acted on, so that the batch can be resumed after any crash.
+
+A batch on this machine has its own SQLite file; a pool has one database for all its batches. Times are seconds since
+the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Select, delete, insert, select, update
+
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
+from ringmaster.techniques import Job
+
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+PAUSED, CANCELLED = "paused", "cancelled"
+STOPPED = "stopped"  # early, by a steering request: no failure
+ENDED = (DONE, FAILED, CANCELLED, STOPPED)
+
+
+LEADER = "leader"
+"""Key of a job's details: the lead job whose gang trained it, if one did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """The state of a job: `step` steps are done and checkpointed; `details` hold metrics, model folder, run id."""
+
+    name: str
+    status: str = WAITING
+    step: int = 0
+    message: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentRecord:
+    """A segment that was started.
+
+    what: technique, config, devices and steps.
+    outcome: None while it runs.
+    """
+
+    id: int
+    job: str
+    what: Mapping[str, Any]
+    started_s: float
+    ended_s: float | None = None
+    outcome: Mapping[str, Any] | None = None
+
+    @property
+    def num_jobs(self) -> int:
+        """The number of jobs that its gang trained, which share the cost of its devices."""
+        return int(self.what.get("num_jobs", 1 + len(_beside(self))))
+
+
+class Journal:
+    """The record of one batch or, if `batch` is None, of all batches of a pool, with jobs named "BATCH/JOB".
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, database: Database, *, batch: str | None) -> None:
+        self.database, self._batch = database, batch
+
+    @classmethod
+    def of_file(cls, file: Path) -> Self:
+        """Returns the journal of a batch that runs on this machine alone."""
+        return cls(Database(file_url(file)), batch="")
+
+    def close(self) -> None:
+        """Closes the database."""
+        self.database.close()
+
+    def put(self, key: str, value: Any) -> None:
+        """Stores a fact of the whole batch (a JSON value)."""
+        self.put_all({key: value})
+
+    def put_all(self, facts: Mapping[str, Any]) -> None:
+        """Stores several facts, all of them or none."""
+        batch = self._batch or ""
+
+        def act(connection: Connection) -> None:
+            for key, value in facts.items():
+                connection.execute(delete(FACTS).where(FACTS.c.batch == batch, FACTS.c.key == key))
+                connection.execute(insert(FACTS).values(batch=batch, key=key, value=[_plain(value)]))
+
+        self.database.write(act)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a fact of the whole batch."""
+        query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
+        found = self.database.read(lambda connection: connection.execute(query).scalar())
+        return default if found is None else found[0]
+
+    def drop_facts(self) -> None:
+        """Deletes the facts of the whole batch."""
+        query = delete(FACTS).where(FACTS.c.batch == (self._batch or ""))
+        self.database.write(lambda connection: connection.execute(query))
+
+    def jobs(self, *, batches: Collection[str] | None = None) -> dict[str, JobRecord]:
+        """Returns all jobs by name, in the order in which they were first written.
+
+        batches: for a pool, restricts the result to these batches.
+        """
+        query = self._mine(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
+        if batches is not None:
+            query = query.where(JOBS.c.batch.in_(sorted(batches)))
+        rows = self.database.read(lambda connection: connection.execute(query).all())
+        records = [_job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
+        return {record.name: record for record in records}
+
+    def write_job(self, name: str, **changes: Any) -> JobRecord:
+        """Changes a job's record, and returns it. `details` are merged into the existing ones."""
+        batch, job = self._parts(name)
+        here = (JOBS.c.batch == batch) & (JOBS.c.name == job)
+
+        def act(connection: Connection) -> JobRecord:
+            row = connection.execute(select(JOBS).where(here)).one_or_none()
+            record = JobRecord(name=name) if row is None else _job_record(name, row._mapping)
+            details = {**record.details, **_plain(changes.get("details", {}))}
+            record = replace(record, **{**changes, "details": details})
+            values = {key: getattr(record, key) for key in ("status", "step", "message")} | {"details": details}
+            if row is None:
+                connection.execute(insert(JOBS).values(batch=batch, name=job, **values))
+            else:
+                connection.execute(update(JOBS).where(here).values(**values))
+            return record
+
+        return self.database.write(act)
+
+    def start_segment(self, job: str, what: Mapping[str, Any]) -> int:
+        """Records that a segment is about to start. Returns its number."""
+        batch, name = self._parts(job)
+        key, started_s = uuid.uuid4().hex, time.time()
+
+        def act(connection: Connection) -> int:
+            number = connection.execute(select(SEGMENTS.c.id).where(SEGMENTS.c.key == key)).scalar()
+            if number is None:
+                row = {"key": key, "batch": batch, "job": name, "what": _plain(what), "started_s": started_s}
+                number = connection.execute(insert(SEGMENTS).values(**row).returning(SEGMENTS.c.id)).scalar_one()
+            return int(number)
+
+        return self.database.write(act)
+
+    def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
+        """Records how a segment ended."""
+        values = {"ended_s": time.time(), "outcome": _plain(outcome)}
+        self.database.write(
+            lambda connection: connection.execute(update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values))
+        )
+
+    def segments(self, job: str | None = None) -> list[SegmentRecord]:
+        """Returns the started segments of one job or of all, in order.
+
+        The segments of one job include those in which the gang of another job trained it, in the form of its own.
+        """
+        query = self._mine(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
+        if job is None:
+            rows = self.database.read(lambda connection: connection.execute(query).all())
+            return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
+        batch, name = self._parts(job)
+        of_job = select(JOBS.c.details).where(JOBS.c.batch == batch, JOBS.c.name == name)
+        query = query.where(SEGMENTS.c.batch == batch)
+
+        def read(connection: Connection) -> list[Any]:
+            lead = (connection.execute(of_job).scalar() or {}).get(LEADER, name)
+            return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, lead}))).all())
+
+        records = [segment_record(row, job=row.job) for row in self.database.read(read)]
+        mine = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *_beside(r))]
+        return [replace(record, job=job) for record in mine]
+
+    def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
+        """Stores a plan."""
+        values = {"batch": self._batch or "", "made_s": time.time(), "why": why, "content": _plain(content)}
+        self.database.write(lambda connection: connection.execute(insert(PLANS).values(**values)))
+
+    def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
+        """Returns the plans that were made since `since_s`, oldest first."""
+        query = select(PLANS.c.content).where(PLANS.c.batch == (self._batch or ""), PLANS.c.made_s >= since_s)
+        rows = self.database.read(lambda connection: connection.execute(query.order_by(PLANS.c.id)).scalars().all())
+        return list(rows)
+
+    def _mine(self, query: Select[Any], column: Any) -> Select[Any]:
+        return query if self._batch is None else query.where(column == self._batch)
+
+    def _parts(self, name: str) -> tuple[str, str]:
+        if self._batch is not None:
+            return self._batch, name
+        batch, _, job = name.partition("/")
+        assert job, f"{name} does not say which batch it is of"
+        return batch, job
+
+    def _name(self, batch: str, job: str) -> str:
+        return job if self._batch is not None else f"{batch}/{job}"
+
+
+def _plain(value: Any) -> Any:
+    """Returns the value as the database returns it: mappings become dicts, tuples become lists."""
+    return json.loads(json.dumps(value, default=dict))
+
+
+def segment_record(row: Any, *, job: str) -> SegmentRecord:
+    """Returns a row of the segments table as a record, under the reader's name of the job."""
+    return SegmentRecord(
+        id=row.id, job=job, what=row.what, started_s=row.started_s, ended_s=row.ended_s, outcome=row.outcome
+    )
+
+
+def _beside(record: SegmentRecord) -> Mapping[str, int]:
+    """Returns the other jobs that a segment's gang trained, with the step from which."""
+    return dict(record.what.get("fellows", {}))
+
+
+def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
+    """Returns another job's segment as a segment of `job`, which its gang trained too."""
+    what = {**record.what, "first_step": _beside(record)[job], "fellows": {}, "num_jobs": record.num_jobs}
+    outcome = record.outcome
+    if outcome is not None:
+        outcome = outcome.get("fellows", {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}
+    return replace(record, what=what, outcome=outcome)
+
+
+def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
+    return JobRecord(name=name, status=row["status"], step=row["step"], message=row["message"], details=row["details"])
+
+
+def begin(journal: Journal, jobs: Sequence[Job], *, faults: Mapping[str, str]) -> list[Job]:
+    """Writes the jobs into the journal and returns those that are left to train. Existing records are kept.
+
+    A job that had failed is tried again, as the fault may have been corrected before the batch was resumed.
+
+    faults: by job name, why a job cannot be trained at all.
+    """
+    known = journal.jobs()
+    for job in jobs:
+        if job.name not in known:
+            journal.write_job(job.name)
+        elif known[job.name].status not in (DONE, STOPPED):
+            journal.write_job(job.name, status=WAITING, message="")
+    for name, message in faults.items():
+        if journal.jobs()[name].status not in (DONE, STOPPED):
+            journal.write_job(name, status=FAILED, message=message)
+    records: Mapping[str, Any] = journal.jobs()
+    return [job for job in jobs if records[job.name].status == WAITING]

@@ -1,0 +1,158 @@
+"""The tables of a pool. Times are seconds since the epoch, for display: no decision compares clocks."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, Text, UniqueConstraint
+
+METADATA = MetaData()
+# The id of tables with many rows: gangs send several events a second. SQLite uses 64 bits for any integer, and
+# auto-increments only columns of type INTEGER.
+NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+# The release of Ringmaster that leads the pool, and the form of these tables (`releases`).
+ABOUT = Table("about", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
+
+# The nodes that serve. beats: the count of the worker's heartbeats; incarnation: that of the worker.
+NODES = Table(
+    "nodes",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("incarnation", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("devices", JSON, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("beats", BigInteger, nullable=False),
+    Column("health", JSON, nullable=False),
+    Column("since_s", Float, nullable=False),
+)
+
+# The pool's executor, in one row. epoch: counts its owners; a former owner finds a higher number and ends.
+EXECUTOR = Table(
+    "executor",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("beats", BigInteger, nullable=False),
+)
+
+# The holder of each leased device.
+LEASES = Table(
+    "leases",
+    METADATA,
+    Column("device", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("since_s", Float, nullable=False),
+)
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("content", JSON, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("submitted_s", Float, nullable=False),
+)
+
+FACTS = Table(
+    "facts",
+    METADATA,
+    Column("batch", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("value", JSON, nullable=False),
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("batch", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("details", JSON, nullable=False),
+    UniqueConstraint("batch", "name"),
+)
+
+SEGMENTS = Table(
+    "segments",
+    METADATA,
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
+    Column("key", Text, nullable=False, unique=True),  # prevents a retried start from being written twice
+    Column("batch", Text, nullable=False, index=True),
+    Column("job", Text, nullable=False),
+    Column("what", JSON, nullable=False),
+    Column("started_s", Float, nullable=False),
+    Column("ended_s", Float),
+    Column("outcome", JSON),
+)
+
+PLANS = Table(
+    "plans",
+    METADATA,
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
+    Column("batch", Text, nullable=False, index=True),
+    Column("made_s", Float, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("content", JSON, nullable=False),
+)
+
+# The orders of nodes: each node's share of a segment's gang. A segment over several nodes has a row for each.
+ORDERS = Table(
+    "orders",
+    METADATA,
+    Column("segment", Integer, primary_key=True, autoincrement=False),
+    Column("node", Text, primary_key=True),
+    Column("batch", Text, nullable=False),
+    Column("content", JSON, nullable=False),
+    Column("incarnation", Text, nullable=False),
+    Column("status", Text, nullable=False, index=True),
+    Column("flow_run", Text),
+)
+
+# The events of gangs. number: counts the node's events of this segment, from 0.
+SAID = Table(
+    "said",
+    METADATA,
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
+    Column("segment", Integer, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("content", JSON, nullable=False),
+    UniqueConstraint("segment", "node", "number"),
+)
+
+# The commands to gangs.
+COMMANDS = Table(
+    "commands",
+    METADATA,
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
+    Column("segment", Integer, nullable=False),
+    Column("command", Text, nullable=False),
+)
+
+# The event log: the JSON forms of execution events, for the followers of a batch.
+TOLD = Table(
+    "told",
+    METADATA,
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
+    Column("batch", Text, nullable=False, index=True),
+    Column("kind", Text, nullable=False),
+    Column("content", JSON, nullable=False),
+    Column("told_s", Float, nullable=False),
+)
+
+# The requests of people, flows and nodes to the executor, with its answers.
+REQUESTS = Table(
+    "requests",
+    METADATA,
+    Column("id", NUMBER, primary_key=True, autoincrement=True),
+    Column("key", Text, nullable=False, unique=True),
+    Column("kind", Text, nullable=False),
+    Column("content", JSON, nullable=False),
+    Column("status", Text, nullable=False, index=True),
+    Column("answer", JSON, nullable=False),
+    Column("made_s", Float, nullable=False),
+)

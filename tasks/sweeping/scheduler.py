@@ -1,0 +1,260 @@
+"""Scheduler of a running sweep: receives the trials' results and decides which trials go on and what to try next.
+
+The scheduler runs beside an executor, in the same process or another one, and acts by `SteeringRequest`. Results and
+decisions are written to the batch's journal before any request. After a kill at any moment, the next scheduler of the
+sweep continues from the journal and repeats the same requests, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
+from ringmaster.tasks.execution.steering import GOAL, LIKE, SETTLED, SteeringRequest
+from ringmaster.tasks.storage.journal import DONE, ENDED, FAILED, Journal
+from ringmaster.tasks.sweeping.sampling import Tried
+from ringmaster.tasks.sweeping.space import Values
+from ringmaster.tasks.sweeping.spec import SweepSpec
+from ringmaster.tasks.sweeping.stopping import Trial
+from ringmaster.techniques import Job
+from ringmaster.techniques.interface.values import to_json
+
+FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
+TOO_LATE = "stopped early: the sweep's deadline has passed"
+
+Act = Callable[[SteeringRequest], None]
+Later = Callable[[Callable[[], None]], None]
+"""Schedules a call on the thread that may act, between two events."""
+
+
+class SweepScheduler:
+    """The scheduler of one run of a sweep.
+
+    Call `begin` once the jobs are known, then `attach`, and register `listen` as the executor's listener. clock:
+    returns seconds since the epoch.
+    """
+
+    def __init__(self, spec: SweepSpec, *, clock: Callable[[], float] = time.time) -> None:
+        self.spec, self._clock = spec, clock
+        self.values: dict[str, Values] = {}
+        self.reports: dict[str, dict[int, dict[str, float]]] = {}
+        self.run_id: str | None = None
+        self._goals: dict[str, int] = {}
+        self._statuses: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    # -- interface to the executor -------------------------------------------------------------------------------------
+
+    def begin(self, journal: Journal, jobs: Sequence[Job], *, num_slots: int) -> None:
+        """Starts the sweep, or continues it from the journal.
+
+        jobs: the trainable jobs of the batch, with their steps resolved. num_slots: the number of trials that can run
+        in parallel.
+        """
+        self._journal, self._num_slots = journal, num_slots
+        self._jobs = {job.name: job for job in jobs}
+        provisional = dict(zip(self.spec.trials, self.spec.provisional(), strict=True))
+        self._shapes = {name: self.spec.shape(provisional[name]) for name in self._jobs}
+        fact = journal.get(FACT, {})
+        known = dict(zip(self.spec.trials, self.spec.known(), strict=False))
+        self.values = {**known, **fact.get("values", {})}
+        self.reports = {
+            name: {int(step): metrics for step, metrics in steps.items()}
+            for name, steps in fact.get("reports", {}).items()
+        }
+        first = {name: self._first_rung(self._jobs[name]) for name in known if name in self._jobs}
+        self._goals = {**first, **fact.get("goals", {})}
+        self._statuses = {name: record.status for name, record in journal.jobs().items()}
+        for name in set(self.spec.trials) - set(self._jobs):
+            self._statuses[name] = FAILED
+        self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
+        self._keep()
+
+    def judged(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+        """Returns trials with evaluations at their rungs, once their steps are known: a template may give epochs."""
+        return tuple(self._judged(job) for job in jobs)
+
+    def details(self) -> dict[str, dict[str, Any]]:
+        """Returns what the jobs' records must contain about the sweep before an executor reads them, by job."""
+        details: dict[str, dict[str, Any]] = {name: {GOAL: self._goals.get(name, 0)} for name in self._jobs}
+        for name, like in self._late.items():
+            details[name] |= {SETTLED: to_json(self._job(name, like=like)), LIKE: like}
+        return details
+
+    def asked(self) -> SteeringRequest:
+        """Returns everything requested so far, to be repeated if the executor may not have received it."""
+        left = self._left()
+        late = {name: like for name, like in self._late.items() if name in left}
+        return SteeringRequest(
+            jobs={name: self._job(name, like=like) for name, like in late.items()},
+            likes=late,
+            goals={name: goal for name, goal in self._goals.items() if name in left},
+        )
+
+    def attach(self, act: Act, *, later: Later, started_s: float) -> None:
+        """Sends requests to `act` from now on. started_s: the sweep's start in seconds since the epoch."""
+        self._act, self._later, self._started_s = act, later, started_s
+        if self.spec.deadline_s is not None:
+            left_s = max(0.0, started_s + self.spec.deadline_s - self._clock())
+            self._timer = threading.Timer(left_s, later, [self.decide])
+            self._timer.daemon = True
+            self._timer.start()
+        later(self.decide)
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Handles an event of the executor."""
+        if isinstance(event, GangSaid) and event.event["event"] == "metrics":
+            self._hear(event.job, event.event["step"], event.event["metrics"])
+        elif isinstance(event, JobEnded):
+            if event.status == DONE:
+                self._hear(event.job, event.details["step"], event.details["metrics"])
+            self._statuses[event.job] = event.status
+        else:
+            return
+        self._later(self.decide)
+
+    def is_open(self) -> bool:
+        """Whether further requests may follow, even if no trial runs at the moment."""
+        return any(self._statuses.get(name) not in ENDED for name in self.spec.trials)
+
+    def close(self, *, run_id: str | None) -> None:
+        """Stops making requests. run_id: the batch's run in MLflow, or None if it was not recorded."""
+        self.run_id = run_id
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- deciding ------------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Sends the requests that follow from the current results."""
+        with self._lock:
+            steering = self._steering()
+            if steering:
+                self._goals |= steering.goals
+                self._keep()
+                self._act(steering)
+
+    def trials(self) -> list[Trial]:
+        """Returns the state of each trainable trial."""
+        return [self._trial(name) for name in self.spec.trials if name in self._jobs]
+
+    def _steering(self) -> SteeringRequest:
+        if self._is_late():
+            return SteeringRequest(stops=dict.fromkeys(self._left(), TOO_LATE))
+        self._propose()
+        unsettled = [name for name in self._left() if name in self.values and not self._goals.get(name)]
+        likes = self._likes(unsettled)
+        jobs = {name: self._job(name, like=like) for name, like in likes.items()}
+        goals = {name: self._first_rung(job) for name, job in jobs.items()}
+        self._goals |= goals
+        decisions = self.spec.stopping.judge(self.trials(), num_slots=self._num_slots)
+        stops = {**decisions.stops, **{name: self._why_untrainable(name) for name in unsettled if name not in likes}}
+        return SteeringRequest(
+            jobs=jobs,
+            likes=likes,
+            goals={**goals, **decisions.goals},
+            stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
+        )
+
+    def _is_late(self) -> bool:
+        deadline_s = self.spec.deadline_s
+        return deadline_s is not None and self._clock() >= self._started_s + deadline_s
+
+    def _left(self) -> list[str]:
+        return [name for name in self._jobs if self._statuses.get(name) not in ENDED]
+
+    def _propose(self) -> None:
+        """Assigns values to the trials that are next.
+
+        Trial k is proposed once the first k - `num_parallel` + 1 trials have a score, and from these scores only, so
+        that the proposals do not depend on which trial was faster.
+        """
+        names = self.spec.trials
+        while len(self.values) < len(names):
+            number = len(self.values)
+            num_known = max(0, number - self.spec.num_parallel + 1)
+            worth = [self._worth(name) for name in names[:num_known]]
+            if None in worth:
+                break
+            scores = [*worth, *[None] * (number - num_known)]
+            earlier = [Tried(values=self.values[name], score=s) for name, s in zip(names[:number], scores, strict=True)]
+            self.values[names[number]] = self.spec.propose(number, earlier)
+
+    def _worth(self, name: str) -> float | None:
+        """Returns the score of a trial for proposals, or None while it is unknown.
+
+        The score is that at the first rung, where all trials are comparable, or the best one at the trial's end.
+        """
+        trial = self._trial(name)
+        first = self.spec.stopping.rungs(trial.total)[0]
+        if first in trial.scores:
+            return trial.scores[first]
+        return trial.best(trial.total) if trial.has_ended else None
+
+    def _trial(self, name: str) -> Trial:
+        status = self._statuses.get(name)
+        total = self._jobs[name].total_steps if name in self._jobs else 0
+        scores = {step: self.score(metrics) for step, metrics in self.reports.get(name, {}).items()}
+        return Trial(
+            name=name,
+            total=total,
+            goal=self._goals.get(name, 0),
+            scores=scores,
+            has_ended=status in ENDED,
+        )
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """Returns the objective with higher being better; minus infinity for a value that is not finite."""
+        value = metrics.get(self.spec.objective, math.nan)
+        if not math.isfinite(value):
+            return -math.inf
+        return value if HIGHER_IS_BETTER[self.spec.objective] else -value
+
+    def _job(self, name: str, *, like: str) -> Job:
+        job = self.spec.job(name, self.values[name])
+        if job.num_steps is not None:
+            return job
+        return self._judged(replace(job, num_steps=self._jobs[like].total_steps, num_epochs=None))
+
+    def _judged(self, job: Job) -> Job:
+        every = self.spec.stopping.evaluated_every(job.total_steps, asked=job.evaluation.every_steps)
+        return replace(job, evaluation=replace(job.evaluation, every_steps=every))
+
+    def _first_rung(self, job: Job) -> int:
+        return self.spec.stopping.rungs(job.total_steps)[0]
+
+    def _likes(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns, for each of the given trials, an initial trial of the same shape that can be trained.
+
+        Trials of a shape that cannot be trained here are left out.
+        """
+        found = {}
+        for name in names:
+            shape = self.spec.shape(self.values[name])
+            like = next((other for other, theirs in self._shapes.items() if theirs == shape), None)
+            if like is not None:
+                found[name] = like
+        return found
+
+    def _why_untrainable(self, name: str) -> str:
+        shape = ", ".join(f"{key}: {value}" for key, value in self.spec.shape(self.values[name]).items())
+        return f"stopped early: no trial with {shape} can be trained here; the trials that failed say why"
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def _hear(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+        with self._lock:
+            reports = self.reports.setdefault(name, {})
+            if step not in reports:  # a report repeated after a crash is equal
+                reports[step] = dict(metrics)
+                self._keep()
+
+    def _keep(self) -> None:
+        self._journal.put(FACT, {"values": self.values, "goals": self._goals, "reports": self.reports})

@@ -1,1 +1,0 @@
-"""Starts, supervises and is the worker processes that train: the harness around a technique."""

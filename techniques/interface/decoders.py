@@ -1,0 +1,29 @@
+"""Architectures of causal language models that techniques can cut between layers or along tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringmaster.techniques.runtime.models.decoder import Decoder
+
+# The forward of these models accepts hidden states in place of embeddings, without further processing, and explicit
+# positions. Only attention mixes tokens.
+ARCHITECTURES = (
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+
+
+def why_unknown(decoder: Decoder | None) -> str | None:
+    """Returns why a model cannot be cut between layers or along tokens, or None."""
+    if decoder is None:
+        return "is for causal language models with attention layers, such as Llama"
+    if decoder.architecture not in ARCHITECTURES:
+        return f"does not know how to cut {decoder.architecture}; it knows {', '.join(ARCHITECTURES)}"
+    return None

@@ -1,0 +1,265 @@
+"""Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ringmaster.techniques.interface.values import SINCE_LATER
+
+PRECISIONS = ("fp32", "bf16", "bf16-params")
+COMMUNICATIONS = ("fp32", "bf16")
+OPTIMIZERS = ("adamw", "sgd")
+SCHEDULES = ("constant", "linear", "cosine")
+METRICS = ("loss", "perplexity", "accuracy")
+ATTENTIONS = ("auto", "sdpa", "flash", "flex")
+ADAPTERS = ("lora", "prefix", "ia3")
+DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
+ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
+    DISTILLED: (),
+    PRUNED: ("magnitude", "2:4"),
+    QUANTIZED: ("dynamic-int8", "weight-only-int8"),
+    MERGED: ("average", "task-arithmetic"),
+}
+"""The kinds of adaptation besides plain training, and the methods of each."""
+FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
+"""Keys of a pretrained model's `config` that may give it a head which its file lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Where a model comes from: exactly one of `architecture`, `from_pretrained`, `factory` and `command`.
+
+    architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM".
+    from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
+    factory: "package.module:function", called with `kwargs`, which returns a torch module.
+    attention: the implementation in a Hugging Face model, which changes the last digits: "auto" (transformers' default,
+        "sdpa" where the model has it), "sdpa" (PyTorch's, whose kernels on a GPU are FlashAttention's or
+        memory-efficient), "flash" (the package flash-attn: a GPU, bf16) or "flex" (PyTorch's FlexAttention: a GPU).
+    command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command gets
+        `kwargs` in its order.
+    configs: the configs that the command accepts; one of them is selected by measurement.
+    """
+
+    architecture: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    from_pretrained: str | None = None
+    factory: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    attention: str = "auto"
+    command: tuple[str, ...] | None = None
+    configs: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether initial weights depend on a seed where the job has no base: all weights, or those of a fresh head."""
+        return self.from_pretrained is None or not FRESH_HEAD.isdisjoint(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """Where samples come from: exactly one of `source`, `path`, `dataset` and `factory`; always map-style.
+
+    source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes); or
+        "command", for a model's command that reads its own data.
+    path: a glob of text, JSONL or Parquet files.
+    dataset: a Hugging Face `datasets` name or folder.
+    factory: "package.module:function", called with `kwargs`, which returns (training, held_out): two objects with
+        `__len__` and `__getitem__(index) -> dict of tensors`.
+    seq_len: tokens of a text sample.
+    vocab_size: size of the byte-level BPE vocabulary that is trained on the text where no `tokenizer` is given.
+    tokenizer: a folder or hub name.
+    text_column: the field or column that holds the text.
+    split, held_out_split: splits of a `datasets` data set.
+    held_out: the share reserved for evaluation where there is no split.
+    name, version: of a data set in a catalogue (docs/datasets.md). `path` and `held_out_path` then name its files.
+    held_out_path: globs or fsspec URLs of the files reserved for evaluation.
+    format: the format of files whose names do not show it.
+    window: the rows of `path` to use: {"last_days": n}, {"last_rows": n} or {"since": time, "until": time}.
+    time_column: the column with a row's time.
+    """
+
+    source: str | None = None
+    path: str | None = None
+    dataset: str | None = None
+    factory: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    seq_len: int | None = None
+    vocab_size: int = 2048
+    tokenizer: str | None = None
+    text_column: str = "text"
+    split: str = "train"
+    held_out_split: str | None = None
+    held_out: float = 0.1
+    name: str | None = field(default=None, metadata=SINCE_LATER)
+    version: str | None = field(default=None, metadata=SINCE_LATER)
+    held_out_path: str | None = field(default=None, metadata=SINCE_LATER)
+    format: str | None = field(default=None, metadata=SINCE_LATER)
+    window: Mapping[str, Any] | None = field(default=None, metadata=SINCE_LATER)
+    time_column: str | None = field(default=None, metadata=SINCE_LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Parameters that are trained in place of the model's own weights, which stay frozen.
+
+    kind: "lora" (products of two thin matrices added to the targets: Hu et al., arXiv:2106.09685), "prefix" (keys and
+        values before each layer's own: Li and Liang, arXiv:2101.00190) or "ia3" (factors of the targets' outputs, or of
+        their inputs: Liu et al., arXiv:2205.05638).
+    rank, alpha: a LoRA adds alpha / rank * B A to a weight, where A is [rank, in] and B is [out, rank].
+    rank_stabilised: use alpha / sqrt(rank) instead (Kalajdzievski, arXiv:2312.03732).
+    targets: suffixes of the names of the linear modules to adapt, such as q_proj; () for all of them inside the
+        repeated layers, or for "ia3" those that peft chooses for the architecture.
+    feedforward: the targets of an "ia3" whose inputs are scaled; () for those that peft chooses for the architecture.
+    num_virtual_tokens: length of a "prefix", in every layer.
+    modules_to_save: suffixes of the names of modules that are trained directly, such as a fresh head.
+    from_pretrained: a folder written by peft or by Ringmaster. Its adapter is trained further, and determines all of
+        the fields above.
+    """
+
+    kind: str = "lora"
+    rank: int = 8
+    alpha: float = 16.0
+    rank_stabilised: bool = False
+    targets: tuple[str, ...] = ()
+    feedforward: tuple[str, ...] = ()
+    num_virtual_tokens: int = 20
+    modules_to_save: tuple[str, ...] = ()
+    from_pretrained: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """The optimizer `name` with learning rate `lr`; `options` are its other arguments.
+
+    Options are, for example, weight_decay, betas, eps and momentum.
+    """
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSpec:
+    """Learning rate over steps: linear warm-up over `warmup_steps`, then constant or decaying to zero at the end."""
+
+    name: str = "constant"
+    warmup_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSpec:
+    """Evaluation on held-out data: at the end, and every `every_steps` steps where that is set.
+
+    metrics: models are compared by the first one.
+    max_batches: upper limit of one evaluation, in global batches.
+    """
+
+    every_steps: int | None = None
+    metrics: tuple[str, ...] = ("loss",)
+    max_batches: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationSpec:
+    """How a model is derived from other models, besides plain training.
+
+    Other models are named as a base is: a job of the batch, "models:/NAME@ALIAS", or a folder.
+
+    kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the base
+        without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its linear
+        layers in 8 bits. "merged": several models in one. The last two kinds do not train.
+    method: one of `ADAPTATIONS[kind]`.
+    teacher: the teacher of a distilled model.
+    teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.
+    temperature, weight: with T and w, the loss is (1 - w) times the job's loss plus w T^2 times the KL divergence of
+        the teacher's softened distribution softmax(logits / T) from the student's.
+    sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
+    parents: the models that are merged.
+    weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
+    """
+
+    kind: str
+    method: str | None = None
+    teacher: str | None = None
+    teacher_model: ModelSpec | None = field(default=None, metadata=SINCE_LATER)
+    temperature: float = 2.0
+    weight: float = 0.5
+    sparsity: float = 0.5
+    parents: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One model to train.
+
+    name: unique in its batch, made of letters, digits, "-", "_" and ".".
+    base: the model that this one adapts: another job's name, or "models:/NAME@ALIAS". Training starts from its weights.
+    adapter: parameters that are trained in place of the model's weights, which stay frozen; None trains all weights.
+    loss: None for the model's own loss, or "package.module:function", called as f(model_output, batch), which returns
+        (sum, count), so that the mean over a global batch does not depend on how the batch was divided.
+    precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is computed
+        with weights rounded to bf16, which the optimizer stores and updates in fp32).
+    communication: the precision in which gradients are sent between devices, "fp32" or "bf16". They are summed in fp32
+        where the technique can do so; a single device rounds nothing.
+    compile: whether the model's repeated layers are compiled (`torch.compile`); needs a C++ compiler on every node.
+    clip_grad_norm: the largest global L2 norm of the gradient, or None.
+    global_batch_size: samples of one step, over all devices.
+    num_steps, num_epochs: exactly one is given; epochs are converted to steps once the data's size is known.
+    techniques, num_devices: what the planner may choose from; None for everything.
+    exact: restricts the layout to one process, one slot and an undivided batch, for weights that repeat bit by bit.
+        Other layouts sum in another order.
+    adaptation: how the model is derived from other models besides training; None for plain training.
+    components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
+        "vision_model"}. The lineage recognizes them in every model that contains them.
+    """
+
+    name: str
+    model: ModelSpec
+    data: DataSpec
+    base: str | None = None
+    adapter: Adapter | None = None
+    loss: str | None = None
+    precision: str = "fp32"
+    communication: str = "fp32"
+    compile: bool = False
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    clip_grad_norm: float | None = None
+    global_batch_size: int = 16
+    num_steps: int | None = None
+    num_epochs: float | None = None
+    evaluation: EvaluationSpec = EvaluationSpec()
+    seed: int = 0
+    techniques: tuple[str, ...] | None = None
+    num_devices: tuple[int, ...] | None = None
+    exact: bool = False
+    adaptation: AdaptationSpec | None = field(default=None, metadata=SINCE_LATER)
+    components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The names of the models that this one is derived from: the base, then its teacher or the merged models."""
+        said = self.adaptation
+        named = (self.base, *(() if said is None else (said.teacher, *said.parents)))
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job has steps; a job without steps only rewrites its parents' weights."""
+        return self.num_steps != 0
+
+    def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
+        """Returns the same job under the name `name`, with `rename` applied to the names of its parents."""
+        base, said = self.base and rename(self.base), self.adaptation
+        if said is not None:
+            teacher = said.teacher and rename(said.teacher)
+            said = replace(said, teacher=teacher, parents=tuple(map(rename, said.parents)))
+        return replace(self, name=name, base=base, adaptation=said)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps. A job given in epochs must have been resolved against its data before."""
+        assert self.num_steps is not None, f"job {self.name}: epochs were not resolved into steps"
+        return self.num_steps

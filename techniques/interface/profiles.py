@@ -1,0 +1,111 @@
+"""Profiles: measured seconds and bytes of a job under one technique, config and number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Self
+
+from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.interface.values import stored_as
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMember:
+    """A job that a gang trains beside another job, on one base.
+
+    num_steps: steps of the whole job.
+    step_s: seconds by which a step of the gang takes longer while this job is in it.
+    end_s: seconds of its last checkpoint, evaluation and export.
+    """
+
+    job: str
+    num_steps: int
+    step_s: float
+    end_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One measured (technique, config, gang size) of a job.
+
+    num_ranks: worker processes of the gang.
+    num_nodes: nodes over which its devices are spread evenly.
+    step_s: median seconds of a step after warm-up, measured while the neighbouring devices were busy.
+    peak_bytes: the most memory that one device (one rank's process, for CPU slots) held.
+    startup_s, save_s, evaluate_s, export_s: seconds from the lease to the first step, of one checkpoint, of one
+        evaluation on held-out data, and of writing the finished model.
+    stall_s: seconds for which a checkpoint that is written in the background holds up training; None for `save_s`.
+    source: "measured" by a trial, or "predicted".
+    members: the jobs that are trained beside this one; empty except under `shared_base`. All other seconds are then
+        those of this job in the group: a step takes `step_s`, plus `GroupMember.step_s` for each member that is
+        present.
+    own_step_s: the part of `step_s` by which a step of the gang takes longer while this job is present.
+    device_type: the kind of devices that the profile holds for, where a pool has several; empty where it holds for all.
+    """
+
+    technique: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    num_devices: int
+    num_ranks: int
+    step_s: float
+    peak_bytes: int
+    startup_s: float = 0.0
+    save_s: float = 0.0
+    evaluate_s: float = 0.0
+    export_s: float = 0.0
+    stall_s: float | None = None
+    source: str = "measured"
+    device_type: str = ""
+    num_nodes: int = 1
+    members: tuple[GroupMember, ...] = stored_as("fellows", default=())
+    own_step_s: float = 0.0
+
+    @property
+    def at_once(self) -> int | None:
+        """The number of the gang's jobs that are trained at a time (`interface.turns`); None for all."""
+        return self.config.get(AT_ONCE)
+
+    @property
+    def together_s(self) -> float:
+        """Seconds of a step of the gang with the largest number of members in it."""
+        beside = islice(self.members, None if self.at_once is None else self.at_once - 1)
+        return self.step_s + sum(member.step_s for member in beside)
+
+    def runtime_s(
+        self,
+        *,
+        num_steps: int,
+        num_evaluations: int = 1,
+        num_saves: int = 1,
+        members_left: Mapping[str, int] | None = None,
+    ) -> float:
+        """Returns planned seconds of `num_steps` steps to a job's end.
+
+        They include start, steps, checkpoints, evaluations and export. `members_left` is the number of steps that each
+        member has left, by job; by default all of its steps. The gang continues until all jobs have ended.
+        """
+        left = {member.job: member.num_steps for member in self.members} | dict(members_left or {})
+        every = [num_steps, *(left[member.job] for member in self.members)]
+        num_in_all = num_steps_of_gang(every, at_once=self.at_once)
+        training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + num_saves * self.save_s
+        beside_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
+        return self.startup_s + training_s + beside_s + num_evaluations * self.evaluate_s + self.export_s
+
+    def at_pace(self, ratio: float) -> Self:
+        """Returns the same profile with steps that take `ratio` times as long."""
+        members = tuple(replace(member, step_s=member.step_s * ratio) for member in self.members)
+        return replace(self, step_s=self.step_s * ratio, own_step_s=self.own_step_s * ratio, members=members)
+
+    def beside(self, jobs: Collection[str]) -> Self:
+        """Returns the same profile with only those members that are among `jobs`."""
+        return replace(self, members=tuple(member for member in self.members if member.job in jobs))
+
+    def is_like(self, other: Profile) -> bool:
+        """Whether both profiles are of one option, regardless of the members trained beside the job."""
+        return self._option == other._option
+
+    @property
+    def _option(self) -> tuple[Any, ...]:
+        return self.technique, dict(self.config), self.num_devices, self.device_type, self.num_nodes

@@ -1,0 +1,102 @@
+"""Immutable values and their JSON form.
+
+Everything that is sent between processes or written into a ledger or onto disk is a frozen dataclass of numbers,
+strings, tuples, mappings and other such dataclasses. `to_json` and `from_json` convert them without code per class.
+"""
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+SINCE_LATER = {"since_later": True}
+"""The metadata of a field that was added after values without it had been stored. The JSON form omits the field while
+it has its default, so that the form and the digest of stored values do not change."""
+
+
+def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
+    """Returns a dataclass field whose key in the JSON form differs from its name.
+
+    The key keeps values readable that were stored before the field was renamed.
+    """
+    return dataclasses.field(default=default, metadata={"key": key})
+
+
+def storable(text: str) -> str:
+    """Returns `text` in a form that every database and HTTP client accepts.
+
+    File names, for example, may contain bytes that are not UTF-8.
+    """
+    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+
+
+def to_json(value: Any) -> Any:
+    """Returns `value` as plain lists, dicts and scalars. Raises ValueError on a type without a JSON form."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {_key(f): to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if not _unsaid(f, value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{value!r} of type {type(value).__name__} has no JSON form")
+
+
+def from_json(cls: type[T], data: Any) -> T:
+    """Returns the `cls` whose `to_json` is `data`. Raises ValueError on unknown or missing fields or a wrong shape."""
+    return cast(T, _convert(cls, data))
+
+
+def digest(value: Any, *, length: int = 16) -> str:
+    """Returns a hexadecimal digest of `value`'s content; equal values have equal digests in every process."""
+    text = json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def _unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
+    return "since_later" in field.metadata and bool(getattr(value, field.name) == field.default)
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("key", field.name))
+
+
+def _convert(hint: Any, data: Any) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass(hint, data)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in arguments:
+            return None
+        return _convert(next(a for a in arguments if a is not type(None)), data)
+    if origin is tuple:
+        if not isinstance(data, (list, tuple)):
+            raise ValueError(f"a list is wanted, not {data!r:.100}")
+        hints = [arguments[0]] * len(data) if len(arguments) == 2 and arguments[1] is ... else arguments
+        return tuple(_convert(h, item) for h, item in zip(hints, data, strict=True))
+    if origin is Mapping:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"an object is wanted, not {data!r:.100}")
+        return {key: _convert(arguments[1], item) for key, item in data.items()}
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    return data
+
+
+def _dataclass(cls: type, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{cls.__name__}: an object is wanted, not {data!r:.100}")
+    hints = typing.get_type_hints(cls)
+    names = {_key(f): f.name for f in dataclasses.fields(cls)}
+    if unknown := set(data) - set(names):
+        raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {sorted(names)}")
+    try:
+        return cls(**{names[key]: _convert(hints[names[key]], item) for key, item in data.items()})
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__}: {error}") from error

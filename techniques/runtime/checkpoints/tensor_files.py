@@ -1,0 +1,125 @@
+"""The safetensors format: files written in blocks from one tensor at a time, and remote files read by byte ranges.
+
+A file consists of the length of its header (8 bytes, little-endian), the header in JSON (name -> dtype, shape, first
+and last byte in the data that follows), and the tensors' bytes in row-major order. Source:
+https://huggingface.co/docs/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# safetensors' names of the dtypes of training states and quantized weights.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+BLOCK_BYTES = 1 << 22
+ALIGNMENT = 8
+
+ReadRange = Callable[[int, int], bytes]
+"""Returns the bytes of a file from a start up to, but excluding, an end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyTensor:
+    """A tensor that is loaded when it is needed."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    load: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size once it is loaded."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def blocks_of(
+    tensors: Mapping[str, Tensor | LazyTensor], *, metadata: Mapping[str, str] | None = None
+) -> Iterator[memoryview]:
+    """Yields a safetensors file of `tensors` in blocks of some megabytes; loads one tensor at a time to the CPU."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # large items first: all aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name in names:
+        tensor = tensors[name]
+        num_bytes = math.prod(tensor.shape) * tensor.dtype.itemsize
+        offsets = [at, at + num_bytes]
+        header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        at += num_bytes
+    said = json.dumps(header, separators=(",", ":")).encode()
+    said += b" " * (-len(said) % ALIGNMENT)
+    yield memoryview(struct.pack("<Q", len(said)) + said)
+    for name in names:
+        content = memoryview(_bytes_of(tensors[name]))
+        for start in range(0, len(content), BLOCK_BYTES):
+            yield content[start : start + BLOCK_BYTES]
+
+
+class DistantFile:
+    """A remote safetensors file, of which only requested rows are read.
+
+    It implements those methods of `safe_open` that are used here.
+    """
+
+    def __init__(self, read_range: ReadRange) -> None:
+        self._read = read_range
+        (length,) = struct.unpack("<Q", read_range(0, 8))
+        self._header: dict[str, Any] = json.loads(read_range(8, 8 + length))
+        self._start = 8 + length
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Returns a whole tensor."""
+        return self.rows(name, slice(None))
+
+    def get_slice(self, name: str) -> DistantTensor:
+        """Returns a tensor that can be indexed by slices."""
+        return DistantTensor(self, name)
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Returns consecutive rows, with the other dimensions whole; a tensor without dimensions is returned whole."""
+        stored = self._header[name]
+        dtype, shape = DTYPES[stored["dtype"]], stored["shape"]
+        first, last = 0, stored["data_offsets"][1] - stored["data_offsets"][0]
+        if shape:
+            row_bytes = math.prod(shape[1:]) * dtype.itemsize
+            begin, end, _ = rows.indices(shape[0])
+            first, last, shape = begin * row_bytes, end * row_bytes, [end - begin, *shape[1:]]
+        if first == last:
+            return torch.empty(shape, dtype=dtype)
+        at = self._start + stored["data_offsets"][0]
+        return torch.frombuffer(bytearray(self._read(at + first, at + last)), dtype=dtype).reshape(shape)
+
+
+class DistantTensor:
+    """A tensor of a `DistantFile`, indexed by one slice for each dimension."""
+
+    def __init__(self, file: DistantFile, name: str) -> None:
+        self._file, self._name = file, name
+
+    def __getitem__(self, slices: tuple[slice, ...]) -> Tensor:
+        return self._file.rows(self._name, slices[0])[(slice(None), *slices[1:])]
+
+
+def _bytes_of(tensor: Tensor | LazyTensor) -> Any:
+    if isinstance(tensor, LazyTensor):
+        tensor = tensor.load()
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

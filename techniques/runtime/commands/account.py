@@ -1,0 +1,176 @@
+"""Checks the events of a command against its order, and forwards them as the events of any worker."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.commands import checkpoints
+from ringmaster.techniques.runtime.commands.protocol import KINDS, RUN
+from ringmaster.techniques.runtime.processes.order import GangOrder
+from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.runtime.training.trainer import weights_digest
+
+START_PATIENCE_S = 600.0  # for a new interpreter, its imports, its data, its model
+PATIENCE_STEPS, LEAST_PATIENCE_S = 20.0, 300.0  # a command need not report that it saves or evaluates
+
+
+class Account:
+    """The state of one command, which continues from the newest whole checkpoint under `root`.
+
+    restored_from: the folder of that checkpoint, None where there is none.
+    first_step: the step of that checkpoint, else 0.
+    saved_step: the step of the command's newest checkpoint.
+    startup_s: seconds from the order to the command's "start"; None before.
+    step_seconds: the seconds of each step that the command did.
+    seconds: the seconds of its last "checkpoint", "metrics" and "model".
+    reported_peak_bytes: the largest peak that it reported, or None.
+    end: the event that reported its end.
+
+    Raises ValueError where the checkpoint is of a job that would train other weights.
+    """
+
+    def __init__(self, order: GangOrder, reporter: Reporter, *, mode: str, root: Path) -> None:
+        self._order, self._reporter, self._root = order, reporter, root
+        self._is_run = mode == RUN
+        data_digest = (order.data or {}).get("digest", "")
+        self._meta = {"job": order.job.name, "weights_digest": weights_digest(order.job, data_digest=data_digest)}
+        self.restored_from = self._newest(CheckpointStore(root))
+        self.first_step = self.saved_step = self._step
+        self.startup_s: float | None = None
+        self.step_seconds: list[float] = []
+        self.seconds: dict[str, float] = {}
+        self.reported_peak_bytes: int | None = None
+        self.end: Mapping[str, Any] = {}
+        self._losses: list[float] = []
+        self._metrics: tuple[int, Mapping[str, float]] | None = None
+        self._heard_s = time.monotonic()
+        self._patience_s = 0.0
+
+    def _newest(self, store: CheckpointStore) -> Path | None:
+        newest = store.newest(known_step=self._order.known_step)
+        self._step = newest.manifest.step if newest else 0
+        for folder in store.passed_over:
+            message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self._step}"
+            self._reporter.send("checkpoint_failed", step=self._step, message=message)
+        if newest is None:
+            return None
+        if newest.manifest.meta["weights_digest"] != self._meta["weights_digest"]:
+            raise ValueError(
+                f"{newest.location} is of another version of job {self._order.job.name}: its command, data or settings "
+                "changed since. To fix: give the job another name, or remove the folder to start it afresh"
+            )
+        return newest.folder.resolve()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether no step was done since the newest checkpoint."""
+        return self._step == self.saved_step
+
+    def metrics(self) -> Mapping[str, float]:
+        """Returns the metrics of the trained model. Raises ValueError where the command did not report them."""
+        if self._metrics is None or self._metrics[0] != self._step:
+            raise ValueError(f"the command said no metrics of step {self._step}. To fix: say them before done")
+        return self._metrics[1]
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Processes one event. Raises ValueError where it contradicts the order or the events before."""
+        since_s, self._heard_s = time.monotonic() - self._heard_s, time.monotonic()
+        take: dict[str, Callable[[Mapping[str, Any], float], None]] = {
+            "start": self._start,
+            "step": self._one_step,
+            "checkpoint": self._checkpoint,
+            "metrics": self._evaluated,
+            "model": lambda event, since_s: self.seconds.update(model=event.get("seconds", since_s)),
+            "memory": self._memory,
+            "phase": lambda event, _: self._reporter.phase(event["phase"], patience_s=float(event["patience_s"])),
+            "beat": lambda *_: self._reporter.beat(),
+        }
+        take.get(event["event"], self._end)(event, since_s)
+
+    def tell_steps(self, num_told: int) -> None:
+        """Forwards the steps after the first `num_told`."""
+        seconds = self.step_seconds[num_told:]
+        if not seconds:
+            return
+        if not self._is_run:
+            self._reporter.beat()
+            return
+        first_step, losses = self._step - len(seconds), self._losses[num_told:]
+        self._reporter.send("steps", first_step=first_step, losses=losses, seconds=seconds, wall_s=time.time())
+        self._be_patient(max(seconds))
+
+    def _start(self, event: Mapping[str, Any], _: float) -> None:
+        if event["step"] != self.first_step:
+            raise ValueError(
+                f"the command starts at step {event['step']}, and its order says {self.first_step}. "
+                "To fix: go on from restore_from, or from nothing where that is null"
+            )
+        self.startup_s = time.monotonic() - self._order.ordered_at_s
+        if self._is_run:
+            self._reporter.send("ready", step=self.first_step, startup_s=self.startup_s)
+            self._be_patient(0.0)
+
+    def _one_step(self, event: Mapping[str, Any], _: float) -> None:
+        if self.startup_s is None:
+            raise ValueError("the command said a step before start. To fix: say start, with its first step")
+        if event["step"] != self._step + 1:
+            raise ValueError(
+                f"the command said step {event['step']} after step {self._step}. "
+                "To fix: say each step once, with the number of steps done"
+            )
+        if not math.isfinite(event["loss"]):
+            raise ValueError(f"the loss became {event['loss']} at step {self._step}. To fix: a lower learning rate")
+        self._step = event["step"]
+        if self._is_run and self._step > self._order.last_step:
+            raise ValueError(f"the command did step {self._step}, and its order ends at {self._order.last_step}")
+        self.step_seconds.append(float(event["seconds"]))
+        self._losses.append(float(event["loss"]))
+
+    def _checkpoint(self, event: Mapping[str, Any], since_s: float) -> None:
+        self._check_step(event)
+        started_s = time.monotonic()
+        folder, keep = Path(event["folder"]), self._order.keep_checkpoints
+        checkpoints.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
+        self.saved_step = self._step
+        self.seconds["checkpoint"] = event.get("seconds", since_s) + time.monotonic() - started_s
+        if self._is_run:
+            self._reporter.send("checkpoint", step=self._step, seconds=self.seconds["checkpoint"])
+
+    def _evaluated(self, event: Mapping[str, Any], since_s: float) -> None:
+        self._check_step(event)
+        self._metrics = self._step, {name: float(value) for name, value in event["metrics"].items()}
+        self.seconds["metrics"] = event.get("seconds", since_s)
+        if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
+            self._reporter.send("metrics", step=self._step, metrics=self._metrics[1])
+
+    def _memory(self, event: Mapping[str, Any], _: float) -> None:
+        self.reported_peak_bytes = max(event["peak_bytes"], self.reported_peak_bytes or 0)
+
+    def _end(self, event: Mapping[str, Any], _: float) -> None:
+        if event["event"] == "failed":
+            if (kind := event.get("kind", "crashed")) not in KINDS:
+                raise ValueError(f"the command failed with kind {kind!r}. To fix: give one of {', '.join(KINDS)}")
+        else:
+            self._check_step(event)
+            if not self.is_saved:
+                raise ValueError(
+                    f"the command said {event['event']} at step {self._step}, and its last checkpoint is of step "
+                    f"{self.saved_step}. To fix: write a checkpoint before"
+                )
+        self.end = event
+
+    def _check_step(self, event: Mapping[str, Any]) -> None:
+        if event["step"] != self._step:
+            said = f"{event['event']} of step {event['step']}"
+            raise ValueError(f"the command said {said} after step {self._step}. To fix: say each step, and then this")
+
+    def _be_patient(self, step_s: float) -> None:
+        patience_s = max(PATIENCE_STEPS * step_s, LEAST_PATIENCE_S)
+        if patience_s > self._patience_s:
+            self._patience_s = patience_s
+            self._reporter.phase("training", patience_s=patience_s)

@@ -1,0 +1,12 @@
+"""Data of a job: prepared once into memory-mapped arrays, then read in an order that no layout changes.
+
+`prepare` does the slow work. `open_data` opens the training and the held-out samples. `batch_indices` selects the
+samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
+"""
+
+from ringmaster.techniques.runtime.data.loading import SOURCES, open_data, prepare
+from ringmaster.techniques.runtime.data.prepared import Dataset, PreparedData
+from ringmaster.techniques.runtime.data.samples import fetch
+from ringmaster.techniques.runtime.data.sampling import batch_indices
+
+__all__ = ["SOURCES", "Dataset", "PreparedData", "batch_indices", "fetch", "open_data", "prepare"]

@@ -1,0 +1,101 @@
+"""Columns of equally shaped rows on disk: raw arrays, written in a stream and memory-mapped when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+SPLITS = ("training", "held_out")
+
+
+class ColumnWriter:
+    """Writes the columns of both splits into `folder`; the first rows of a column fix its dtype and shape.
+
+    It is a context manager: the columns become readable when the context ends without an exception.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = ExitStack()
+        self._columns: dict[tuple[str, str], BinaryIO] = {}
+        self._layout: dict[str, dict[str, Any]] = {split: {} for split in SPLITS}
+        self._num_values: dict[tuple[str, str], int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+        if kind is None:
+            (self._folder / "layout.json").write_text(json.dumps(self._layout))
+
+    def append(self, split: str, columns: Mapping[str, Array]) -> None:
+        """Appends rows to `split`: {column: [rows, ...]}. Raises ValueError where a column's shape or dtype changes."""
+        for name, rows in columns.items():
+            self._append(split, name, rows, shape=rows.shape[1:])
+
+    def append_stream(self, split: str, name: str, values: Array, *, row_len: int) -> None:
+        """Appends values of a column whose rows are cut from a stream; an incomplete last row is left out."""
+        self._append(split, name, values, shape=(row_len,))
+
+    def _append(self, split: str, name: str, values: Array, *, shape: tuple[int, ...]) -> None:
+        key = split, name
+        if key not in self._columns:
+            path = _file(self._folder, split, name)
+            self._columns[key] = self._files.enter_context(path.open("wb"))
+            self._layout[split][name] = {"dtype": values.dtype.str, "shape": list(shape), "num_rows": 0}
+            self._num_values[key] = 0
+        layout = self._layout[split][name]
+        if layout["shape"] != list(shape) or layout["dtype"] != values.dtype.str:
+            raise ValueError(
+                f"column {name!r} has rows of {layout['dtype']}{layout['shape']} and of {values.dtype.str}"
+                f"{list(shape)}: rows of a column must be alike. To fix: pad, resize or fill them, or give the "
+                f"samples by a factory"
+            )
+        self._columns[key].write(np.ascontiguousarray(values).data)
+        self._num_values[key] += values.size
+        layout["num_rows"] = self._num_values[key] // int(np.prod(shape, dtype=np.int64))
+
+    def num_rows(self, split: str) -> int:
+        """Returns the number of complete rows written to `split` so far."""
+        return max((column["num_rows"] for column in self._layout[split].values()), default=0)
+
+
+def open_columns(folder: Path, split: str) -> dict[str, Array]:
+    """Returns the columns of one split, {name: [rows, ...]}, memory-mapped read-only."""
+    layout = json.loads((folder / "layout.json").read_text())[split]
+    return {name: _map(_file(folder, split, name), **column) for name, column in layout.items()}
+
+
+def fingerprint(folder: Path) -> str:
+    """Returns a hexadecimal digest of the content of the columns in `folder`."""
+    sha = hashlib.sha256()
+    for split in SPLITS:
+        for name, rows in sorted(open_columns(folder, split).items()):
+            sha.update(f"{split} {name} {rows.dtype.str} {rows.shape}".encode())
+            for start in range(0, len(rows), 65536):
+                sha.update(np.ascontiguousarray(rows[start : start + 65536]).data)
+    return sha.hexdigest()[:16]
+
+
+def _map(path: Path, *, dtype: str, shape: list[int], num_rows: int) -> Array:
+    whole = (num_rows, *shape)
+    if num_rows == 0:  # an empty file cannot be mapped
+        return np.empty(whole, dtype)
+    return np.memmap(path, dtype=dtype, mode="r", shape=whole)
+
+
+def _file(folder: Path, split: str, name: str) -> Path:
+    return folder / f"{split}.{name}"

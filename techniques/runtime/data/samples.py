@@ -1,0 +1,88 @@
+"""Samples of tensors from prepared columns, one at a time or in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.techniques.runtime.data.arrays import Array, open_columns
+from ringmaster.techniques.runtime.data.prepared import Dataset
+
+if TYPE_CHECKING:
+    import torch
+
+Indices = Sequence[int] | NDArray[np.int64]
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A data set that returns many samples at once, stacked; a user's own data set may do so too."""
+
+    def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
+        """Returns the samples of `indices`, each column stacked along dimension 0."""
+
+
+class ArraySamples:
+    """Samples over memory-mapped columns: {name: [rows, ...]}.
+
+    Integers become int64. A column `pixel_values` of bytes becomes float32 in -1..1. If there are `input_ids` and no
+    `labels`, the labels are the same tensor: a language model's loss shifts them.
+    """
+
+    def __init__(self, columns: Mapping[str, Array]) -> None:
+        self._columns = dict(columns)
+        self._num_samples = min((len(column) for column in self._columns.values()), default=0)
+
+    @classmethod
+    def open(cls, folder: Path, split: str) -> ArraySamples:
+        """Opens the samples of `split` ("training" or "held_out") that were prepared into `folder`."""
+        return cls(open_columns(folder, split))
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int, /) -> dict[str, torch.Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return {name: column[0] for name, column in self.rows([index]).items()}
+
+    def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
+        """Returns the samples of `indices`, stacked: {name: [len(indices), ...]}."""
+        import torch
+
+        chosen = np.asarray(indices, dtype=np.int64)
+        batch = {name: torch.from_numpy(_values(name, c[chosen])) for name, c in self._columns.items()}
+        if "input_ids" in batch:
+            batch.setdefault("labels", batch["input_ids"])
+        return batch
+
+
+def fetch(
+    dataset: Dataset, indices: Indices, *, before_each: Callable[[int], object] | None = None
+) -> dict[str, torch.Tensor]:
+    """Returns the samples of `indices` as one batch: {name: [len(indices), ...]}.
+
+    before_each: called before each sample is read, with its position in `indices`, if samples are read one at a time.
+    """
+    if isinstance(dataset, Batched):
+        return dataset.rows(indices)
+    from torch.utils.data import default_collate
+
+    samples = []
+    for place, index in enumerate(indices):
+        if before_each is not None:
+            before_each(place)
+        samples.append(dataset[int(index)])
+    return cast("dict[str, torch.Tensor]", default_collate(samples))
+
+
+def _values(name: str, rows: Array) -> Array:
+    if name == "pixel_values" and rows.dtype == np.uint8:
+        return rows.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    if rows.dtype.kind in "iu":
+        return rows.astype(np.int64)
+    return np.asarray(rows, dtype=np.float32) if rows.dtype == np.float64 else np.asarray(rows)

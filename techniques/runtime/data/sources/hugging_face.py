@@ -1,0 +1,157 @@
+"""Hugging Face `datasets`, by hub name or from a folder: text becomes tokens, images and numbers stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, fingerprint, open_columns
+from ringmaster.techniques.runtime.data.prepared import PreparedData, Source, stamp
+from ringmaster.techniques.runtime.data.splits import is_held_out
+from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+
+ROWS_PER_CALL = 256
+# Column names to the argument names of Hugging Face models.
+RENAMED = {"image": "pixel_values", "img": "pixel_values", "label": "labels"}
+
+
+def hugging_face(spec: DataSpec) -> Source:
+    """Returns the source of the splits `split` and `held_out_split`.
+
+    Without `held_out_split`, a share `held_out` of the rows of `split` is held out. A folder has the output of
+    `save_to_disk`, or files that `load_dataset` reads; `kwargs` go to `load_dataset` (name, revision, data_files, ...).
+    A hub data set is read once: to follow its changes, give a revision.
+    """
+    assert spec.dataset is not None
+    folder = Path(spec.dataset)
+    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+    return Source(
+        name=spec.dataset,
+        location=str(folder.absolute()) if folder.is_dir() else f"hf://{spec.dataset}",
+        state=[(p.relative_to(folder).as_posix(), *stamp(p)) for p in files],
+        write=lambda to: _write(to, spec),
+    )
+
+
+def _write(folder: Path, spec: DataSpec) -> PreparedData:
+    splits = _load(spec)
+    names = splits[0].column_names
+    is_text = spec.text_column in names
+    if is_text or ("input_ids" in names and spec.seq_len is not None):
+        column = spec.text_column if is_text else "input_ids"
+        where = f"dataset {spec.dataset!r}"
+        return write_tokens(folder, spec=spec, documents=lambda: _documents(splits, column, spec), where=where)
+    return _write_columns(folder, splits, spec)
+
+
+def _load(spec: DataSpec) -> list[Any]:
+    """The training split and, where one is named, the held-out split."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ValueError("data given as `dataset` needs Hugging Face datasets. To fix: pip install datasets") from error
+    assert spec.dataset is not None
+    folder = Path(spec.dataset)
+    is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    try:
+        loaded = (
+            datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(spec.dataset, **spec.kwargs)
+        )
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(
+            f"dataset {spec.dataset!r} cannot be loaded: {error}. To fix: check the name or folder, and the network"
+        ) from error
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {spec.split: loaded}
+    wanted = [spec.split] + ([spec.held_out_split] if spec.held_out_split else [])
+    if missing := [name for name in wanted if name not in loaded]:
+        raise ValueError(
+            f"dataset {spec.dataset!r} has no split {missing[0]!r}; it has {', '.join(loaded)}. "
+            f"To fix: set split and held_out_split"
+        )
+    if not len(loaded[spec.split]):
+        raise ValueError(f"dataset {spec.dataset!r}, split {spec.split!r} is empty")
+    return [loaded[name] for name in wanted]
+
+
+def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Document]:
+    for number, split in enumerate(splits):
+        for row in split.select_columns([column]):
+            content = row[column]
+            held_out = number == 1 if len(splits) == 2 else is_held_out(str(content), share=spec.held_out)
+            yield Document(content=content, held_out=held_out)
+
+
+def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedData:
+    with ColumnWriter(folder) as writer:
+        for number, split in enumerate(splits):
+            for start in range(0, len(split), ROWS_PER_CALL):
+                batch = _columns(split[start : start + ROWS_PER_CALL], spec)
+                rows = range(start, min(start + ROWS_PER_CALL, len(split)))
+                held_out = np.array(
+                    [number == 1 if len(splits) == 2 else is_held_out(f"row {r}", share=spec.held_out) for r in rows]
+                )
+                writer.append("training", {name: column[~held_out] for name, column in batch.items()})
+                writer.append("held_out", {name: column[held_out] for name, column in batch.items()})
+    return _describe(folder, splits[0], writer)
+
+
+def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
+    """The numeric and image columns of some rows. Other columns (ids, captions) are not inputs of a model."""
+    columns = {}
+    for name, values in batch.items():
+        try:
+            column = np.stack([_array(value) for value in values])
+        except ValueError as error:
+            raise ValueError(
+                f"dataset {spec.dataset!r}, column {name!r}: rows differ in shape ({error}). To fix: pad or "
+                f"resize them, drop the column, set seq_len for input_ids, or give the samples by a factory"
+            ) from error
+        if column.dtype.kind in "biuf":
+            columns[RENAMED.get(name, name)] = column
+    if not columns:
+        raise ValueError(
+            f"dataset {spec.dataset!r} has neither text in {spec.text_column!r} nor columns of numbers or "
+            f"images; it has {', '.join(batch)}. To fix: set text_column"
+        )
+    return columns
+
+
+def _array(value: Any) -> Array:
+    """A number, (nested) list or image as an array; an image as bytes [channels, height, width]."""
+    if not hasattr(value, "getbands"):
+        return np.asarray(value)
+    image = np.asarray(value if value.mode in ("L", "RGB") else value.convert("RGB"))
+    return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
+
+
+def _describe(folder: Path, split: Any, writer: ColumnWriter) -> PreparedData:
+    columns = [open_columns(folder, name) for name in ("training", "held_out")]
+    shapes = {name: column.shape[1:] for name, column in columns[0].items()}
+    image = shapes.get("pixel_values", ())
+    kind = "tokens" if "input_ids" in shapes else "images" if image else "other"
+
+    def num_values(name: str) -> int:
+        return 1 + max(int(part[name].max(initial=0)) for part in columns if name in part)
+
+    label = next((split.features[name] for name in ("label", "labels") if name in split.features), None)
+    num_labels = getattr(label, "num_classes", None)
+    if num_labels is None and shapes.get("labels") == () and columns[0]["labels"].dtype.kind in "iu":
+        num_labels = num_values("labels")
+    return PreparedData(
+        name="",
+        source="",
+        digest=fingerprint(folder),
+        kind=kind,
+        num_labels=num_labels,
+        num_samples=writer.num_rows("training"),
+        num_held_out=writer.num_rows("held_out"),
+        vocab_size=num_values("input_ids") if kind == "tokens" else None,
+        seq_len=shapes["input_ids"][0] if kind == "tokens" else None,
+        image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
+        num_channels=image[0] if len(image) == 3 else None,
+    )

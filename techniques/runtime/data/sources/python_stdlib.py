@@ -1,0 +1,60 @@
+"""The source files of Python's standard library: real data that every machine has without a download."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.prepared import Source, stamp
+from ringmaster.techniques.runtime.data.splits import held_out_keys
+from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
+
+# Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
+LEFT_OUT = frozenset(
+    (
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "pydoc_data",
+        "encodings",
+        "turtledemo",
+        "tkinter",
+        "distutils",
+        "ensurepip",
+        "__pycache__",
+    )
+)
+
+
+def python_stdlib(spec: DataSpec) -> Source:
+    """Returns the source of the running Python's modules, each a document; it is split by file."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = list(_files(root))
+
+    def documents() -> Iterator[Document]:
+        held_out = held_out_keys(files, share=spec.held_out)
+        for name in files:
+            text = (root / name).read_bytes().decode("utf-8", errors="replace")
+            yield Document(content=text, held_out=name in held_out)
+
+    return Source(
+        name="python-stdlib",
+        location=str(root),
+        state=[(name, *stamp(root / name)) for name in files],
+        write=lambda folder: write_tokens(folder, spec=spec, documents=documents, where="python-stdlib"),
+    )
+
+
+def _files(root: Path) -> Iterator[str]:
+    for folder, subfolders, names in os.walk(root):
+        # config-* and _sysconfigdata* describe how this Python was built; they are no library code.
+        subfolders[:] = sorted(s for s in subfolders if s not in LEFT_OUT and not s.startswith(("config-", "lib-")))
+        for name in sorted(names):
+            if name.endswith(".py") and not name.startswith("_sysconfigdata"):
+                yield (Path(folder) / name).relative_to(root).as_posix()

@@ -1,0 +1,1 @@
+"""Estimates of memory and time of a config, made before anything runs."""

@@ -1,0 +1,124 @@
+"""The position of a member in a group's gang: its events, saves and last step, from its first step to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
+from ringmaster.techniques.runtime.fused.member import Member
+from ringmaster.techniques.runtime.processes.ranks import Ranks
+from ringmaster.techniques.runtime.processes.reporter import Reporter
+from ringmaster.techniques.runtime.training.segment_loop import Progress, evaluation_due, tell_passed_over
+from ringmaster.techniques.runtime.training.trainer import StepReport
+
+
+class Position:
+    """A member's position in a gang: reports the member's events and saves its checkpoints. `last_step` may grow."""
+
+    def __init__(self, member: Member, ranks: Ranks, reporter: Reporter) -> None:
+        self.member, self.first_step, self.last_step = member, member.next_step, member.order.last_step
+        self._teller = reporter.about(member.name)
+        self._progress = Progress(self._teller)
+        self._saver = Saver(member, member.store(), self._teller, ranks=ranks)
+        self._saved_s, self._saved_step = time.monotonic(), member.next_step
+        self._seconds: dict[str, float] = {}
+        self._metrics: Mapping[str, float] | None = None
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.member.name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to train in this segment."""
+        return self.member.next_step >= self.last_step
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether nothing is left to train in any segment."""
+        return self.member.next_step == self.member.job.total_steps
+
+    @property
+    def wants_metrics(self) -> bool:
+        """Whether an evaluation is due after this step, which is not the job's last."""
+        return self.member.next_step > 0 and evaluation_due(self.member.order, self.member.next_step)
+
+    def go_on(self, num_steps: int) -> None:
+        """Extends `last_step` to `num_steps` beyond the ordered last step, at most to the job's last."""
+        job, ordered = self.member.job, self.member.order.last_step
+        self.last_step = max(self.last_step, min(job.total_steps, ordered + num_steps))
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def ready(self, *, startup_s: float) -> None:
+        """Reports that the member is about to take its first step, and which damaged checkpoints were skipped."""
+        self._seconds["startup_s"] = startup_s
+        self._teller.send("ready", step=self.first_step, startup_s=startup_s)
+        tell_passed_over(self.member.passed_over, self._teller, step=self.first_step)
+
+    def stepped(self, *, step: int, loss: float, seconds: float) -> None:
+        """Reports a step. seconds: the duration of the gang's step."""
+        self._progress.add(StepReport(step=step, loss=loss, seconds=seconds, asked=()))
+
+    def measured(self, metrics: Mapping[str, float], *, seconds: float) -> None:
+        """Reports metrics, or stores them for the outcome at the job's end. seconds: its share of the evaluation."""
+        if self.is_at_its_end:
+            self._metrics, self._seconds["evaluate_s"] = metrics, seconds
+        else:
+            self._progress.flush()
+            self._teller.send("metrics", step=self.member.next_step, metrics=metrics)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def asks(self) -> tuple[float, ...]:
+        """The rank's save requests, to be summed over the ranks. Either all ranks have a save under way, or none."""
+        every_s = self.member.order.checkpoint_every_s
+        is_due = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        return (float(is_due),) if self._saver.is_idle else (float(is_due), *self._saver.asks())
+
+    def follow(self, sums: Sequence[float]) -> bool:
+        """Advances a save under way by the ranks' summed requests; returns whether another save is to begin."""
+        is_due, *asks = sums
+        if asks:
+            self._saver.follow(Asks(*asks))
+        return is_due > 0 and self._saver.is_idle
+
+    def begin_save(self) -> None:
+        """Copies the state and writes it while training goes on. A failed save is reported, and retried later."""
+        self._saved_s = time.monotonic()
+        self._saver.begin()
+
+    def begin_last_save(self) -> None:
+        """Starts writing the unsaved state without a copy. The member must not train before `save`, which waits."""
+        if self.member.next_step > self._saved_step:
+            self._saved_s, self._saved_step = time.monotonic(), self.member.next_step
+            self._saver.begin_last()
+
+    def save(self) -> None:
+        """Saves the last state and waits until it is published. Raises CheckpointError."""
+        self.begin_last_save()
+        self._saver.finish()
+        if self._saved_step > self.first_step:
+            self._seconds.setdefault("save_s", time.monotonic() - self._saved_s)
+
+    def export(self) -> None:
+        """Writes the finished model."""
+        started_s = time.perf_counter()
+        self.member.export()
+        self._seconds["evaluate_s"] += time.perf_counter() - started_s
+
+    def end(self, status: str, *, message: str = "") -> dict[str, Any]:
+        """Ends the position: finishes its save, sends its remaining steps and returns its outcome.
+
+        The outcome has the form that `ringmaster.techniques.runtime.training.segment_loop.train` returns.
+        """
+        self._saver.finish()
+        self._progress.flush()
+        outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": self.member.next_step}
+        outcome |= self._seconds
+        if status == "done" and self._metrics is not None:
+            outcome["metrics"] = dict(self._metrics)
+        return {**outcome, "message": message} if message else outcome

@@ -1,0 +1,200 @@
+"""Hugging Face architectures by name, and their configs, completed from and checked against the data."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.runtime.data.prepared import PreparedData
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Fields that configs accept although they have no such attribute: older spellings, and any special token.
+TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
+
+
+@cache
+def known_architectures() -> frozenset[str]:
+    """The names of the model classes that `transformers` exports. Imports transformers, but not torch."""
+    import transformers
+
+    looks_like_model = re.compile(r"[A-Za-z]\w*(For[A-Z]\w+|Model|Decoder|Encoder|WithProjection)")
+    unlike = re.compile(r"Auto[A-Z]|DataCollator|\w*Pre[Tt]rainedModel|\w+ForRope")
+    return frozenset(name for name in dir(transformers) if looks_like_model.fullmatch(name) and not unlike.match(name))
+
+
+def architecture(name: str) -> Any:
+    """The model class that `transformers` exports as `name`. Raises ValueError with close matches if there is none."""
+    import transformers
+
+    found = getattr(transformers, name, None)
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        close = difflib.get_close_matches(name, sorted(known_architectures()), n=3)
+        hint = f"; did you mean {', '.join(close)}?" if close else "."
+        raise ValueError(
+            f"model: transformers {transformers.__version__} has no architecture {name!r}{hint} To fix: name a "
+            f"model class such as LlamaForCausalLM, or give a factory"
+        )
+    return found
+
+
+def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The config of `spec.architecture`, with the fields that `spec.config` leaves open taken from the data.
+
+    Raises ValueError if the architecture refuses a field's value, or if a field does not fit the data. Fields that no
+    model reads are not detected here: see `undeclared_fields`.
+    """
+    assert spec.architecture is not None
+    cls = architecture(spec.architecture)
+    config_class = cls.config_class
+    aliases: Mapping[str, str] = config_class.attribute_map
+    default = _made(config_class, spec.architecture)
+    given = {aliases.get(name, name) for name in spec.config}
+    taken = {
+        name: value
+        for name, value in _from_data(default, data)
+        if aliases.get(name, name) not in given and not (name == "num_labels" and "id2label" in given)
+    }
+    config = _made(config_class, spec.architecture, **{**taken, **spec.config})
+    config.architectures = [spec.architecture]
+    _leave_out_foreign_tokens(config)
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = data.end_of_text_id or 0
+    return _checked(config, data, of=spec.architecture)
+
+
+def pretrained_config(spec: ModelSpec, data: PreparedData) -> Any:
+    """The config of the model `spec.from_pretrained`, overridden by the fields of `spec.config`."""
+    config, name = _pretrained(spec), spec.from_pretrained
+    for field, value in spec.config.items():
+        setattr(config, field, value)
+    if not config.architectures:
+        raise ValueError(
+            f"model: {name!r} does not say its class. To fix: add it to model.config, e.g. "
+            f"architectures: [LlamaForCausalLM]"
+        )
+    return _checked(config, data, of=str(name))
+
+
+def _pretrained(spec: ModelSpec) -> Any:
+    from transformers import AutoConfig
+
+    name = spec.from_pretrained
+    assert name is not None
+    is_folder = Path(name).is_dir()
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=is_folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model: {name!r} cannot be loaded: {' '.join(str(error).split())}. To fix: give a folder that "
+            f"save_pretrained wrote, or the name of a hub model that this machine can reach"
+        ) from error
+
+
+def instantiate(config: Any) -> nn.Module:
+    """The model of `config`, with fresh weights. Raises ValueError if the architecture refuses the config."""
+    name = config.architectures[0]
+    made: nn.Module = _made(architecture(name), name, config)
+    return made
+
+
+def _made(cls: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Returns `cls(...)`; converts the many errors of configs and models for inconsistent fields to ValueError."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return cls(*args, **kwargs)
+    except (
+        StrictDataclassError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:
+        reason = " ".join(str(e).split()) or type(e).__name__
+        raise ValueError(f"model: {name} refuses its config: {reason}. To fix: correct model.config") from e
+
+
+def _from_data(default: Any, data: PreparedData) -> Iterator[tuple[str, Any]]:
+    """Yields the config fields that the architecture has and that the data determines."""
+    fields = {
+        "vocab_size": data.vocab_size,
+        "num_labels": data.num_labels,
+        "image_size": data.image_size,
+        "num_channels": data.num_channels,
+        "bos_token_id": data.end_of_text_id,
+        "eos_token_id": data.end_of_text_id,
+    }
+    yield from ((name, value) for name, value in fields.items() if value is not None and hasattr(default, name))
+    positions = getattr(default, "max_position_embeddings", None)
+    if isinstance(positions, int) and data.seq_len is not None and data.seq_len > positions:
+        yield "max_position_embeddings", data.seq_len
+
+
+def undeclared_fields(spec: ModelSpec) -> list[str]:
+    """The fields of `spec.config` that the config's class does not declare. They are misspelt, unless the model reads
+    them.
+    """
+    if not spec.config:
+        return []
+    known = _declared(spec)
+    return [name for name in spec.config if not hasattr(known, name) and not TAKEN_ANYWAY.fullmatch(name)]
+
+
+def misspelt(spec: ModelSpec, names: Sequence[str]) -> str:
+    """The error message for config fields that no model reads. Configs accept and silently ignore any keyword."""
+    known = _declared(spec)
+    close = difflib.get_close_matches(names[0], [*known.to_dict(), *known.attribute_map, "num_labels"])
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    of = spec.architecture or spec.from_pretrained
+    return f"model: the config of {of} has no field {', '.join(names)}{hint} To fix: correct model.config"
+
+
+def _declared(spec: ModelSpec) -> Any:
+    """The model's config without the fields of `spec.config`."""
+    if spec.architecture is None:
+        return _pretrained(spec)
+    return _made(architecture(spec.architecture).config_class, spec.architecture)
+
+
+def _leave_out_foreign_tokens(config: Any) -> None:
+    """Removes the architecture's default special tokens that lie outside a small vocabulary: embeddings refuse them."""
+    vocab_size = getattr(config, "vocab_size", None)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, int) and isinstance(vocab_size, int) and not 0 <= token < vocab_size:
+            setattr(config, name, None)
+
+
+def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
+    """`config`, set up for training. Raises ValueError if it does not fit the data."""
+    at_least = {
+        "vocab_size": (data.vocab_size, "tokens", "train on the model's own tokenizer (data.tokenizer)"),
+        "num_labels": (data.num_labels, "labels", "set model.config.num_labels, for a fresh head of that size"),
+        "max_position_embeddings": (data.seq_len, "tokens a sample", "lower data.seq_len"),
+    }
+    for name, (needed, what, remedy) in at_least.items():
+        has = getattr(config, name, None)
+        if needed is not None and isinstance(has, int) and has < needed:
+            raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed} {what}. To fix: {remedy}")
+    for name, needed in (("image_size", data.image_size), ("num_channels", data.num_channels)):
+        has = getattr(config, name, None)
+        if needed is not None and isinstance(has, int) and has != needed:
+            raise ValueError(f"model: {of} has {name} {has}, and {data.name} has {needed}. To fix: make them equal")
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if isinstance(size, int) and isinstance(patch, int) and (patch > size or size % patch):
+        raise ValueError(
+            f"model: {of} cuts images of {size} pixels into patches of {patch}. "
+            f"To fix: set model.config.patch_size to a divisor of {size}"
+        )
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # past keys and values serve generation only
+    return config

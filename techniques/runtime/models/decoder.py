@@ -1,0 +1,81 @@
+"""The structure of a Hugging Face causal language model, for techniques that divide models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from ringmaster.techniques.runtime.data.prepared import PreparedData
+
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerModule:
+    """A module inside a layer that has its own parameters, e.g. "self_attn.q_proj", "Linear", (out, in).
+
+    name: its name within the layer.
+    kind: its class.
+    shape: the shape of its weight; empty if it has none.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A causal language model that reads samples of `seq_len` tokens.
+
+    architecture: the name of its class.
+    num_kv_heads: the number of key-value heads, which groups of query heads may share.
+    head_dim: the width of an attention head.
+    window: the number of tokens that attention reaches back, None for all.
+    is_tied: whether embedding and head share their weight.
+    modules: the modules of its layers, without duplicates.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    seq_len: int
+    window: int | None
+    is_tied: bool
+    modules: tuple[LayerModule, ...]
+
+
+def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData) -> Decoder | None:
+    """The description of `model` as a decoder, or None if it is not a causal language model that reads tokens."""
+    config, name = getattr(model, "config", None), type(model).__name__
+    if config is None or data.kind != "tokens" or data.seq_len is None or not name.endswith(CAUSAL):
+        return None
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
+        return None
+    num_heads = config.num_attention_heads
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    return Decoder(
+        architecture=name,
+        hidden_size=config.hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+        vocab_size=config.vocab_size,
+        seq_len=data.seq_len,
+        window=getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None,
+        is_tied=head is not None and head.weight is embedding.weight,
+        modules=tuple(dict.fromkeys(module for layer in layers for module in _modules(layer))),
+    )
+
+
+def _modules(layer: nn.Module) -> Iterable[LayerModule]:
+    for name, module in layer.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if own:
+            shape = tuple(own["weight"].shape) if "weight" in own else ()
+            yield LayerModule(name=name, kind=type(module).__name__, shape=shape)

@@ -1,0 +1,1 @@
+"""Building blocks of techniques: buckets, shards, pipeline stages, and sequences and tensors divided over devices."""

@@ -1,0 +1,106 @@
+"""Faults of a job's samples and labels for its model, found before a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.runtime.training.losses import IGNORED, Loss, classification_loss, logits_of
+
+
+class StepFault(ValueError):
+    """Raised when a job cannot take a step. `faults`: messages, each with the job's key concerned and a remedy."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
+
+
+@contextmanager
+def explained(what: str, remedy: str) -> Iterator[None]:
+    """Converts any error within the context to StepFault, with `what` and `remedy` unless the error has a remedy."""
+    try:
+        yield
+    except StepFault:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, ValueError) and "To fix:" in said:
+            raise StepFault([said]) from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise StepFault([f"{what}: {kind}{said}. To fix: {remedy}"]) from error
+
+
+def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
+    if loss.inputs is not None and job.loss is None:
+        ignored = sorted(batch.keys() - loss.inputs - {"labels"})
+        if ignored and batch.keys() & loss.inputs:
+            yield (
+                f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "
+                f"{', '.join(sorted(loss.inputs))}. To fix: name the tensors so, or leave them out of the samples"
+            )
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
+    tokens = batch.get("input_ids")
+    if isinstance(vocab_size, int) and tokens is not None and not tokens.is_floating_point() and tokens.numel():
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= vocab_size:
+            yield (
+                f"data: input_ids are {least} to {most}, and the model has tokens 0 to {vocab_size - 1}. To fix: use "
+                "the model's own tokenizer, or set model.config.vocab_size"
+            )
+
+
+def faults_of_labels(
+    job: Job, output: Any, loss: Loss, batch: Mapping[str, Tensor], *, others: Callable[[], Tensor]
+) -> Iterator[str]:
+    """Yields faults: labels of another shape than the predictions, or of classes that the model does not have.
+
+    others: reads the labels of further samples, [samples].
+    """
+    labels, logits = batch.get("labels"), logits_of(output)
+    if loss.compute is not classification_loss or labels is None or logits is None or logits.shape[-1] == 1:
+        return
+    num_classes = logits.shape[-1]
+    if labels.is_floating_point():
+        if labels.shape != logits.shape:
+            yield (
+                f"data: labels are {_shape(labels)} a sample, and the model predicts {_shape(logits)}. To fix: give a "
+                "number for each class (several labels), an integer (one label), or set model.config.num_labels"
+            )
+    elif labels.shape != logits.shape[:-1]:
+        yield _shape_fault(job, labels, logits)
+        return
+    every = labels if labels.dim() > 1 else others()
+    real = every[every != IGNORED]
+    if real.numel() and not 0 <= int(real.min()) <= int(real.max()) < num_classes:
+        yield (
+            f"data: labels are {int(real.min())} to {int(real.max())}, and the model predicts classes 0 to "
+            f"{num_classes - 1}. To fix: number them from 0, and set model.config.num_labels to how many there are"
+        )
+
+
+def _shape_fault(job: Job, labels: Tensor, logits: Tensor) -> str:
+    if job.data.factory is None and labels.shape[1:] and not logits.shape[2:]:
+        return (
+            "data: text has no labels, and the model predicts one class a sample. To fix: give a data factory whose "
+            "samples have labels, or train a language model"
+        )
+    wanted = _shape(logits[..., 0])
+    return f"data: labels are {_shape(labels)} a sample, and the model predicts {wanted}. To fix: make them equal"
+
+
+def _shape(tensor: Tensor) -> str:
+    """The shape of one sample, as words for a message."""
+    shape = list(tensor.shape[1:])
+    return f"of shape {shape}" if shape else "one number"
+
+
+def shapes_of(batch: Mapping[str, Tensor]) -> str:
+    """The names and shapes of the samples' tensors, as words for a message."""
+    return ", ".join(f"{name} {list(torch.as_tensor(value).shape[1:])}" for name, value in sorted(batch.items()))

@@ -1,0 +1,195 @@
+"""Probes of jobs: one tiny training step on the CPU that examines the model and finds faults early."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from torch import Tensor
+
+from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.values import digest, from_json, to_json
+from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
+from ringmaster.techniques.runtime.models.architectures import misspelt, undeclared_fields
+from ringmaster.techniques.runtime.models.build import seeded
+from ringmaster.techniques.runtime.probing.batches import cropped, made_up, ragged, rows_of
+from ringmaster.techniques.runtime.probing.division import NUM_SAMPLES, why_undivided
+from ringmaster.techniques.runtime.probing.faults import (
+    StepFault,
+    explained,
+    faults_of_labels,
+    faults_of_samples,
+    shapes_of,
+)
+from ringmaster.techniques.runtime.probing.models import probed_model
+from ringmaster.techniques.runtime.training.losses import loss_of
+
+FORMAT = 1  # to be incremented whenever a probe of the same job would have another result
+REMEDY = "make the samples' shapes and the model's config agree"
+MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """The result of a tiny step of a job.
+
+    sites: the model's random draws.
+    undivided: the reason why a batch must not be divided; empty if it may be.
+    """
+
+    sites: DrawSites
+    undivided: str = ""
+
+
+def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = True) -> Probe:
+    """Takes a tiny step of `job`; the result is cached for all processes of a machine and all equivalent jobs.
+
+    data: the job's prepared data.
+    is_there: whether the data can be read; else samples of its shapes are made up.
+    Raises StepFault if the model, the data or the loss does not work.
+    """
+
+    def found() -> Probe:
+        step = _TinyStep(job, data, cache_dir, is_there=is_there)
+        sites = step.check()
+        return Probe(sites=sites, undivided=step.why_undivided(sites))
+
+    if not is_there:
+        return _once(Probe, _file("described", job, data, cache_dir), found)
+    shown = _once(Probe, _file("step", job, data, cache_dir), found)
+    _once(DrawSites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # for the ranks' `draws_of`
+    return shown
+
+
+def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites:
+    """The model's random draws, the part of a probe that a rank needs. Cached likewise."""
+    return _once(DrawSites, _file("draws", job, data, cache_dir), lambda: _TinyStep(job, data, cache_dir).sites())
+
+
+def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites | None:
+    """The cached result of `draws_of` on this machine; None if there is none."""
+    return _read(DrawSites, _file("draws", job, data, cache_dir))
+
+
+class _TinyStep:
+    """A job's small model, its loss, and a few samples. Its methods raise StepFault with all faults that they find."""
+
+    def __init__(self, job: Job, data: PreparedData, cache_dir: Path, *, is_there: bool = True) -> None:
+        self._job, self._read = job, set[str]()
+        self._undeclared = [] if job.model.factory else undeclared_fields(job.model)
+        try:
+            with explained("model: it cannot be built", "correct model"):
+                self._model = probed_model(job.model, data, read=self._read)
+        except StepFault as fault:
+            suspects = [misspelt(job.model, self._undeclared)] if self._undeclared else []
+            raise StepFault([*fault.faults, *suspects]) from fault
+        with explained("data: samples cannot be read", "give samples that are dicts of tensors, all of equal shapes"):
+            invented = None if is_there else made_up(data, MORE_LABELS)
+            self._training: Dataset = (
+                open_data(job.data, cache_dir=cache_dir, prepared=data)[0] if invented is None else _Rows(invented)
+            )
+            samples = self._samples(range(NUM_SAMPLES))
+        self._batch = cropped(samples, seq_len=data.seq_len)
+        self._loss = loss_of(job.loss, self._model, job.model)
+        name_modules(self._model)
+
+    def check(self) -> DrawSites:
+        """Checks samples, labels, config and loss; returns the model's random draws."""
+        faults = list(faults_of_samples(self._job, self._model, self._loss, self._batch))
+        if faults:
+            raise StepFault(faults)
+        sites = self.sites()
+        output = self._forward(self._batch)
+        more = [i * len(self._training) // MORE_LABELS for i in range(MORE_LABELS)]
+        faults = list(
+            faults_of_labels(self._job, output, self._loss, self._batch, others=lambda: self._samples(more)["labels"])
+        )
+        if unread := [name for name in self._undeclared if name not in self._read]:
+            faults.append(misspelt(self._job.model, unread))
+        if faults:
+            raise StepFault(faults)
+        with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
+            self._loss(output, self._batch)
+        with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
+            self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
+        self._model.zero_grad(set_to_none=True)
+        return sites
+
+    def _samples(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return fetch(self._training, [row % len(self._training) for row in rows])
+
+    def sites(self) -> DrawSites:
+        with seeded(0):
+            return find_sites(lambda num: self._forward(rows_of(self._batch, range(num))))
+
+    def why_undivided(self, sites: DrawSites) -> str:
+        with seeded(0):
+            return why_undivided(self._model, self._loss, self._uneven(), sites)
+
+    def _forward(self, batch: Mapping[str, Tensor]) -> Any:
+        with explained(f"model: its forward fails on samples with {shapes_of(batch)}", REMEDY), torch.no_grad():
+            return self._model(**self._loss.forward_inputs(batch))
+
+    def _uneven(self) -> dict[str, Tensor]:
+        """Samples with uneven numbers of labels, unless a user's loss does not support ignored labels."""
+        uneven = ragged(self._batch)
+        try:
+            self._loss(self._forward(uneven), uneven)
+        except (IndexError, RuntimeError, ValueError):
+            return dict(self._batch)
+        return uneven
+
+
+class _Rows:
+    """Made-up samples."""
+
+    def __init__(self, batch: dict[str, Tensor]) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return MORE_LABELS
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self._batch.items()}
+
+
+def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
+    """The value in the file; if there is no file, finds the value and writes it."""
+    if (known := _read(cls, file)) is not None:
+        return known
+    found = find()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(to_json(found)))
+    aside.replace(file)
+    return found
+
+
+def _read(cls: type[T], file: Path) -> T | None:
+    return from_json(cls, json.loads(file.read_text())) if file.exists() else None
+
+
+def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
+    """The cache file of a result, with a digest of all inputs in its name."""
+    loss = job.loss if what != "draws" else None
+    code = [_state_of(name) for name in (job.model.factory, job.data.factory, loss) if name is not None]
+    versions = (torch.__version__, transformers.__version__)
+    key = digest([FORMAT, job.model, loss, replace(data, folder=""), code, versions], length=32)
+    return cache_dir.absolute() / "probes" / f"{what}-{key}.json"
+
+
+def _state_of(name: str) -> Any:
+    """The name of a user's function, with the size and modification time of its source file."""
+    file = inspect.getsourcefile(inspect.unwrap(resolve(name)))
+    stat = Path(file).stat() if file else None
+    return [name, stat and stat.st_size, stat and stat.st_mtime_ns]

@@ -1,0 +1,1 @@
+"""Processes of a gang: fork server, workers, supervision and communication."""

@@ -1,0 +1,74 @@
+"""Channel between a worker process and the process that requested it: JSON lines over a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+from typing import Any
+
+
+class ChannelClosed(ConnectionError):
+    """The other end of a channel is closed."""
+
+
+class Channel:
+    """One end of a stream of JSON objects, one a line. Sending is thread-safe; only one thread may receive."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._pending = b""
+        self._sending = threading.Lock()
+
+    def fileno(self) -> int:
+        """Returns the socket's file descriptor, for selectors."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends one object. Raises ChannelClosed where the other end is closed."""
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            with self._sending:
+                self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed("the other end of the channel is gone") from error
+
+    def receive(self) -> dict[str, Any]:
+        """Returns the next object, and waits for it. Raises ChannelClosed at the end of the stream."""
+        while (message := self._take()) is None:
+            self._fill()
+        return message
+
+    def poll(self) -> dict[str, Any] | None:
+        """Returns the next object if it has arrived completely, else None, without waiting."""
+        while (message := self._take()) is None and select.select([self._socket], [], [], 0)[0]:
+            self._fill()
+        return message
+
+    def hang_up(self) -> None:
+        """Closes the sending direction, which ends a worker at the other end; its messages can still be received."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._socket.close()
+
+    def _take(self) -> dict[str, Any] | None:
+        line, newline, rest = self._pending.partition(b"\n")
+        if not newline:
+            return None
+        self._pending = rest
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _fill(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except ConnectionResetError as error:
+            raise ChannelClosed("the other end of the channel is gone") from error
+        if not data:
+            raise ChannelClosed("the other end of the channel closed it")
+        self._pending += data

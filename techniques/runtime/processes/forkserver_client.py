@@ -1,0 +1,184 @@
+"""Client of the fork server: starts the server, requests worker processes, and ends the server."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.fence import TICK, seconds_since_boot
+from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
+
+# Imports of every worker. Optimizers import torch._dynamo at their first step, which takes seconds if not preloaded.
+PRELOAD = (
+    "torch.distributed:init_process_group",
+    "torch.distributed.fsdp:fully_shard",
+    "torch.distributed.tensor:DTensor",
+    "torch._dynamo:disable",
+    "transformers:PreTrainedModel",
+    "ringmaster.techniques.runtime.processes.worker:main",
+)
+START_TIMEOUT_S = 300.0
+
+
+class ForkServer:
+    """A fork server that this process owns: it and all its workers end when this process does.
+
+    fence_after_s: seconds after the last `tick` when its workers end; none is started until another tick. None for no
+        fence.
+
+    `start` raises RuntimeError, with the end of the server's log, where the server cannot start.
+    """
+
+    def __init__(
+        self, *, preload: Sequence[str] = (), log: Path | None = None, fence_after_s: float | None = None
+    ) -> None:
+        self._folder = ScratchFolder()
+        self._socket_path = self._folder.path / "forkserver"
+        self._log = log or self._folder.path / "log"
+        self._preload = tuple(dict.fromkeys([*PRELOAD, *preload]))
+        self._fence_after_s = fence_after_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Starts the server where it is not running; returns when it is ready to fork."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._socket_path.unlink(missing_ok=True)
+                self._hang_up()
+                self._process = self._launch()
+        return self
+
+    def spawn(self, *, target: str, argument: Any, log: Path) -> Channel:
+        """Starts a process that calls `target(channel, argument)`; returns the channel to it.
+
+        The process writes its output to the file `log`.
+        """
+        self.start()
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(self._socket_path))
+        except OSError:  # the server has just ended
+            connection.close()
+            raise
+        channel = Channel(connection)
+        with contextlib.suppress(ChannelClosed):  # a closed fence refuses the child: receiving raises ChannelClosed
+            channel.send({"target": target, "argument": argument, "log": str(log)})
+        return channel
+
+    def tick(self, heard_s: float | None = None) -> None:
+        """Reports to the server that its workers may continue. Never waits: a server that is starting needs no tick.
+
+        `heard_s` is the moment at which this process was known to own its devices, by `seconds_since_boot`; now by
+        default.
+        """
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # the server has ended; the next `spawn` starts it again
+                os.write(process.stdin.fileno(), TICK.pack(seconds_since_boot() if heard_s is None else heard_s))
+
+    def close(self) -> None:
+        """Ends the server and all its workers; a server that is still starting is killed."""
+        if (starting := self._starting) is not None:
+            starting.kill()
+        with self._lock:
+            self._hang_up()
+            self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hang_up(self) -> None:
+        """Closes the server's standard input, which ends it, and waits for its end."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        # -P: a file in the working folder with the name of a library must not be imported instead of the library.
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "ringmaster.techniques.runtime.processes.forkserver",
+            str(self._socket_path),
+        ]
+        command += [str(self._fence_after_s or math.inf), *self._preload]
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+                preexec_fn=_restore_signals,
+            )
+        assert process.stdin is not None and process.stdout is not None
+        self._starting = process
+        killer = threading.Timer(START_TIMEOUT_S, process.kill)
+        killer.start()
+        line = process.stdout.readline()
+        killer.cancel()
+        self._starting = None
+        process.stdout.close()
+        if line != b"ready\n":
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            with contextlib.suppress(OSError):
+                tail = self._log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
+        return process
+
+
+def _environment() -> dict[str, str]:
+    """Returns this process's environment with changes for workers.
+
+    Our packages come first on the import path, workers start with one thread until they know their cores, and telemetry
+    is off.
+    """
+    source = str(Path(__file__).absolute().parents[4])
+    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "OMP_NUM_THREADS": "1",
+        # Otherwise MKL's order of summation on AMD CPUs depends on the memory address of a result, and a job that is
+        # resumed, or trained in a group, would not end with the same bits.
+        "MKL_CBWR": os.environ.get("MKL_CBWR", "AUTO"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "true",
+        # A gang on one machine communicates over loopback.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+
+
+def _restore_signals() -> None:
+    """Starts a new session, so that Ctrl-C at a terminal reaches only the owner, which then stops its gangs."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

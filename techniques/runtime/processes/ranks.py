@@ -1,0 +1,91 @@
+"""One rank of a gang: its device, its peers, and the collective calls between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ringmaster.techniques.runtime.processes.order import GangOrder, Slot, rendezvous
+from ringmaster.techniques.runtime.processes.rendezvous import meet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """One process among those of its gang.
+
+    device: where its tensors are.
+    mesh: the gang's devices; None for a single process.
+    """
+
+    rank: int
+    num_ranks: int
+    device: torch.device
+    mesh: DeviceMesh | None
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Returns the element-wise sum over all ranks."""
+        if self.num_ranks == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total)
+        summed: list[float] = total.tolist()
+        return summed
+
+    def max(self, value: float) -> float:
+        """Returns the largest of the ranks' values."""
+        if self.num_ranks == 1:
+            return value
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return float(largest)
+
+    def agree(self, yes: bool) -> bool:
+        """Returns whether all ranks pass True; it is also a barrier."""
+        return self.sum([float(not yes)])[0] == 0
+
+
+def alone(device: torch.device) -> Ranks:
+    """Returns the `Ranks` of a process without peers."""
+    return Ranks(rank=0, num_ranks=1, device=device, mesh=None)
+
+
+def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
+    """Binds this process to its slots, before it uses a device: a GPU, or cores with one thread each."""
+    mine = slots if num_ranks == 1 else (slots[rank],)
+    cores = sorted({core for slot in mine for core in slot.cores})
+    if cores:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(max(len(cores), 1))
+    if mine[0].kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = mine[0].uuid or str(mine[0].index)
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
+    return torch.device("cpu")
+
+
+def join(order: GangOrder, rank: int, *, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
+    """Connects to the other ranks and builds the device mesh over them.
+
+    The ranks meet through a file in the gang's folder, or at an address where they are on several machines.
+    """
+    device = take_device(order.slots, rank - order.first_rank, num_ranks=num_ranks)
+    if num_ranks == 1:
+        return alone(device)
+    timeout = timedelta(seconds=order.collective_timeout_s)
+    store = meet(order.meeting, rank, num_ranks=num_ranks, timeout=timeout) if order.meeting else None
+    dist.init_process_group(
+        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=None if store else f"file://{rendezvous(order)}",
+        store=store,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timeout,
+    )
+    mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)

@@ -1,0 +1,62 @@
+"""The order of a scoring worker, and the spec of a model in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques.adapters.peft_format import base_of, is_adapter, read_config
+from ringmaster.techniques.interface.job import Job, ModelSpec
+from ringmaster.techniques.runtime.processes.order import Slot
+
+MODEL_JSON = "model.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringOrder:
+    """Score `models` (folders by name) on the same rows, on one device; the results are written into `folder`.
+
+    job: the job whose loss, precision and held-out rows are used. The models' own specs are read from their folders.
+    data: the JSON form of the `PreparedData` whose held-out rows are read. Without it (and without cases) the job's
+        data is prepared, and read with the tokenizer of the first model if the job names none.
+    cases: in place of data, a file of literal cases: JSON with "texts" (and "labels", one each), or an .npz of columns.
+    encode: "package.module:function" that converts a list of texts to columns of tensors; else each model's tokenizer.
+    slicers: dotted functions, by name, each from a row (a dict of tensors) to the name of its slice.
+    keep_inputs: whether the file also contains the rows themselves.
+    max_rows: the number of held-out rows; by default as many as the job's evaluation reads.
+    together: whether adapters of one base are scored in one batch; the scores are the same.
+    import_paths: folders appended to the import path.
+    """
+
+    job: Job
+    models: Mapping[str, str]
+    slot: Slot
+    cache_dir: str
+    folder: str
+    data: Mapping[str, Any] | None = None
+    cases: str | None = None
+    encode: str | None = None
+    slicers: Mapping[str, str] = field(default_factory=dict)
+    keep_inputs: bool = False
+    max_rows: int | None = None
+    together: bool = True
+    import_paths: tuple[str, ...] = ()
+
+
+def model_spec(folder: Path) -> ModelSpec:
+    """The spec of the model in a folder that `export_model` or `save_pretrained` wrote.
+
+    Raises ValueError if the folder holds no model.
+    """
+    if is_adapter(folder):
+        base = base_of(folder)
+        return model_spec(base) if base else ModelSpec(from_pretrained=read_config(folder)["base_model_name_or_path"])
+    if (folder / MODEL_JSON).is_file():
+        said = json.loads((folder / MODEL_JSON).read_text())
+        return ModelSpec(factory=said["factory"], kwargs=said["kwargs"])
+    if (folder / "config.json").is_file():
+        return ModelSpec(from_pretrained=str(folder.absolute()))
+    raise ValueError(f"{folder} holds no model. To fix: give a folder that a job exported or `save_pretrained` wrote")

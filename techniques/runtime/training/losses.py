@@ -1,0 +1,286 @@
+"""Losses as (sum, count), so that the mean over a global batch does not depend on how the batch was divided."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ringmaster.techniques.interface.dotted_names import resolve
+from ringmaster.techniques.interface.job import METRICS, ModelSpec
+
+IGNORED = -100
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+# Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
+CLASSIFIERS = (
+    "ForImageClassification",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForAudioClassification",
+    "ForMaskedLM",
+)
+
+# Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
+SEQUENCE_TO_SEQUENCE = ("ForConditionalGeneration", "MTModel")
+
+Batch = Mapping[str, Tensor]
+SumAndCount = tuple[Tensor, Tensor | int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss, and the inputs that the model needs for it.
+
+    compute: f(model_output, batch) -> (sum, count): the sum over the averaged elements, and their number.
+    inputs: the names in a batch that are passed to `forward`; None for all.
+    shifted: whether the output at a position predicts the label at the next one (language models).
+    is_models: whether the model computes the loss, and `compute` only reads it from the output.
+    """
+
+    compute: Callable[[Any, Batch], SumAndCount]
+    inputs: frozenset[str] | None
+    shifted: bool = False
+    is_models: bool = False
+
+    def __call__(self, output: Any, batch: Batch) -> SumAndCount:
+        """Returns (sum, count) of a batch; the sum is a differentiable fp32 scalar."""
+        return self.compute(output, batch)
+
+    def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns the entries of `batch` for `forward`; labels only where the model itself computes the loss."""
+        given = {name: value for name, value in batch.items() if self.inputs is None or name in self.inputs}
+        if not given:
+            raise ValueError(
+                f"the model's forward takes {', '.join(sorted(self.inputs or ()))}, and the samples have "
+                f"{', '.join(sorted(batch))}. To fix: name the samples' tensors as forward names its arguments"
+            )
+        return given
+
+
+def loss_of(job_loss: str | None, model: nn.Module, spec: ModelSpec) -> Loss:
+    """Returns the loss of a job: `job_loss` (a dotted name), or the loss that the model's class implies.
+
+    Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
+    entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels.
+    Encoder-decoders: cross entropy of the labelled tokens. Any other model that returns a `loss`: that loss times the
+    number of rows, which is exact under division of a batch only if the loss is a mean over rows.
+
+    `model` is the result of `build_model`, before any technique wraps it.
+    """
+    arguments = _arguments(model)
+    without_labels = None if arguments is None else arguments - {"labels"}
+    name = type(model).__name__
+    config = getattr(model, "config", None)
+    # The routers of mixture-of-experts models add losses of their own.
+    is_known = config is not None and not getattr(config, "output_router_logits", False)
+    has_encoder = is_known and getattr(config, "is_encoder_decoder", False)
+    is_plain = is_known and not has_encoder
+    is_causal, is_classifier = is_plain and name.endswith(CAUSAL), is_plain and name.endswith(CLASSIFIERS)
+    if job_loss is not None:
+        inputs = without_labels if is_causal or is_classifier else arguments
+        return Loss(compute=partial(_users, resolve(job_loss), job_loss), inputs=inputs, shifted=is_causal)
+    if is_causal:
+        return Loss(compute=next_token_loss, inputs=without_labels, shifted=True)
+    if is_classifier:
+        return Loss(compute=classification_loss, inputs=without_labels)
+    if has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE):
+        return Loss(compute=classification_loss, inputs=arguments)
+    return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments, is_models=True)
+
+
+def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
+    """Computes cross entropy of logits [rows, tokens, vocabulary] at each position with the label at the next."""
+    return _cross_entropy(_logits(output), next_tokens(batch))
+
+
+def classification_loss(output: Any, batch: Batch) -> SumAndCount:
+    """Computes the loss of logits [rows, labels] or [rows, tokens, labels], which is selected as in `transformers`."""
+    logits, labels = _logits(output), _labels(batch)
+    if logits.shape[-1] == 1:
+        return functional.mse_loss(logits.float().flatten(), labels.float().flatten(), reduction="sum"), labels.numel()
+    if labels.is_floating_point():
+        each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+        return each.mean(-1).sum(), each[..., 0].numel()
+    return _cross_entropy(logits, labels)
+
+
+def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
+
+    A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
+    """
+    if loss.compute is next_token_loss:
+        return _cross_entropy_by_row(_logits(output), next_tokens(batch))
+    if loss.compute is not classification_loss:
+        return None
+    logits, labels = _logits(output), _labels(batch)
+    if logits.shape[-1] == 1:
+        squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
+        return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
+    if labels.is_floating_point():
+        each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none").mean(-1)
+        each = each.reshape(len(logits), -1)
+        return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
+    return _cross_entropy_by_row(logits, labels)
+
+
+def hits_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """Returns the number of correct predictions and of labels in each row, [rows] each; None without class labels."""
+    logits = logits_of(output)
+    if logits is None or "labels" not in batch or batch["labels"].is_floating_point():
+        return None
+    labels = next_tokens(batch) if loss.shifted else batch["labels"]
+    if logits.shape[:-1] != labels.shape or logits.shape[-1] == 1:
+        return None
+    counted = (labels != IGNORED).reshape(len(labels), -1)
+    hit = (logits.argmax(-1) == labels).reshape(len(labels), -1) & counted
+    return hit.sum(1), counted.sum(1)
+
+
+class Metrics:
+    """Metrics over many batches, stored as sums that can be added over ranks.
+
+    names: from `ringmaster.techniques.interface.job.METRICS`; ValueError on another.
+    shifted: as in `Loss`.
+    """
+
+    def __init__(self, names: Sequence[str], *, shifted: bool) -> None:
+        if unknown := [name for name in names if name not in METRICS]:
+            raise ValueError(f"there is no metric {', '.join(unknown)}; there are {', '.join(METRICS)}")
+        self._names, self._shifted = tuple(names), shifted
+        self._loss: list[SumAndCount] = []
+        self._hits: list[SumAndCount] = []
+
+    def add(self, output: Any, batch: Batch, *, loss: SumAndCount) -> None:
+        """Adds one batch, whose loss is `loss` as (sum, count)."""
+        self._loss.append((loss[0].detach(), loss[1]))
+        if "accuracy" in self._names:
+            self._hits.append(self._correct(output, batch))
+
+    def sums(self) -> list[float]:
+        """Returns [loss sum, loss count, correct, labelled]; add these over ranks, element by element."""
+        return [total for pairs in (self._loss, self._hits) for total in _totals(pairs)]
+
+    def result(self, sums: Sequence[float]) -> dict[str, float]:
+        """Returns the metrics that result from `sums`; NaN where nothing was counted."""
+        loss_sum, count, correct, labelled = sums
+        loss = loss_sum / count if count else math.nan
+        values = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),  # above 700 a double overflows
+            "accuracy": correct / labelled if labelled else math.nan,
+        }
+        return {name: values[name] for name in self._names}
+
+    def _correct(self, output: Any, batch: Batch) -> SumAndCount:
+        logits, labels = _logits(output), next_tokens(batch) if self._shifted else _labels(batch)
+        if logits.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"accuracy needs one label a row: logits are {list(logits.shape)} and labels {list(labels.shape)}. "
+                f"To fix: name another metric"
+            )
+        counted = labels != IGNORED
+        return ((logits.argmax(-1) == labels) & counted).sum(), counted.sum()
+
+
+def metrics_of(names: Sequence[str], *, loss: Loss) -> Metrics:
+    """Returns empty metrics of these names, for the outputs that `loss` is computed from."""
+    return Metrics(names, shifted=loss.shifted)
+
+
+def next_tokens(batch: Batch) -> Tensor:
+    """Returns the label that each position predicts, [rows, tokens].
+
+    The labels are shifted, which avoids a copy of the far larger logits. A batch of divided sequences contains its own
+    `shift_labels`, as the token after its last one is on another rank.
+    """
+    if "shift_labels" in batch:
+        return batch["shift_labels"]
+    return functional.pad(_labels(batch)[:, 1:], (0, 1), value=IGNORED)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
+    # In fp32, as a bf16 softmax over a large vocabulary, which autocast would use, loses precision in its sum.
+    flat = logits.flatten(0, -2).float()
+    total = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="sum")
+    return total, (labels != IGNORED).sum()
+
+
+def _cross_entropy_by_row(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    flat = logits.flatten(0, -2).float()
+    each = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="none")
+    counted = (labels != IGNORED).reshape(len(labels), -1)
+    return each.reshape(len(labels), -1).sum(1), counted.sum(1)
+
+
+def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise ValueError(
+            f"{name} returns no loss for samples of {', '.join(sorted(batch))}. "
+            f"To fix: set the job's loss to package.module:function, which returns (sum, count)"
+        )
+    rows = len(next(iter(batch.values())))
+    return loss.float() * rows, rows
+
+
+def _users(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
+    found = function(output, batch)
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor) or found[0].ndim:
+        raise ValueError(
+            f"loss {name} returned {type(found).__name__}. To fix: return (sum, count), the sum a scalar tensor over "
+            f"what is averaged and the count a number or tensor"
+        )
+    return found[0], found[1]
+
+
+def _arguments(model: nn.Module) -> frozenset[str] | None:
+    """Returns the names of `forward`'s arguments, or None where a user's model takes any.
+
+    Hugging Face's **kwargs are for kernels.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if takes_any and not hasattr(model, "config"):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """Returns the logits of a model's output (tensor, mapping or object), or None where it has none."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
+
+
+def _logits(output: Any) -> Tensor:
+    logits = logits_of(output)
+    if logits is None:
+        raise ValueError(f"the model returns {type(output).__name__} without logits. To fix: name a loss of the job")
+    return logits
+
+
+def _labels(batch: Batch) -> Tensor:
+    if "labels" not in batch:
+        raise ValueError(
+            f"the samples have no labels, only {', '.join(sorted(batch))}. To fix: add them, or name a loss of the "
+            f"job (and metrics) that need none"
+        )
+    return batch["labels"]
+
+
+def _totals(pairs: Sequence[SumAndCount]) -> tuple[float, float]:
+    """Returns the totals of sums and counts, in double precision."""
+    if not pairs:
+        return 0.0, 0.0
+    sums = torch.stack([total.double() for total, _ in pairs])
+    counts = torch.stack([torch.as_tensor(count, dtype=torch.float64, device=sums.device) for _, count in pairs])
+    return float(sums.sum()), float(counts.sum())

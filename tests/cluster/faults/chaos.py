@@ -1,0 +1,203 @@
+"""A pool that `ringmaster up` has brought up, and what kills its parts: what machines, people and kernels do to one."""
+
+import json
+import os
+import secrets
+import signal
+import time
+from types import SimpleNamespace
+
+import psutil
+
+from ringmaster.flows.batch.flow_runs import STARTED_RUN
+from ringmaster.flows.services.files import DONE, UP
+from ringmaster.tasks.pool.requests import TRAIN, Requests
+from ringmaster.tasks.storage.journal import ENDED
+from tests.cluster.pool import Pool
+from tests.cluster.stubs import NODE
+from tests.cluster.waiting import until
+from tests.pool_home import Home
+
+NODES = ("alpha", "beta")
+SUPERVISED = ("prefect", "mlflow", "executor")
+RECENT_S = 1.0  # a rank that has made a step within this time is alive, as far as anybody knows
+
+
+class WholePool(Pool):
+    """Prefect, MLflow and the executor as `up` starts them, on PostgreSQL; two nodes, whose workers a test restarts.
+
+    The workers are started first, as after a power cut: they wait until the pool is there.
+    """
+
+    def __init__(self, folder, *, network, postgresql, timeouts):
+        self.postgresql = postgresql
+        self._url = postgresql.create("chaos")
+        server = SimpleNamespace(url=f"http://{network.address}")
+        super().__init__(
+            folder, network=network, database_url=self._url, prefect=server, mlflow_uri="", timeouts=timeouts
+        )
+        found_by_home = ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
+        self.environment = {name: text for name, text in self.environment.items() if name not in found_by_home}
+        self.servers = Home(self.home)
+        mine = ("RINGMASTER_PATIENCE", "PYTHONPATH", "PREFECT_SERVER_ANALYTICS_ENABLED")
+        self.servers.environment |= {name: self.environment[name] for name in mine} | {NODE: "head"}
+        secret = folder / "password"
+        secret.write_text(secrets.token_urlsafe(16))
+        secret.chmod(0o600)
+        self._options = ("--host", network.address, "--password-file", str(secret), "--database", self._url)
+        cores = sorted(os.sched_getaffinity(0))
+        for number, name in enumerate(NODES):
+            self.add_node(name, core=cores[number % len(cores)])
+        self.options["alpha"] = ("--flows",)
+
+    def up(self):
+        """As a person, or a machine that starts, would."""
+        done = self.servers.up("--no-worker", *self._options)
+        assert done.returncode == 0, done.stderr
+
+    def submit_file(self, file, *, name):
+        """Hands a batch over, as a person does; returns its flow run, None where Prefect has not made one yet."""
+        done = self.servers.ringmaster("submit", file, "--batch", name, "--checkpoint-every", "0.4", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["flow_run"]
+
+    def handed_over(self):
+        """All that was handed over."""
+        return Requests(self.database).of_kind(TRAIN)
+
+    def state(self, name):
+        """How a service stands."""
+        return self.servers.states().get(name)
+
+    def close(self):
+        """Ends all of it."""
+        self.postgresql.restart()
+        self.servers.down()
+        super().close()
+        for name in ("chaos", "chaos_prefect", "chaos_mlflow"):
+            self.postgresql.drop(name)
+
+    def tail(self, name):
+        """The end of a log."""
+        file = self.servers.files.log(name) if name in (*SUPERVISED, "supervisor") else self.folder / f"{name}.log"
+        return file.read_text(errors="replace")[-4000:] if file.exists() else ""
+
+
+class Kills:
+    """Kills parts of a pool, sees to what a machine room sees to, and says when each is back.
+
+    Each method kills, and returns what is true once that is mended.
+    """
+
+    def __init__(self, pool, draw):
+        self.pool, self.draw = pool, draw
+
+    def rank(self, *, number=signal.SIGKILL):
+        steps = self.pool.trace.of(after_s=time.monotonic() - RECENT_S)
+        if not steps:
+            return lambda: True
+        victim, struck_s = self.draw.choice(steps[-len(NODES) :]), time.monotonic()
+        _kill(victim["pid"], number=number)
+        return lambda: self._trains_again(victim["job"], struck_s, but=victim["pid"])
+
+    def fork_server(self):
+        name, struck_s = self.draw.choice(NODES), time.monotonic()
+        found = [p for p in self.pool.nodes[name].processes() if "processes.forkserver" in _command(p)]
+        steps = self.pool.trace.of(node=self.pool.nodes[name].mark, after_s=struck_s - RECENT_S)
+        if not found:
+            return lambda: True
+        _kill(min(found, key=lambda process: process.create_time()).pid)
+        if not steps:
+            return lambda: True
+        return lambda: self._trains_again(steps[-1]["job"], struck_s, but=steps[-1]["pid"])
+
+    def worker(self):
+        name = self.draw.choice(NODES)
+        self.pool.workers[name].kill()
+        self.pool.workers[name].wait()
+        before = self.pool.serving().get(name)
+        self.pool.start_worker(name)  # as systemd does
+        return lambda: self.pool.serving().get(name) not in (None, before)
+
+    def stopped_rank(self):
+        """A rank that hangs: it is found by its silence."""
+        return self.rank(number=signal.SIGSTOP)
+
+    def node(self):
+        """A machine that loses its power."""
+        name = self.draw.choice(NODES)
+        before, node = self.pool.serving().get(name), self.pool.nodes[name]
+        node.unplug()
+        node.lose()
+        node.mend()
+        self.pool.workers[name].wait()
+        self.pool.start_worker(name)
+        return lambda: self.pool.serving().get(name) not in (None, before)
+
+    def flow(self):
+        """The process that measures or follows a batch."""
+        found = [p for node in self.pool.nodes.values() for p in node.processes() if _follows(p)]
+        if found:
+            _kill(self.draw.choice(found).pid)
+        return lambda: True  # whether it is back shows at the end: its batch is recorded
+
+    def supervisor(self):
+        self.pool.servers.files.supervisor().signal(signal.SIGKILL)
+        until("the supervisor has ended", lambda: self.pool.servers.files.supervisor() is None)
+        self.pool.up()
+        return lambda: True
+
+    def executor(self):
+        return self._supervised("executor")
+
+    def prefect(self):
+        return self._supervised("prefect")
+
+    def mlflow(self):
+        return self._supervised("mlflow")
+
+    def postgresql(self):
+        self.pool.postgresql.stop("immediate")
+        self.pool.postgresql.start()
+        return lambda: True
+
+    def _supervised(self, name):
+        before = self.pool.state(name)
+        if before.process is not None:
+            before.process.signal(signal.SIGKILL)
+        return lambda: (now := self.pool.state(name)).status == UP and now.pid != before.pid
+
+    def _trains_again(self, job, struck_s, *, but):
+        """Whether another process trains the job, or nobody needs to: it was measured, or it is done."""
+        if any(step["pid"] != but for step in self.pool.trace.of(job=job, after_s=struck_s)):
+            return True
+        records = [self.pool.jobs(batch).get(job) for batch, _, _ in self.pool.batches()]
+        return not any(record is not None and record.status not in ENDED for record in records)
+
+
+def all_up(pool):
+    """Whether every service does its work."""
+    states = pool.servers.states()
+    return all(states[name].status == UP for name in SUPERVISED) and states["deployments"].status == DONE
+
+
+def _kill(pid, *, number=signal.SIGKILL):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it had just ended
+
+
+def _command(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _follows(process):
+    """Whether it is the process of a flow run."""
+    try:
+        return STARTED_RUN in process.environ() and "prefect" in _command(process)
+    except psutil.Error:
+        return False

@@ -1,0 +1,241 @@
+"""Every part of a pool is killed, again and again, while two batches are measured, trained and recorded.
+
+What was handed over comes to its end: every job with the weights of an undisturbed run, bit by bit, since it runs under
+the same option throughout, and every model in MLflow. The same seed draws the same kills; RINGMASTER_TEST_CHAOS_SEED
+sets it, and RINGMASTER_TEST_CHAOS_KILLS how many there are; of more than 22, some are machines that lose their power
+and ranks that hang.
+"""
+
+import os
+import random
+import time
+from collections import Counter
+from itertools import pairwise
+from statistics import median
+
+import pytest
+
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.storage.journal import DONE, ENDED
+from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
+from tests.cluster.faults.chaos import NODES, Kills, WholePool, all_up
+from tests.cluster.faults.test_faults_of_parents import layouts_of
+from tests.cluster.jobs import assert_same_weights, batch_file, torch_job
+from tests.cluster.waiting import PATIENCE_S, until
+
+SEED = int(os.environ.get("RINGMASTER_TEST_CHAOS_SEED", "0"))
+NUM_KILLS = int(os.environ.get("RINGMASTER_TEST_CHAOS_KILLS", "22"))
+# Of 22. What takes a gang along is killed the most often: there is something to lose; servers take the longest.
+SHARES = {
+    "rank": 5,
+    "fork_server": 4,
+    "worker": 3,
+    "executor": 3,
+    "supervisor": 2,
+    "postgresql": 2,
+    "prefect": 1,
+    "mlflow": 1,
+    "flow": 1,
+}
+if sum(SHARES.values()) < NUM_KILLS:  # these take the longest to be found
+    SHARES |= {"stopped_rank": 1, "node": 2}
+TAKE_A_GANG = ("rank", "fork_server", "worker", "stopped_rank", "node")
+MOST_AT_ONCE = 3
+NUM_STEPS = 1900  # of 0.1 s, until all kills are done; then the jobs may hurry
+
+
+def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_pool, bench, tmp_path, recovered):
+    print(f"\nchaos: RINGMASTER_TEST_CHAOS_SEED={SEED} RINGMASTER_TEST_CHAOS_KILLS={NUM_KILLS}")
+    pool, draw = chaos_pool, random.Random(SEED)
+    chaos = Chaos(pool, draw)
+    batches = {
+        name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=NUM_STEPS) for i in range(2)]
+        for name in ("red", "blue")
+    }
+    deck = drawn(draw)
+    deck.remove("mlflow")
+    chaos.strike(["mlflow"], waits=False)  # what is handed over now is measured without it
+    for name, jobs in batches.items():
+        pool.submit_file(str(batch_file(tmp_path, name, jobs)), name=name)
+    chaos.wait_until_back()
+    while deck:
+        chaos.wait_for_steps(draw.randrange(1, 20))
+        at_once, deck = together(deck, draw.randrange(1, MOST_AT_ONCE + 1))
+        chaos.strike(at_once)
+    pool.trace.hurry(*(job.name for jobs in batches.values() for job in jobs))
+    chaos.until("every batch has come to its end", lambda: is_over(pool))
+    handed_over = [request.status for request in pool.handed_over()]
+    assert handed_over == [wishes.DONE] * len(batches), report(pool)
+    for batch, name, _ in pool.batches():
+        assert {record.status for record in pool.jobs(batch).values()} == {DONE}
+        assert all(record.details.get("model_uri") for record in pool.jobs(batch).values()), "all is in MLflow"
+        assert_nothing_twice(pool, batch)
+        for job in batches[name]:
+            layout = layouts_of(pool, batch)[job.name]
+            assert_same_weights(bench, job, pool.model_dir(batch, job.name), tmp_path / job.name, layout=layout)
+    assert_devices_held_once(pool)
+    for line in chaos.table(repeated_steps(pool)):
+        print(line)
+    recovered(f"chaos, seed {SEED}: {sum(chaos.num_kills.values())} kills, all is done", chaos.seconds())
+
+
+@pytest.fixture
+def chaos_pool(network, pool_postgresql, tmp_path):
+    """A pool that is up, with two nodes that serve."""
+    pool = WholePool(tmp_path, network=network, postgresql=pool_postgresql, timeouts="1,30,18")
+    try:
+        for name in NODES:
+            pool.start_worker(name)
+        pool.up()
+        until("all nodes serve", lambda: set(pool.serving()) == set(NODES), seconds=PATIENCE_S)
+        assert "waiting for a pool" in pool.tail("alpha")
+        yield pool
+    finally:
+        pool.close()
+
+
+class Chaos:
+    """Kills, and keeps count of what it has cost."""
+
+    def __init__(self, pool, draw):
+        self.pool, self.kills = pool, Kills(pool, draw)
+        self.began_s = time.monotonic()
+        self.num_kills, self.took_s = Counter(), {}
+        self.rounds = []  # (when, what was killed)
+        self.waiting = {}  # what is not back yet: (what, since when) by how that is seen
+        self.kept = {}  # the newest checkpoint of each job when something was killed last
+
+    def seconds(self):
+        return time.monotonic() - self.began_s
+
+    def strike(self, names, *, waits=True):
+        """Kills these at once, and waits until they are back and a step was made."""
+        if any(name in TAKE_A_GANG for name in names):
+            self.wait_until_kept()
+        struck_s = time.monotonic()
+        print(f"chaos: {self.seconds():6.1f} s: {', '.join(names)}", flush=True)
+        self.rounds.append((struck_s, names))
+        # Whoever starts others again is killed last: it finds them dead.
+        for name in sorted(names, key=lambda name: name == "supervisor"):
+            at_s = time.monotonic()
+            self.num_kills[name] += 1
+            self.waiting[getattr(self.kills, name)()] = name, at_s
+        if waits:
+            self.wait_until_back()
+            self.wait_for_steps(1)
+
+    def wait_until_back(self):
+        def look():
+            for is_back, (name, since_s) in list(self.waiting.items()):
+                if is_back():
+                    self.took_s.setdefault(name, []).append(time.monotonic() - since_s)
+                    del self.waiting[is_back]
+            return not self.waiting and all_up(self.pool)
+
+        self.until("what was killed is back", look)
+
+    def wait_for_steps(self, number):
+        """So many steps of jobs that are trained, or all are done."""
+        since_s = time.monotonic()
+        self.until("training goes on", lambda: len(self.pool.trace.of(after_s=since_s)) >= number or is_over(self.pool))
+
+    def wait_until_kept(self):
+        """Each job on devices has a newer checkpoint than at the last kill: three crashes without one end a job."""
+
+        def look():
+            on_devices = {segment.job.rpartition("/")[2] for segment in self.pool.segments() if segment.outcome is None}
+            newest = {job: newest_checkpoint(self.pool, job) for job in on_devices}
+            if not on_devices or any(step <= self.kept.get(job, 0) for job, step in newest.items()):
+                return is_over(self.pool)
+            self.kept |= newest
+            return True
+
+        self.until("what trains is kept", look)
+
+    def until(self, what, look):
+        """Waits for it; where it does not come, says how all of it stands."""
+        try:
+            until(what, look)
+        except AssertionError as error:
+            left = [name for name, _ in self.waiting.values()]
+            raise AssertionError(f"{error}; not back: {left}\n{report(self.pool)}") from None
+
+    def table(self, repeated):
+        """What was killed, how often, the seconds until it was back, the steps that were trained again for it."""
+        again = Counter()
+        for at_s, steps in repeated:
+            names = next(names for struck_s, names in reversed(self.rounds) if struck_s <= at_s)
+            name = next((each for each in TAKE_A_GANG if each in names), " and ".join(names))
+            again[name] += steps
+        yield "| killed | times | back after, median | at most | steps trained again |"
+        yield "| --- | ---: | ---: | ---: | ---: |"
+        for name in dict.fromkeys([*SHARES, *again]):
+            took = self.took_s.get(name, [0.0]) if name != "flow" else [0.0]  # who follows a batch shows at the end
+            yield (
+                f"| {name.replace('_', ' ')} | {self.num_kills[name]} | {median(took):.1f} s | {max(took):.1f} s "
+                f"| {again[name]} |"
+            )
+
+
+def drawn(draw):
+    """What is to be killed, in an order of its own."""
+    whole, rest = divmod(NUM_KILLS, sum(SHARES.values()))
+    every = [name for name, number in SHARES.items() for _ in range(number)]
+    deck = every * whole + draw.sample(every, rest)
+    if "mlflow" not in deck:
+        deck.append("mlflow")
+    draw.shuffle(deck)
+    return deck
+
+
+def together(deck, number):
+    """The first few that are different, with one at most of those that take a gang along; and what is left."""
+    chosen = []
+    for name in deck:
+        is_second = name in TAKE_A_GANG and any(other in TAKE_A_GANG for other in chosen)
+        if len(chosen) < number and name not in chosen and not is_second:
+            chosen.append(name)
+    left = list(deck)
+    for name in chosen:
+        left.remove(name)
+    return chosen, left
+
+
+def newest_checkpoint(pool, job):
+    """The step of a job's newest checkpoint; 0 where it has none."""
+    folders = (pool.home / "batches").glob(f"*/*/checkpoints/{job}/step-*")
+    return max((int(folder.name.removeprefix("step-")) for folder in folders if folder.name[5:].isdecimal()), default=0)
+
+
+def is_over(pool):
+    """Whether each batch that was handed over has ended, and whoever followed it too; or whether one never will."""
+    requests = pool.handed_over()
+    return bool(requests) and all(request.status in (wishes.DONE, wishes.REFUSED) for request in requests)
+
+
+def repeated_steps(pool):
+    """When a job began again behind where it was, and how many steps behind."""
+    found = []
+    for batch, _, _ in pool.batches():
+        words, segments = pool.words(batch), pool.segments(batch)
+        first_step = {w.segment: w.content["step"] for w in words if w.content["event"] == "ready"}
+        for name in pool.jobs(batch):
+            steps = [first_step[s.id] for s in segments if s.job == name and s.id in first_step]
+            processes = {}
+            for line in pool.trace.of(job=name):
+                processes.setdefault((line["pid"], line["born"]), []).append(line["s"])
+            trained = sorted(processes.values())[-len(steps) :]
+            for (begun, lines), (again, after) in pairwise(zip(steps, trained, strict=False)):
+                found.append((after[0], max(0, begun + len(lines) - again)))
+    return found
+
+
+def report(pool):
+    """How all of it stands, for whoever has to find out why."""
+    jobs = {
+        batch: {n: (r.status, r.step, r.message) for n, r in pool.jobs(batch).items()} for batch, *_ in pool.batches()
+    }
+    handed = [(request.status, request.answer) for request in pool.handed_over()]
+    tails = "\n".join(f"--- {name}\n{pool.tail(name)}" for name in ("executor", "supervisor", *NODES, "prefect"))
+    left = [name for record in jobs.values() for name, (status, *_) in record.items() if status not in ENDED]
+    return f"left: {left}\n{jobs}\n{handed}\n{pool.servers.states()}\n{tails}"

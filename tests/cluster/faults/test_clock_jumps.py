@@ -1,0 +1,109 @@
+"""Clocks that jump, injected: the machine's own is never touched. Nobody is taken for dead who only was not seen."""
+
+import pytest
+
+from ringmaster.tasks.pool.controller.leadership import SILENT_S, Leadership
+from ringmaster.tasks.pool.controller.node_watch import NodeWatch
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.techniques.runtime.processes.fence import TICK, Fence
+
+HOUR_S = 3600.0
+JUMPS = pytest.mark.parametrize("jump_s", [30.0, HOUR_S, 24 * HOUR_S])
+PATIENCE = Timeouts()
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+def watched(database, clock):
+    """A node that has registered, and who watches it."""
+    nodes = Nodes(database)
+    nodes.register(NodeRecord(name="n", incarnation="one", address="here", devices=()))
+    watch = NodeWatch(nodes, clock=clock, lost_after_s=PATIENCE.lost_after_s)
+    assert watch.look() == []
+    return nodes, watch
+
+
+def pass_seconds(clock, watch, seconds, *, beats=lambda: None):
+    """Looks each second; returns who has gone, and after how many seconds."""
+    for passed in range(1, seconds + 1):
+        clock.now_s += 1.0
+        beats()
+        if gone := watch.look():
+            return gone, passed
+    return [], seconds
+
+
+@JUMPS
+def test_a_node_is_not_lost_when_the_executors_clock_jumps(database, jump_s):
+    clock = Clock()
+    nodes, watch = watched(database, clock)
+    clock.now_s += jump_s  # the machine slept, or was moved: no beat was missed that could have been seen
+    assert watch.look() == []
+    gone, _ = pass_seconds(
+        clock, watch, 120, beats=lambda: nodes.beat("n", incarnation="one", health={}) if clock.now_s % 5 == 0 else None
+    )
+    assert gone == []
+
+
+@JUMPS
+def test_a_node_that_is_silent_after_a_jump_is_still_found_in_time(database, jump_s):
+    clock = Clock()
+    _, watch = watched(database, clock)
+    clock.now_s += jump_s
+    assert watch.look() == []
+    gone, passed = pass_seconds(clock, watch, 120)
+    assert [each.node for each in gone] == ["n"]
+    assert passed == PATIENCE.lost_after_s
+
+
+@JUMPS
+def test_a_leader_stays_the_leader_when_a_candidates_clock_jumps(database, jump_s):
+    clock = Clock()
+    first, second = Leadership(database, clock=clock), Leadership(database, clock=clock)
+    assert first.claim() and not second.claim()
+    clock.now_s += jump_s
+    assert not second.claim()
+    for _ in range(int(3 * SILENT_S)):
+        clock.now_s += 1.0
+        first.beat()
+        assert not second.claim()
+
+
+@JUMPS
+def test_ranks_end_when_their_machine_has_slept_for_longer_than_the_fence(jump_s):
+    """What was given to others meanwhile is theirs: the clock that counts sleep decides, before any rank goes on."""
+    clock = Clock()
+    fence = Fence(PATIENCE.fence_after_s, clock=clock)
+    fence.tick(TICK.pack(clock()))
+    assert not fence.is_closed()
+    clock.now_s += jump_s
+    assert fence.is_closed() == (jump_s >= PATIENCE.fence_after_s)
+    fence.tick(TICK.pack(clock()))
+    assert not fence.is_closed()
+
+
+def test_ticks_that_were_held_up_do_not_open_a_fence_again():
+    """A worker that was frozen between its beat and its tick tells the moment of the beat, not that of its waking."""
+    clock = Clock()
+    fence = Fence(PATIENCE.fence_after_s, clock=clock)
+    beaten_s = clock()
+    clock.now_s += HOUR_S
+    fence.tick(TICK.pack(beaten_s))
+    assert fence.is_closed()

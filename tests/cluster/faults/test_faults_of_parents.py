@@ -1,0 +1,179 @@
+"""Flows that submit batches: killed, cancelled, several at once, and without the server that they record in."""
+
+import json
+import signal
+import subprocess
+import time
+
+from mlflow import MlflowClient
+
+from tests.cluster.checks import assert_well
+from tests.cluster.faults.test_faults_of_servers import MINUTE_S, SPARE_STEPS, trains_for
+from tests.cluster.jobs import batch_file, torch_job
+from tests.cluster.machines import end
+from tests.cluster.waiting import PATIENCE_S, until
+from tests.integration.workbench import Layout
+
+
+def batch_of(pool, name, parent, *, but=()):
+    """The id of the batch of that name, once its jobs are handed over."""
+
+    def look():
+        has_ended = parent.poll() is not None  # asked first: a small batch may end between the two
+        found = next((id for id, known, _ in pool.batches() if known == name and id not in but), None)
+        assert found or not has_ended, parent.log.read_text()[-3000:]
+        return found
+
+    return until(f"batch {name} is handed over", look)
+
+
+def assert_done(parent, *, seconds=PATIENCE_S):
+    """It ends by itself, and well."""
+    try:
+        code = parent.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        code = None
+    assert code == 0, parent.log.read_text()[-3000:]
+
+
+def answer_of(parent):
+    """The JSON of a parent that has ended: the last line that is one, as libraries may warn after it."""
+    return json.loads([line for line in parent.log.read_text().splitlines() if line.startswith("{")][-1])
+
+
+def layouts_of(pool, batch):
+    """The option that each job of a batch ran under, all the time."""
+    found = {}
+    for segment in pool.segments(batch):
+        layout = Layout(segment.what["technique"], segment.what["num_devices"], segment.what["config"])
+        assert found.setdefault(segment.job, layout) == layout
+    return found
+
+
+def test_a_parent_that_is_killed_and_run_again(pool, parents, bench, tmp_path, recovered):
+    job = torch_job("child", trace=pool.trace.file, num_steps=1900)
+    file = batch_file(tmp_path, "family", [job])
+    parent = parents("run", file, "--checkpoint-every", 0.4)
+    batch = batch_of(pool, "family", parent)
+    pool.wait_for_checkpoint(batch)
+    end(parent, number=signal.SIGKILL)
+    again_s = time.monotonic()
+    parent = parents("run", file, "--resume", "--json")
+    until("it follows", lambda: "followed again" in parent.log.read_text())
+    recovered("a parent killed and run again: it follows", time.monotonic() - again_s)
+    pool.trace.hurry("child")
+    assert_done(parent)
+    said = answer_of(parent)
+    assert (said["status"], said["jobs"][0]["num_steps"]) == ("done", job.num_steps)
+    assert said["jobs"][0]["model_uri"]
+    assert len(pool.segments(batch)) == 1, "the gang never noticed"
+    assert_well(pool, batch, [job], bench, tmp_path, layouts=layouts_of(pool, batch))
+
+
+def test_mlflows_server_is_down_for_a_minute(pool, parents, mlflow, bench, tmp_path, recovered):
+    job = torch_job("recorded", trace=pool.trace.file, num_steps=int(10 * MINUTE_S) + SPARE_STEPS)
+    parent = parents("run", batch_file(tmp_path, "records", [job]), "--checkpoint-every", 0.4, "--json")
+    batch = batch_of(pool, "records", parent)
+    pool.wait_for_checkpoint(batch)
+    mlflow.stop()
+    trains_for(pool, "recorded", seconds=MINUTE_S)
+    mlflow.start()
+    pool.trace.hurry("recorded")
+    up_s = time.monotonic()
+    assert_done(parent)
+    recovered("MLflow's server down: all is recorded, after its start", time.monotonic() - up_s)
+    assert len(pool.segments(batch)) == 1, "the gang never noticed"
+    said = answer_of(parent)
+    assert said["jobs"][0]["model_uri"]
+    client = MlflowClient(mlflow.url)
+    (run,) = [run for run in all_runs(client) if run.info.run_name == "recorded"]
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted({metric.step for metric in losses}) == list(range(1, job.num_steps + 1)), "no record is lost"
+    assert run.info.status == "FINISHED"
+    assert_well(pool, batch, [job], bench, tmp_path, layouts=layouts_of(pool, batch))
+
+
+def all_runs(client):
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return client.search_runs(experiments)
+
+
+def running_in_prefect(pool, segment):
+    """The child run of a segment once Prefect shows that it runs: gangs do not wait for a server that is busy."""
+    (run,) = pool.flow_runs(segment)
+    return run if run and pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "RUNNING" else None
+
+
+def test_a_segment_that_is_cancelled_in_the_ui(pool, recovered):
+    job = torch_job("unwanted", trace=pool.trace.file)
+    other = torch_job("wanted", trace=pool.trace.file)
+    batch = pool.submit([job, other])
+    pool.wait_for_checkpoint(batch, job="unwanted")
+    (segment,) = [segment for segment in pool.segments(batch) if segment.job == "unwanted"]
+    run = until("its run is under way in Prefect", lambda: running_in_prefect(pool, segment.id))
+    before_s = time.monotonic()
+    pool.prefect.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    until("the job is cancelled", lambda: pool.jobs(batch)["unwanted"].status == "cancelled")
+    recovered("a segment cancelled in the UI: its job has ended", time.monotonic() - before_s)
+    pool.trace.hurry("wanted")
+    until("the other job is done", lambda: pool.jobs(batch)["wanted"].status == "done")
+    step = pool.jobs(batch)["unwanted"].step
+    assert 0 < step < job.num_steps
+    assert len(pool.trace.of(job="unwanted")) == step, "what was trained is checkpointed, and no more is trained"
+    until("Prefect says so", lambda: pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "CANCELLED")
+
+
+def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
+    """Its run is one that Prefect's server has started on a node, from the deployment."""
+    job = torch_job("dismissed", trace=pool.trace.file, num_steps=1900)
+    file = batch_file(pool.folder, "dismissed", [job])
+    deployment = pool.prefect.call("GET", "/deployments/name/train-batch/train-batch")["id"]
+    parameters = {"batch": {"path": str(file)}, "name": "dismissed", "checkpoint_every_s": 0.4}
+    run = pool.prefect.call("POST", f"/deployments/{deployment}/create_flow_run", {"parameters": parameters})["id"]
+
+    def handed_over():
+        state = pool.prefect.call("GET", f"/flow_runs/{run}")["state"]
+        assert state["type"] not in ("FAILED", "CRASHED"), f"{state}\n{pool.tail('alpha')}"
+        return next((id for id, name, _ in pool.batches() if name == "dismissed"), None)
+
+    batch = until("the batch is handed over", handed_over)
+    pool.wait_for_checkpoint(batch)
+    before_s = time.monotonic()
+    pool.prefect.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    until("the batch is cancelled", lambda: pool.jobs(batch)["dismissed"].status == "cancelled")
+    recovered("a batch cancelled in the UI: its jobs have ended", time.monotonic() - before_s)
+    until("Prefect says so", lambda: pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "CANCELLED")
+    assert 0 < pool.jobs(batch)["dismissed"].step < job.num_steps
+
+
+def test_two_batches_and_a_sweep_at_once(pool, parents, bench, tmp_path, recovered):
+    began_s = time.monotonic()
+    jobs = {
+        name: [torch_job(f"{name}{i}", trace=pool.trace.file, num_steps=60) for i in range(2)]
+        for name in ("nightly", "second")
+    }
+    runs = {
+        name: parents("run", batch_file(tmp_path, name, found), "--checkpoint-every", 0.4)
+        for name, found in jobs.items()
+    }
+    kwargs = {"job": "swept", "step_s": 0.05, "trace": ""}
+    template = {
+        "name": "swept",
+        "model": {"factory": "tests.cluster.stubs:slow", "kwargs": kwargs},
+        "data": {"factory": "tests.cluster.stubs:points"},
+        "loss": "tests.cluster.stubs:cross_entropy",
+        "techniques": ["single"],
+        "num_devices": [1],
+        "global_batch_size": 8,
+        "num_steps": 40,
+    }
+    sweep = tmp_path / "rates.json"
+    sweep.write_text(json.dumps({"name": "rates", "template": {"job": template}, "over": {"optimizer.lr": [0.1, 0.2]}}))
+    swept = parents("sweep", sweep, node="beta")
+    batches = {name: batch_of(pool, name, run) for name, run in {**runs, "rates": swept}.items()}
+    for parent in (*runs.values(), swept):
+        assert_done(parent, seconds=2 * PATIENCE_S)
+    recovered("two batches and a sweep at once: all are done", time.monotonic() - began_s)
+    for name, found in jobs.items():
+        assert_well(pool, batches[name], found, bench, tmp_path, layouts=layouts_of(pool, batches[name]))
+    assert {record.status for record in pool.jobs(batches["rates"]).values()} == {"done"}

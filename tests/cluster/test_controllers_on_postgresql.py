@@ -1,0 +1,25 @@
+"""What holds of a pool's runner, steward and leader on SQLite holds on PostgreSQL too."""
+
+import pytest
+
+from ringmaster.tasks.storage.database import Database
+from tests.unit.pool.conftest import pool  # noqa: F401 - a fixture, instead of the one with processes
+from tests.unit.pool.controller import (
+    test_controller,
+    test_failover,
+    test_leadership,
+    test_runner,
+    test_terms_of_batches,
+)
+from tests.unit.pool.controller.test_runner import made  # noqa: F401 - a fixture
+
+ON_FILES = ("test_a_kill_after_any_write_doubles_and_loses_nothing",)  # they make databases of their own
+for module in (test_leadership, test_runner, test_controller, test_failover, test_terms_of_batches):
+    globals().update({n: test for n, test in vars(module).items() if n.startswith("test_") and n not in ON_FILES})
+
+
+@pytest.fixture
+def database(postgresql_url):
+    database = Database(postgresql_url, patience_s=300)
+    yield database
+    database.close()

@@ -1,0 +1,164 @@
+"""Promotion in a real registry: a policy's decision, its aliases, its records, and the way back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ringmaster.model_lineage import Ledger, LedgerError
+from ringmaster.model_lineage.graph.maintenance import DAY_MS, collect, unreached
+from ringmaster.model_lineage.graph.snapshot import Snapshot
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.promotion import decisions, stage
+from ringmaster.tasks.promotion.moves import MoveLog, PromotionRefused
+from ringmaster.tasks.promotion.policy import Decision
+from ringmaster.tasks.storage.database import Database, file_url
+
+NAME = "shop.prices"
+YES = Decision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(f"sqlite:///{tmp_path / 'mlflow.db'}", artifact_root=tmp_path / "artifacts")
+
+
+@pytest.fixture
+def log(tmp_path):
+    database = Database(file_url(tmp_path / "promotions.db"))
+    yield MoveLog(database)
+    database.close()
+
+
+@pytest.fixture
+def versions(ledger, tmp_path):
+    batch = ledger.start_batch("nights", params={})
+    return [ledger.record_model(NAME, run_id=run_of(ledger, batch, i), folder=files(tmp_path, i), kind="pretrained")
+            for i in (1, 2, 3)]  # fmt: skip
+
+
+def run_of(ledger, batch, number):
+    return ledger.start_job(batch, f"prices{number}", params={})
+
+
+def files(folder: Path, number: int) -> Path:
+    made = folder / f"model{number}"
+    made.mkdir()
+    (made / "weights").write_text(str(number))
+    return made
+
+
+def aliases(ledger):
+    found = {alias: ledger.get_alias(NAME, alias) for alias in ("champion", "previous", "challenger")}
+    return {alias: record.version for alias, record in found.items() if record is not None}
+
+
+class Away:
+    """A ledger whose server goes away after some moves of aliases."""
+
+    def __init__(self, ledger, moves):
+        self._ledger, self._moves = ledger, moves
+
+    def __getattr__(self, name):
+        return getattr(self._ledger, name)
+
+    def set_alias(self, *arguments):
+        if self._moves == 0:
+            raise LedgerError("MLflow is away")
+        self._moves -= 1
+        self._ledger.set_alias(*arguments)
+
+
+def test_promotions_rollbacks_and_their_records(ledger, log, versions):
+    for champion, record in enumerate(versions[:2]):
+        stage.apply(ledger, record, YES, log=log, champion=champion or None, who="policy careful")
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
+    (kept,) = decisions.read(ledger, versions[1])
+    assert (kept.outcome, kept.reasons, kept.champion_before, kept.who) == (
+        "promoted",
+        YES.reasons,
+        1,
+        "policy careful",
+    )
+    table = json.loads(ledger.read_text(versions[1].run_id, decisions.TABLE))
+    assert table["data"][0][table["columns"].index("reasons")] == "better: loss 1 against 2\np 0.01"
+
+    # What waits for a person stays a candidate, for the next night to ask again.
+    stage.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
+    assert stage.standings(ledger, [NAME])[NAME].candidate == versions[2]
+    assert decisions.read(ledger, versions[2])[-1].outcome == "waiting"
+
+    with pytest.raises(LedgerError, match="away"):
+        stage.apply(Away(ledger, 1), versions[2], YES, log=log, champion=2)
+    assert aliases(ledger) == {"champion": 2, "previous": 2, "challenger": 2}
+    assert log.finish_left_behind(ledger) == [NAME]
+    assert aliases(ledger) == {"champion": 3, "previous": 2, "challenger": 3}
+    assert decisions.read(ledger, versions[2])[-1].outcome == "promoted"
+
+    assert stage.roll_back(ledger, NAME, log=log, who="Ann", why="it is slow") == (2, 3)
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 3}
+    last = decisions.read(ledger, versions[2])[-1]
+    assert (last.outcome, last.reasons, last.who) == ("rolled back", ("it is slow",), "Ann")
+    assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
+    assert aliases(ledger) == {"champion": 1, "challenger": 3}
+    with pytest.raises(PromotionRefused):
+        stage.roll_back(ledger, NAME, log=log, who="Ann")
+
+
+def test_what_was_begun_of_a_model_that_was_deleted_since_is_dropped(ledger, log, versions):
+    with pytest.raises(LedgerError, match="away"):
+        stage.apply(Away(ledger, 1), versions[2], YES, log=log, champion=None)
+    assert stage.standings(ledger, [NAME])[NAME].latest == versions[2]
+    ledger.client.delete_registered_model(NAME)
+    assert log.finish_left_behind(ledger) == []
+    assert stage.standings(ledger, [NAME])[NAME] == stage.ServingVersions(name=NAME)
+
+
+def test_a_version_that_was_deleted_is_not_promoted_and_no_alias_moves(ledger, log, versions):
+    for champion, record in enumerate(versions[:2]):
+        stage.apply(ledger, record, YES, log=log, champion=champion or None)
+    ledger.client.delete_model_version(NAME, "3")
+    with pytest.raises(PromotionRefused, match="no version 3 any more"):
+        stage.apply(ledger, versions[2], YES, log=log, champion=2)
+    assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
+
+
+def test_a_rollback_goes_back_though_the_champion_before_that_one_was_deleted(ledger, log, versions):
+    for champion, record in enumerate(versions):
+        stage.apply(ledger, record, YES, log=log, champion=champion or None)
+    ledger.client.delete_model_version(NAME, "1")
+    assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
+    assert aliases(ledger) == {"champion": 2, "challenger": 3}
+    assert decisions.read(ledger, versions[2])[-1].outcome == "rolled back"
+
+
+def test_a_model_becomes_a_version_of_another_name_once(ledger, versions, tmp_path):
+    assert ledger.add_version(versions[2], "shop.best", text="The best of three").version == 1
+    again = ledger.add_version(versions[2], "shop.best")
+    assert (again.registered_name, again.version, again.model_id) == ("shop.best", 1, versions[2].model_id)
+    assert stage.standings(ledger, ["shop.best"])["shop.best"].latest == again
+    recorded = ledger.record_model(NAME, run_id=versions[2].run_id, folder=tmp_path / "model3", kind="pretrained")
+    assert recorded == versions[2]  # again, after a crash, it keeps both names
+    assert ledger.resolve_model(again.model_id) == again
+    assert ledger.tagged("no.such") == {}
+    ledger.client.create_registered_model("shop.tagged", tags={"mine": "x"})
+    assert ledger.tagged("mine") == {"shop.tagged": "x"}
+
+
+def test_a_model_of_two_names_is_found_by_both_and_kept_for_an_alias_of_either(ledger, versions, tmp_path):
+    ledger.set_alias(NAME, "champion", 2)
+    ledger.add_version(versions[1], "shop.best")
+    snapshot = Snapshot.of(ledger, cache=tmp_path / "cache")
+    for name in (NAME, f"{NAME}/2", f"{NAME}@champion"):
+        assert (snapshot.find(name).id, snapshot.find(name).label) == (versions[1].model_id, f"{NAME}/2")
+    assert snapshot.find("shop.best").label == "shop.best/1"
+    assert snapshot.find(versions[1].model_id).carrying("champion").label == f"{NAME}/2"
+    later_ms = snapshot.models[-1].created_ms + DAY_MS
+    dropped = unreached(snapshot, now_ms=later_ms, least_age_days=0)
+    assert [node.label for node in dropped] == [f"{NAME}/3", f"{NAME}/1"]
+
+    ledger.client.delete_registered_model_alias(NAME, "champion")
+    snapshot = Snapshot.of(ledger, cache=tmp_path / "cache")
+    store = TensorStore(tmp_path / "tensors")
+    collect(ledger, store, snapshot, unreached(snapshot, now_ms=later_ms, least_age_days=0))
+    assert ledger.client.search_model_versions("") == []

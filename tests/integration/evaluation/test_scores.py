@@ -1,0 +1,130 @@
+"""Scores by row: their sums are what an evaluation says, and literal cases are read as the model reads them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.evaluation.scores import Cases, score_models
+from ringmaster.tasks.evaluation.stage import Evaluation, evaluate_models
+from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.models import build_model, export_model
+from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
+
+DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
+METRICS = ("loss", "perplexity", "accuracy")
+IMAGES = Job(
+    name="digits",
+    model=VIT,
+    data=DIGITS,
+    num_steps=1,
+    global_batch_size=32,
+    evaluation=EvaluationSpec(metrics=METRICS, max_batches=3),
+)
+
+
+def odd_or_even(row):
+    return "odd" if int(row["labels"]) % 2 else "even"
+
+
+def mean_of_all(output, batch):
+    """A loss that mixes rows unless it is given one at a time."""
+    logits = output.logits.float()
+    return (logits - logits.mean(0, keepdim=True)).square().sum() + logits.square().sum(), len(logits)
+
+
+@pytest.fixture
+def site(bench, tmp_path):
+    return TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
+
+
+def exported(folder: Path, job: Job, *, cache_dir: Path, seed: int = 0) -> Path:
+    prepared = prepare(job.data, cache_dir=cache_dir)
+    model = build_model(job.model, data=prepared, seed=seed)
+    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared)
+    return folder
+
+
+@pytest.fixture
+def words(tmp_path):
+    file = write_prose(tmp_path / "words.txt", num_lines=80)
+    data = DataSpec(path=str(file), seq_len=16, vocab_size=300, held_out=0.3)
+    return replace(IMAGES, name="words", model=LLAMA, data=data, global_batch_size=4)
+
+
+def evaluated(job, folder, data, site):
+    found = evaluate_models([Evaluation(name="it", job=job, model_dir=folder, data=data)], site=site, device=DEVICE)
+    return found.metrics["it"]
+
+
+def test_sums_over_rows_are_what_an_evaluation_says_of_images(site, tmp_path):
+    folders = {f"m{i}": exported(tmp_path / f"m{i}", IMAGES, cache_dir=site.cache_dir, seed=i) for i in (1, 2)}
+    data = to_json(prepare(IMAGES.data, cache_dir=site.cache_dir))
+    slicers = {"parity": f"{__name__}:odd_or_even"}
+    found = score_models(
+        {**folders, "none": tmp_path / "none"}, job=IMAGES, data=data, slicers=slicers, site=site, device=DEVICE
+    )
+    assert set(found.faults) == {"none"}
+    assert "holds no model" in found.faults["none"]
+    for name, folder in folders.items():
+        scores = found.scores[name]
+        assert scores.kind == "classifier"
+        assert scores.num_rows == 96
+        assert scores.metrics(METRICS) == pytest.approx(evaluated(IMAGES, folder, data, site), rel=1e-5)
+        assert scores.probabilities.shape == (96, 10)
+        assert np.allclose(scores.probabilities.sum(1), 1)
+        assert ((scores.predictions == scores.columns["labels"]) == scores.hits.astype(bool)).all()
+        odd = scores.columns["labels"] % 2 == 1
+        assert (scores.slices["parity"] == np.where(odd, "odd", "even")).all()
+    assert (found.scores["m1"].loss_sums != found.scores["m2"].loss_sums).any()
+
+
+def test_sums_over_rows_are_what_an_evaluation_says_of_text(site, words, tmp_path):
+    folder = exported(tmp_path / "model", words, cache_dir=site.cache_dir)
+    data = to_json(prepare(words.data, cache_dir=site.cache_dir))
+    scores = score_models({"it": folder}, job=words, data=data, site=site, device=DEVICE).scores["it"]
+    assert scores.kind == "causal"
+    assert scores.metrics(METRICS) == pytest.approx(evaluated(words, folder, data, site), rel=1e-5)
+    assert (scores.num_tokens == 16).all()
+    assert np.allclose(scores.log_probabilities, -scores.loss_sums)
+
+
+def test_a_loss_of_ones_own_is_asked_row_by_row(site, tmp_path):
+    job = replace(IMAGES, loss=f"{__name__}:mean_of_all")
+    folder = exported(tmp_path / "model", job, cache_dir=site.cache_dir)
+    data = to_json(prepare(job.data, cache_dir=site.cache_dir))
+    found = score_models({"it": folder}, job=job, data=data, max_rows=5, keep_inputs=True, site=site, device=DEVICE)
+    scores = found.scores["it"]
+    assert (scores.num_rows, scores.loss_counts.tolist()) == (5, [1.0] * 5)
+    # The same rows as literal columns say the same.
+    cases = Cases(columns=scores.inputs)
+    again = score_models({"it": folder}, job=job, cases=cases, site=site, device=DEVICE).scores["it"]
+    assert np.allclose(again.loss_sums, scores.loss_sums)
+    assert np.allclose(again.probabilities, scores.probabilities)
+
+
+def test_texts_of_any_length_get_the_log_probability_that_they_have_alone(site, words, tmp_path):
+    folder = exported(tmp_path / "model", words, cache_dir=site.cache_dir)
+    texts = ("bane", "banor dukan.", "fe", "fo banor dukan tan.", "ba")
+
+    def scored(*some):
+        found = score_models({"it": folder}, job=words, cases=Cases(texts=some), site=site, device=DEVICE)
+        assert not found.faults
+        return found.scores["it"].log_probabilities
+
+    together = scored(*texts)
+    alone = [scored(text)[0] for text in texts]
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert all(math.isfinite(value) and value < 0 for value in together)
+
+
+def test_texts_for_a_model_without_a_tokenizer_are_told_how_to_be_read(site, tmp_path):
+    folder = exported(tmp_path / "model", IMAGES, cache_dir=site.cache_dir)
+    found = score_models({"it": folder}, job=IMAGES, cases=Cases(texts=("a",)), site=site, device=DEVICE)
+    assert "`encode`" in found.faults["it"]

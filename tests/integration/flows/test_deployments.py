@@ -1,0 +1,142 @@
+"""What prefect.yaml deploys: flows that can be imported, forms that explain themselves, a schedule that makes sense."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+import yaml
+
+from ringmaster.model_lineage import QUIET_ENVIRONMENT
+
+pytestmark = pytest.mark.full  # importing every flow in a process of its own takes seconds
+ROOT = Path(__file__).parents[3]
+DEPLOYMENTS = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+
+# What a worker imports and a server keeps, in a process whose Prefect has a home of its own.
+READ = """
+import json, sys
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools import validate
+
+found = {}
+for name, deployment in json.load(sys.stdin).items():
+    flow = load_flow_from_entrypoint(deployment["entrypoint"])
+    schema = parameter_schema(flow).model_dump_for_openapi()
+    defaults = {key: value["default"] for key, value in schema["properties"].items() if "default" in value}
+    given = {**defaults, **deployment.get("parameters", {})}
+    errors = validate(given, schema, raise_on_error=False)
+    schedules = [CronSchedule(cron=s["cron"], timezone=s["timezone"]) for s in deployment.get("schedules", [])]
+    found[name] = {
+        "flow": flow.name, "schema": schema, "errors": [str(error) for error in errors],
+        "schedules": len(schedules), "serializer": str(flow.result_serializer), "persist": flow.persist_result,
+        "wrong priority": [
+            str(error) for error in validate({**given, "batch": "b", "priority": 0}, schema, raise_on_error=False)
+        ],
+        "wrong batches": [
+            [str(error) for error in validate({**given, "batch": wrong}, schema, raise_on_error=False)]
+            for wrong in ({"example": "none.yaml"}, {"path": ""}, {"yaml": ""})
+        ],
+        "wrong wait": [str(e) for e in validate({**given, "answer_within_s": 0}, schema, raise_on_error=False)],
+        "wrong seed": [str(error) for error in validate({**given, "seed": -1}, schema, raise_on_error=False)],
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    environment = {**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")), "DO_NOT_TRACK": "true"}
+    command = [sys.executable, "-c", READ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, input=json.dumps(DEPLOYMENTS), capture_output=True, text=True, timeout=550
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+WORK = {"train-batch", "sweep", "retrain-daily"}
+ASKED = {"submit-jobs", "cancel-jobs", "pause-jobs", "resume-jobs", "set-priority"}
+FOR_THE_POOL_ITSELF = {"segment", "profile-node"}
+
+
+def test_all_flows_are_deployed_on_the_pool():
+    assert set(DEPLOYMENTS) == WORK | ASKED | FOR_THE_POOL_ITSELF
+    assert {d["work_pool"]["name"] for d in DEPLOYMENTS.values()} == {"ringmaster"}
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_workers_are_quiet_and_keep_results_as_json(name):
+    environment = DEPLOYMENTS[name]["work_pool"]["job_variables"]["env"]
+    assert QUIET_ENVIRONMENT.items() <= environment.items()
+    assert environment["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+    assert all(isinstance(value, str) for value in environment.values())
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_the_parameters_of_a_deployment_are_a_form_that_explains_itself(deployed, name):
+    schema = deployed[name]["schema"]
+    for section in (schema, *schema.get("definitions", {}).values()):
+        for key, field in section["properties"].items():
+            assert field.get("title"), key
+            assert field.get("description") or "$ref" in field, key
+    errors = deployed[name]["errors"]
+    # What is asked about a batch, or starts a part of one, has no batch to begin with.
+    assert errors == [] if name in {*WORK, "submit-jobs"} else all("is a required property" in e for e in errors)
+
+
+def test_a_form_refuses_what_is_out_of_bounds(deployed):
+    for name in WORK:
+        assert deployed[name]["wrong seed"], name
+    assert all(deployed["train-batch"]["wrong batches"])
+    (told,) = deployed["train-batch"]["wrong wait"]
+    assert "0 is less than the minimum of 1" in told
+    (told,) = deployed["set-priority"]["wrong priority"]
+    assert "0 is less than or equal to the minimum" in told
+
+
+def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
+    parts = deployed["train-batch"]["schema"]["definitions"]
+    assert {part["title"] for part in parts.values()} == {"An example", "A batch file", "Pasted text"}
+    examples = parts["ExampleBatch"]["properties"]["example"]["enum"]
+    assert examples[0] == "tiny_batch.yaml"
+    assert {"mixed_batch.yaml", "custom/batch.yaml"} <= set(examples)
+    assert not {"retraining.yaml", "sweep.yaml"} & set(examples), "they are no batch files"
+    parts = deployed["submit-jobs"]["schema"]["definitions"]
+    assert {part["title"] for part in parts.values()} == {"A batch file", "Jobs written out"}
+    parts = deployed["sweep"]["schema"]["definitions"]
+    assert {part["title"] for part in parts.values()} == {
+        "A job of a batch file",
+        "A job written out",
+        "Devices",
+        "Early stopping",
+        "Parameter",
+    }
+    assert parts["DeviceChoice"]["properties"]["kind"]["enum"] == ["auto", "gpu", "cpu"]
+
+
+def test_results_are_never_stored_as_pickles(deployed):
+    assert all(found["serializer"] == "json" or found["persist"] is False for found in deployed.values())
+
+
+def test_retraining_comes_every_night_and_never_twice_at_once(deployed):
+    (schedule,) = DEPLOYMENTS["retrain-daily"]["schedules"]
+    minute, hour, *days = schedule["cron"].split()
+    assert (minute, hour, days) == ("0", "2", ["*", "*", "*"])
+    assert ZoneInfo(schedule["timezone"])
+    assert not schedule["active"], "until a file of one's own is named"
+    assert deployed["retrain-daily"]["schedules"] == 1
+    assert DEPLOYMENTS["retrain-daily"]["concurrency_limit"]["limit"] == 1
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_files_that_a_deployment_starts_with_are_there(name):
+    given = DEPLOYMENTS[name].get("parameters", {})
+    paths = [given["file"]] if "file" in given else []
+    paths += [f"examples/{given['batch']['example']}"] if "batch" in given else []
+    assert all((ROOT / path).is_file() for path in paths)

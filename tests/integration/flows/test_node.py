@@ -1,0 +1,55 @@
+"""A node's process that is told to end while it begins. Prefect is away: it is not needed for that."""
+
+import asyncio
+import signal
+import threading
+
+import pytest
+
+pytest.importorskip("prefect")
+
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from ringmaster.flows.pool import node
+from ringmaster.flows.pool.node import NodeOptions, _noted_signals, _serve
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.pool import releases
+from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.storage.database import Database, file_url
+from tests.ports import free_port
+from tests.unit.pool.node.test_agent import DEVICES, Site
+
+
+def test_a_node_that_is_told_to_end_as_soon_as_it_is_registered_leaves_the_pool(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    api, said = f"http://127.0.0.1:{free_port()}/api", []
+    pool = PoolAddress(database=database.url, prefect_api=api, mlflow_uri="http://m")
+    cluster = Cluster(nodes=(Node(name="n", devices=DEVICES),))
+    options = NodeOptions(home=tmp_path, pool=pool, name="n", cluster=cluster, drain_s=5.0)
+    with temporary_settings({PREFECT_API_URL: api}), _noted_signals() as is_asked:
+        site = Site(database)
+        assert [node.name for node in site.nodes.all()] == ["n"]
+        signal.raise_signal(signal.SIGTERM)
+        asyncio.run(_serve(site.host, options, said.append, is_asked, database))
+    assert said[-1] == "node n has left the pool"
+    assert site.nodes.all() == []
+    database.close()
+
+
+def test_a_worker_that_an_upgrade_has_forgotten_is_told_to_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "RELEASE_EVERY_S", 0.01)
+    database, told = Database(file_url(tmp_path / "pool.db"), synced=False), threading.Event()
+    database.write(releases.note_release)
+
+    def serve():
+        with node._watched_release(database, stop=told.set):
+            assert not told.is_set()
+            with monkeypatch.context() as newer:
+                newer.setattr(releases, "own_release", lambda: "9.0")
+                database.write(releases.note_release)
+            assert told.wait(120)
+
+    with pytest.raises(OtherRelease, match=r"executor is of Ringmaster 9.0, and this machine has .*To fix"):
+        serve()
+    database.close()

@@ -1,0 +1,54 @@
+"""A base, three jobs that adapt it, and what each comes to by itself."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ringmaster.techniques import ScheduleSpec
+from ringmaster.techniques.interface.values import digest
+from tests.integration.groups.shared_base.groups import BRIEF, EVEN, HEADED, IA3, LEADER, LORA, Groups
+from tests.integration.workbench import ADAMW, SGD, SINGLE
+
+
+@pytest.fixture(scope="package")
+def base(bench):
+    """A folder with the weights that all adapters leave alone."""
+    torch.set_num_threads(1)  # as the gangs
+    return bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
+
+
+@pytest.fixture(scope="package")
+def jobs(bench):
+    """The leader, one like it but with a head of its own, and one that differs in all and has the fewest steps."""
+    job = bench.job(name=LEADER, base="stem", adapter=LORA, optimizer=replace(ADAMW, lr=0.01), num_steps=30)
+    brief = replace(
+        job,
+        name=BRIEF,
+        adapter=IA3,
+        optimizer=replace(SGD, options={"momentum": 0.9}),
+        global_batch_size=4,
+        num_steps=12,
+        seed=2,
+    )
+    even = replace(job, name=EVEN, adapter=HEADED, seed=1, num_steps=25, schedule=ScheduleSpec(name="cosine"))
+    return [job, even, brief]
+
+
+@pytest.fixture(scope="package")
+def alone(bench, base, tmp_path_factory):
+    """A job trained by `single`, undisturbed; once a job."""
+    trained, folder = {}, tmp_path_factory.mktemp("alone")
+
+    def train(job):
+        name = digest(job)
+        if name not in trained:
+            trained[name] = bench.train(job, SINGLE, folder / name, weights_from=base)
+        return trained[name]
+
+    return train
+
+
+@pytest.fixture
+def groups(bench, base, tmp_path):
+    return Groups(bench, base, tmp_path)

@@ -1,0 +1,198 @@
+"""An adapter is trained alike under every technique, and what is saved is what peft loads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import LlamaForCausalLM
+
+from ringmaster.techniques import Adapter
+from ringmaster.techniques.adapters.attaching import attach
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.models import model_facts
+from ringmaster.techniques.runtime.models.at_checkpoint import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.runtime.scoring.evaluating import EvaluationOrder, evaluate_model
+from tests.integration.workbench import (
+    ADAMW,
+    GPT2,
+    LLAMA,
+    RESNET,
+    SGD,
+    SINGLE,
+    VIT,
+    Layout,
+    is_bit_equal,
+    largest_difference,
+    weights_in,
+)
+
+LORA = Adapter(rank=4)
+IA3 = Adapter(kind="ia3")
+PREFIX = Adapter(kind="prefix", num_virtual_tokens=4)
+KINDS = [LORA, IA3, PREFIX]
+PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
+EVERYWHERE = [
+    Layout("single", 1, {"micro_batch": 3}),
+    Layout("single", 1, {"recompute": "full"}),
+    Layout("single", 1, {"recompute": "selective"}),
+    Layout("ddp", 2, {"micro_batch": 2}),
+    Layout("zero1", 2),
+    Layout("zero2", 2, {"bucket_bytes": 1 << 10, "micro_batch": 2}),
+    Layout("fsdp", 2, {"reshard": True, "recompute": "full"}),
+    Layout("fsdp", 2, {"reshard": False, "micro_batch": 2}),
+    Layout("fsdp_static", 2, {"reshard": True}),
+    Layout("offload", 1, {"num_slices": 2, "recompute": "full", "host_activations": True}),
+    Layout("offload", 1, {"num_slices": 2, "micro_batch": 3}),
+]
+CUT = [
+    Layout("tensor", 2, {"micro_batch": 8, "sequence_parallel": True, "loss_parallel": True}),
+    Layout("tensor", 2, {"micro_batch": 4, "sequence_parallel": False, "loss_parallel": False}),
+    Layout("context", 2, {"micro_batch": 8, "exchange": "all_gather", "sharded": False}),
+    Layout("context", 2, {"micro_batch": 3, "exchange": "all_gather", "sharded": True}),
+    Layout("pipeline", 2, {"micro_batch": 2, "schedule": "1f1b"}),
+    Layout("mesh", 4, {"micro_batch": 4, "pp": 1, "dp_shard": 2, "tp": 2, **PLAIN_MESH}),
+    Layout("mesh", 4, {"micro_batch": 2, "pp": 2, "dp_shard": 2, "tp": 1, **PLAIN_MESH}),
+]
+LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
+LARGEST_LOSS_DIFFERENCE = {"sgd": 1e-6, "adamw": 5e-6}
+
+
+def assert_trains_the_same(bench, job, layout, folder):
+    trained, expected = bench.train(job, layout, folder), bench.reference(job)
+    assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
+    assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE[job.optimizer.name])
+    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+
+
+def facts(bench, job):
+    return model_facts(job.model, data=prepare(job.data, cache_dir=bench.cache_dir), adapter=job.adapter)
+
+
+@pytest.mark.parametrize("layout", [EVERYWHERE[3], CUT[0]], ids=str)
+def test_a_lora_is_trained_alike(bench, tmp_path, layout):
+    assert_trains_the_same(bench, bench.job(adapter=LORA, clip_grad_norm=0.05), layout, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("adapter", "layout"), [(PREFIX, EVERYWHERE[6]), (IA3, CUT[0])], ids=["prefix", "ia3"])
+def test_other_kinds_too(bench, tmp_path, adapter, layout):
+    assert_trains_the_same(bench, bench.job(adapter=adapter), layout, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("adapter", KINDS, ids=lambda adapter: adapter.kind)
+@pytest.mark.parametrize("layout", [*EVERYWHERE, *CUT], ids=str)
+def test_every_layout_trains_every_adapter_alike(bench, tmp_path, layout, adapter, optimizer):
+    job = bench.job(adapter=adapter, optimizer=optimizer, techniques=(layout.technique,))
+    if registry.load(layout.path).supports(job, bench.shape(layout.num_devices), facts(bench, job)):
+        assert adapter.kind == "prefix"
+        assert layout in CUT
+        return
+    assert_trains_the_same(bench, job, layout, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", [EVERYWHERE[2], EVERYWHERE[3], EVERYWHERE[6]], ids=str)
+@pytest.mark.parametrize("model", [GPT2, VIT], ids=["gpt2", "vit"])
+def test_other_architectures_too(bench, tmp_path, layout, model):
+    adapter = replace(LORA, modules_to_save=("classifier",)) if model is VIT else LORA
+    assert_trains_the_same(bench, bench.job(model, adapter=adapter), layout, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "interleaved", "gpipe"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_every_schedule_of_a_pipeline(bench, tmp_path, schedule, recompute):
+    deep = replace(LLAMA, config={**LLAMA.config, "num_hidden_layers": 4})
+    layout = Layout("pipeline", 2, {"micro_batch": 2, "schedule": schedule, "recompute": recompute})
+    assert_trains_the_same(bench, bench.job(deep, adapter=LORA), layout, tmp_path)
+
+
+@pytest.mark.parametrize("layout", CUT, ids=str)
+def test_a_prefix_is_refused_where_heads_layers_or_tokens_are_divided(bench, layout):
+    job = bench.job(adapter=PREFIX)
+    reason = registry.load(layout.path).supports(job, bench.shape(layout.num_devices), facts(bench, job))
+    assert "prefix" in reason
+
+
+@pytest.mark.full
+def test_checkpoints_hold_the_adapter_alone_and_move_between_techniques(bench, tmp_path):
+    job = bench.job(adapter=LORA, optimizer=ADAMW)
+    bench.train(job, Layout("fsdp", 2, {"reshard": True}), tmp_path, last_step=2)
+    newest = CheckpointStore(tmp_path / "checkpoints").newest()
+    assert all("lora_" in name for name in newest.manifest.tensors)
+    bench.train(job, Layout("tensor", 2, CUT[0].config), tmp_path, last_step=4)
+    trained, expected = bench.train(job, SINGLE, tmp_path), bench.reference(job)
+    assert trained.outcome.result["first_step"] == 4
+    assert largest_difference(trained.weights, expected.weights) <= 1e-5
+
+
+@pytest.mark.parametrize("adapter", KINDS, ids=lambda adapter: adapter.kind)
+def test_the_same_option_resumed_is_bit_equal(bench, tmp_path, adapter):
+    job = bench.job(adapter=adapter, optimizer=ADAMW)
+    bench.train(job, SINGLE, tmp_path, last_step=3)
+    assert is_bit_equal(bench.train(job, SINGLE, tmp_path).weights, bench.reference(job).weights)
+
+
+def test_the_base_stays_as_it_is_and_the_loss_falls(bench, tmp_path):
+    """Else all of this file would hold of a trainer that does nothing."""
+    base = bench.reference(bench.job(optimizer=ADAMW))
+    adapter = replace(LORA, targets=(*LINEAR, "lm_head"))
+    job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02), num_steps=20)
+    trained = bench.train(job, SINGLE, tmp_path, weights_from=base.order.model_dir)
+    assert trained.losses[-1] < trained.losses[0] - 0.1
+    said = json.loads((tmp_path / "model" / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == base.order.model_dir
+    assert sorted(said["target_modules"]) == sorted(adapter.targets)
+
+
+@pytest.mark.parametrize("adapter", KINDS, ids=lambda adapter: adapter.kind)
+def test_peft_loads_what_is_saved_and_what_peft_saves_is_trained_on(bench, tmp_path, adapter):
+    base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
+    job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02))
+    trained = bench.train(job, SINGLE, tmp_path / "first", weights_from=base)
+    theirs = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), trained.order.model_dir).eval()
+    tokens = torch.arange(36).reshape(3, 12)
+    ours = attach(LlamaForCausalLM.from_pretrained(base), Adapter(from_pretrained=trained.order.model_dir), seed=0)
+    assert torch.equal(ours.eval()(tokens).logits, theirs(tokens).logits)
+    plain = LlamaForCausalLM.from_pretrained(base)(tokens).logits
+    assert float((plain - theirs(tokens).logits).detach().abs().max()) > 1e-4
+
+    theirs.save_pretrained(tmp_path / "theirs")
+    further = bench.job(adapter=Adapter(from_pretrained=str(tmp_path / "theirs")), optimizer=SGD)
+    once = bench.train(further, SINGLE, tmp_path / "second", weights_from=base)
+    again = replace(further, adapter=Adapter(from_pretrained=trained.order.model_dir))
+    assert is_bit_equal(once.weights, bench.train(again, SINGLE, tmp_path / "third", weights_from=base).weights)
+    assert not is_bit_equal(once.weights, trained.weights)
+
+
+def test_a_model_without_linear_modules_is_refused_with_what_to_do(bench):
+    with pytest.raises(ValueError, match=r"no linear modules in repeated layers.*To fix"):
+        facts(bench, bench.job(RESNET, adapter=LORA))
+
+
+@pytest.mark.parametrize("adapter", KINDS, ids=lambda adapter: adapter.kind)
+def test_an_adapter_is_evaluated_and_taken_from_any_checkpoint(bench, tmp_path, adapter):
+    base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
+    job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02))
+    trained = bench.train(job, SINGLE, tmp_path, weights_from=base)
+    order = EvaluationOrder(
+        job=job,
+        data=to_json(prepare(job.data, cache_dir=bench.cache_dir)),
+        model_dir=trained.order.model_dir,
+        slot=replace(bench.slot(0), cores=()),
+        cache_dir=str(bench.cache_dir),
+    )
+    assert evaluate_model(order) == pytest.approx(trained.outcome.result["metrics"], abs=1e-6)
+    root = str(tmp_path / "checkpoints")
+    (name,) = checkpoint_steps(root).values()
+    export_checkpoint(root, name, finished=Path(trained.order.model_dir), folder=tmp_path / "again")
+    assert is_bit_equal(weights_in(tmp_path / "again"), trained.weights)

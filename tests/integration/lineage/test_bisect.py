@@ -1,0 +1,66 @@
+"""`ringmaster lineage bisect`: which adaptation of a family broke it."""
+
+import pytest
+
+from tests.integration.lineage.family import answer, run
+
+pytestmark = pytest.mark.usefixtures("family_home")
+
+
+def test_bisect_by_a_command_names_the_adaptation(tmp_path):
+    (tmp_path / "check.sh").write_text('! grep -q "true" "$1/config.json"\n')
+    said = answer("bisect", "small", "--test", f"sh {tmp_path}/check.sh")
+    (culprit,) = said["culprits"]
+    assert (culprit["child"], culprit["parents"], culprit["kind"]) == ("spoilt/1", ["base/1"], "fine-tuned")
+    assert culprit["datasets"][0]["name"] == "spam"
+    assert said["is_monotone"] and said["verdicts"]["small/1"] is False
+    code, output, _ = run("bisect", "merged", "--test", f"sh {tmp_path}/check.sh", "--all")
+    assert code == 0
+    assert "spoilt/1 is where it broke: fine-tuned from base/1, on spam" in output
+
+
+def test_bisect_by_a_recorded_metric_needs_no_files():
+    said = answer("bisect", "small", "--test", "loss <= 2.0")
+    assert [culprit["child"] for culprit in said["culprits"]] == ["spoilt/1"]
+
+
+@pytest.mark.parametrize("status", [126, 137])
+def test_a_test_that_says_nothing_of_the_model_is_no_verdict(status):
+    code, _, said = run("bisect", "small", "--test", f"exit {status};")
+    assert code == 2
+    assert f"ended with {status}" in said
+
+
+def test_a_model_that_the_test_passes_over_is_named_where_it_may_be_the_culprit(tmp_path, family_home):
+    spoilt = answer("show", "spoilt")["model"]["id"]
+    skips = f'case "$1" in *{spoilt}*) exit 125;; esac'
+    (tmp_path / "check.sh").write_text(f'{skips}\n! grep -q "true" "$1/config.json"\n')
+    command = f"sh {tmp_path}/check.sh"
+    said = answer("bisect", "small", "--test", command)
+    (culprit,) = said["culprits"]
+    assert (culprit["child"], culprit["parents"], culprit["perhaps"]) == ("tuned/1", ["base/1"], ["spoilt/1"])
+    assert said["untested"] == ["spoilt/1"]
+    assert (
+        "or it was one of those before it that cannot be tested: spoilt/1"
+        in run("bisect", "small", "--test", command)[1]
+    )
+    assert "cannot be tested" in run("bisect", "spoilt", "--test", command)[2]
+
+
+def test_a_bisect_that_was_interrupted_goes_on_with_what_it_knows(tmp_path, family_home):
+    """The test is killed at its third model; the same command then asks for what is not known yet alone."""
+    (tmp_path / "check.sh").write_text(
+        'echo "$1" >> asked\n[ -e broken ] && [ $(wc -l < asked) = 3 ] && exit 137\n! grep -q "true" "$1/config.json"\n'
+    )
+    (tmp_path / "broken").touch()
+    command = f"cd {tmp_path}; sh ./check.sh"
+    code, _, said = run("bisect", "small", "--test", command, "--all")
+    assert code == 2 and "goes on from here" in said
+    (tmp_path / "broken").unlink()
+    code, output, said = run("bisect", "small", "--test", command, "--all")
+    assert code == 0 and "going on with 2 verdicts" in said and "spoilt/1 is where it broke" in output
+    asked = (tmp_path / "asked").read_text().split()
+    assert len(asked) == 5 and asked[2] == asked[3] and len(set(asked)) == 4
+    assert not list((family_home / "cache" / "bisect").iterdir())
+    run("bisect", "small", "--test", command, "--all")  # it has ended: another one begins anew
+    assert len((tmp_path / "asked").read_text().split()) == 9

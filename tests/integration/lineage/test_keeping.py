@@ -1,0 +1,105 @@
+"""The lineage commands that bring models and take them away: store and restore, import, fsck and gc."""
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage.tensors import TensorStore
+from tests.integration.lineage.family import answer, run
+
+pytestmark = pytest.mark.usefixtures("family_home")
+
+
+def test_store_and_restore_bring_a_model_back(family_home, tmp_path):
+    assert run("restore", "clean", tmp_path / "early")[0] == 2
+    assert list(answer("store", "clean")["stored"]) == ["base/1", "clean/1"]
+    assert answer("restore", "clean", tmp_path / "out")["num_bytes"] > 8000
+    same = (family_home / "models" / "clean" / "model.safetensors").read_bytes()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == same
+    assert run("restore", "clean", tmp_path / "out")[0] == 2
+
+
+def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
+    """Its own files do not hold the base: whoever restores it needs that too."""
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    ledger, store = LineageHome(folder=tmp_path).ledger, TensorStore(tmp_path / "tensors")
+    batch, parents = ledger.start_batch("night", params={}), []
+    for name, kind, config in (("llama", "pretrained", "config.json"), ("chat", "lora", "adapter_config.json")):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_file({"w": np.ones(9, np.float32)}, folder / "model.safetensors")
+        (folder / config).write_text("{}")
+        run_id = ledger.start_job(batch, name, params={})
+        model = ledger.record_model(name, run_id=run_id, folder=folder, kind=kind, parents=parents)
+        ledger.keep_tensors(model, folder, store=store)
+        parents = [model.uri]
+    code, _, said = run("restore", "chat", tmp_path / "told")
+    assert code == 0
+    assert said.splitlines()[1:] == ["it is an adapter on llama/1: ringmaster lineage restore llama/1 FOLDER"]
+    assert answer("restore", "chat", tmp_path / "adapter")["base"] == "llama/1"
+    assert answer("restore", "llama", tmp_path / "whole")["base"] is None
+
+
+@pytest.mark.full
+def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
+    from ringmaster.model_lineage.exchange import importing
+
+    hub = tmp_path / "hub"
+    for name, base in (("org/tuned", "org/base"), ("org/base", None)):
+        (hub / name).mkdir(parents=True)
+        head = {"base_model": base, "base_model_relation": "adapter"} if base else {"license": "mit"}
+        (hub / name / "README.md").write_text(f"---\n{yaml.safe_dump(head)}---\n")
+    save_file({"w": np.ones(9, np.float32)}, hub / "org/tuned" / "model.safetensors")
+
+    def fetch(name, patterns):
+        if not (hub / name).is_dir():
+            raise OSError(f"{name} could not be fetched: no such model. To fix: name a folder")
+        return hub / name
+
+    monkeypatch.setattr(importing, "fetch_from_hub", fetch)
+    first = answer("import", "org/tuned", "--name", "theirs")
+    said = answer("show", "theirs")
+    assert said["model"]["kind"] == "imported"
+    theirs = LineageHome(folder=family_home).model_dir(LineageHome(folder=family_home).find("theirs"))
+    assert "mlartifacts" in str(theirs)  # whole there: nothing need be restored
+    assert said["model"]["origin"] == {"source": "org/tuned", "relation": "adapter"}
+    (base,) = said["ancestors"]
+    assert (base["name"], base["origin"]["source"]) == ("org--base", "org/base")
+    assert answer("import", "org/tuned", "--name", "theirs")["id"] == first["id"]
+    # a folder of our own, made from what was imported, and from something nobody knows
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    save_file({"w": np.zeros(9, np.float32)}, folder / "model.safetensors")
+    (folder / "README.md").write_text("---\nbase_model: [org/tuned, org/gone]\n---\n")
+    answer("import", folder, "--name", "mine")
+    assert sorted(node["name"] for node in answer("show", "mine")["ancestors"]) == ["org--base", "org--gone", "theirs"]
+    code, _, said = run("import", "org/nothing", "--name", "x")
+    assert code == 2 and "could not be fetched" in said
+    (folder / "model.safetensors").unlink()
+    assert "holds no safetensors" in run("import", folder, "--name", "x")[2]
+
+
+def test_fsck_tells_damage_and_ends_with_1(family_home):
+    assert run("fsck")[0] == 0
+    victim = max((family_home / "tensors" / "objects").glob("??/*"), key=lambda path: path.stat().st_size)
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[: len(whole) // 2])
+    code, output, _ = run("fsck")
+    victim.write_bytes(whole)
+    assert code == 1
+    assert "is damaged" in output and "cannot be restored" in output
+
+
+def test_gc_drops_what_nothing_reaches_and_only_when_told_to(family_home):
+    assert answer("gc")["would_drop"] == []  # all are young
+    would = answer("gc", "--keep-days", "0")["would_drop"]
+    assert "merged/1" in would
+    assert not {"base/1", "clean/1", "spoilt/1", "tuned/1", "small/1"} & set(would)
+    assert answer("show", "merged")["model"]["label"] == "merged/1"
+    done = answer("gc", "--keep-days", "0", "--yes")
+    assert done["dropped"] == would and done["freed_bytes"] > 0
+    assert run("show", "merged")[0] == 2
+    assert run("fsck")[0] == 0
+    assert answer("gc", "--keep-days", "0")["would_drop"] == []

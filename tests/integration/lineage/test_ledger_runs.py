@@ -1,0 +1,251 @@
+"""The ledger's runs and profiles, against a real sqlite store."""
+
+import io
+import json
+import os
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import pandas
+import pytest
+
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError, MetricPoint
+from ringmaster.model_lineage.ledger.runs import PARAM_LIMIT, TAG_LIMIT
+from ringmaster.model_lineage.pages import links
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"/>'
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield Ledger(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/mlflow.db", experiment="tests")
+
+
+@pytest.fixture
+def run(ledger):
+    return ledger.start_batch("a batch", params={})
+
+
+def run_of(ledger, run_id):
+    return ledger.client.get_run(run_id)
+
+
+def history(ledger, run_id, key):
+    return [(point.step, point.value) for point in ledger.client.get_metric_history(run_id, key)]
+
+
+def settings_of_mlflow():
+    """What MLflow is told by the environment; what it notes there for itself begins with an underscore."""
+    return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+
+
+@pytest.mark.usefixtures("databases_made_anew")
+def test_a_fresh_store_is_opened_silently_and_leaves_the_process_as_it_was(tmp_path, capfd):
+    import mlflow
+
+    before = (settings_of_mlflow(), mlflow.get_tracking_uri(), mlflow.get_registry_uri())
+    fresh = Ledger(f"sqlite:///{tmp_path}/new folder/mlflow.db")
+    assert fresh.find_profiles(["x"]) == {}
+    fresh.start_batch("b", params={"x": 1}, files={"batch.yaml": "name: b\n"})
+    assert capfd.readouterr() == ("", "")
+    assert (settings_of_mlflow(), mlflow.get_tracking_uri(), mlflow.get_registry_uri()) == before
+    assert mlflow.active_run() is None
+    assert sorted(path.name for path in (tmp_path / "new folder").iterdir()) == ["artifacts", "mlflow.db"]
+
+
+@pytest.mark.usefixtures("databases_made_anew")
+def test_several_may_open_a_fresh_store_at_once(tmp_path):
+    ledgers = [Ledger(f"sqlite:///{tmp_path}/mlflow.db", experiment="tests") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        runs = set(pool.map(lambda one: one.start_batch("b", params={}), ledgers))
+    assert len(runs) == 4
+    assert len({one.experiment_id("tests") for one in ledgers}) == 1
+
+
+@pytest.mark.usefixtures("databases_made_anew")
+def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path, monkeypatch):
+    def killed(source, target):
+        target.write(source.read(5000))
+        raise KeyboardInterrupt
+
+    fresh = Ledger(f"sqlite:///{tmp_path}/mlflow.db")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("ringmaster.model_lineage.ledger.database.shutil.copyfileobj", killed)
+        fresh.warm_up()
+    assert fresh.find_profiles(["x"]) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+
+
+def test_a_batch_keeps_its_parameters_and_files(ledger):
+    batch = ledger.start_batch("tonight", params={"objective": "makespan"}, files={"in/batch.yaml": "name: tonight\n"})
+    recorded = run_of(ledger, batch)
+    assert recorded.info.run_name == "tonight"
+    assert recorded.info.status == "RUNNING"
+    assert recorded.data.params == {"objective": "makespan"}
+    assert ledger.read_text(batch, "in/batch.yaml") == "name: tonight\n"
+
+
+def test_a_job_is_a_child_of_its_batch_and_starting_it_again_goes_on(ledger, run):
+    job = ledger.start_job(run, "llama", params={"optimizer": {"lr": 3e-4}}, tags={"node": "a"})
+    recorded = run_of(ledger, job).data
+    assert recorded.params == {"optimizer.lr": "0.0003"}
+    assert recorded.tags["mlflow.parentRunId"] == run
+    assert recorded.tags["node"] == "a"
+
+    ledger.finish_run(job, "FAILED")
+    assert ledger.start_job(run, "llama", params={"optimizer": {"lr": 3e-4}}) == job
+    assert run_of(ledger, job).info.status == "RUNNING"
+    assert ledger.start_job(run, "gpt2", params={}) != job
+    with pytest.raises(LedgerError, match="letters, digits"):
+        ledger.start_job(run, "it's", params={})
+
+
+def test_a_run_ends_and_is_resumed(ledger, run):
+    ledger.finish_run(run, "KILLED")
+    assert run_of(ledger, run).info.status == "KILLED"
+    assert run_of(ledger, run).info.end_time is not None
+    ledger.resume_run(run)
+    assert run_of(ledger, run).info.status == "RUNNING"
+    with pytest.raises(LedgerError, match="FINISHED, FAILED, KILLED"):
+        ledger.finish_run(run, "done")
+
+
+def test_metrics_over_one_request_all_arrive_and_again_change_nothing(ledger, run):
+    points = [MetricPoint("loss", 1 / (step + 1), step, 1000 + step) for step in range(2345)]
+    ledger.log_metrics(run, points)
+    ledger.log_metrics(run, points)
+    assert history(ledger, run, "loss") == [(point.step, point.value) for point in points]
+
+
+def test_values_that_are_no_number_are_told_by_a_tag(ledger, run):
+    nan, infinite = float("nan"), float("inf")
+    ledger.log_metrics(run, [MetricPoint("loss", value, step) for step, value in enumerate([2.0, nan, nan, 1.0])])
+    ledger.log_metrics(run, [MetricPoint("loss", infinite, 9), MetricPoint("norm", infinite, 9)])
+    assert history(ledger, run, "loss") == [(0, 2.0), (3, 1.0)]
+    tags = run_of(ledger, run).data.tags
+    assert tags["ringmaster.non_finite.loss"] == "nan at step 1"
+    assert tags["ringmaster.non_finite.norm"] == "inf at step 9"
+
+
+def test_a_long_parameter_is_shortened_and_kept_whole(ledger, run):
+    value = list(range(PARAM_LIMIT))
+    ledger.log_params(run, {"data": {"indices": value}})
+    shown = run_of(ledger, run).data.params["data.indices"]
+    assert len(shown) == PARAM_LIMIT
+    assert shown.endswith("(whole in parameters/data.indices.json)")
+    assert json.loads(ledger.read_text(run, "parameters/data.indices.json")) == value
+
+
+def test_a_long_note_is_shortened_and_kept_whole(ledger, run):
+    note = "".join(f"- line {index}\n" for index in range(TAG_LIMIT // 5))
+    ledger.set_note(run, note)
+    assert len(run_of(ledger, run).data.tags["mlflow.note.content"]) == TAG_LIMIT
+    assert ledger.read_text(run, "tags/mlflow.note.content.txt") == note
+
+
+def test_a_parameter_that_changed_is_refused(ledger, run):
+    ledger.log_params(run, {"lr": 1})
+    ledger.log_params(run, {"lr": 1})
+    with pytest.raises(LedgerError, match="lr"):
+        ledger.log_params(run, {"lr": 2})
+
+
+def test_a_table_is_one_that_mlflow_reads_and_lists(ledger, run):
+    rows = [{"job": "a", "devices": (0, 1)}, {"job": "b", "seconds": float("nan")}]
+    ledger.write_table(run, "plan/segments.json", rows)
+    ledger.write_table(run, "plan/segments.json", rows)
+    ledger.write_table(run, "plan/jobs.json", [])
+    text = ledger.read_text(run, "plan/segments.json")
+    frame = pandas.read_json(io.StringIO(text), orient="split")  # as MLflow's load_table reads it
+    assert list(frame.columns) == ["job", "devices", "seconds"]
+    assert frame["job"].tolist() == ["a", "b"]
+    assert frame["devices"].tolist() == [[0, 1], None]
+    assert [entry["path"] for entry in json.loads(run_of(ledger, run).data.tags["mlflow.loggedArtifacts"])] == [
+        "plan/segments.json",
+        "plan/jobs.json",
+    ]
+
+
+def test_pictures_and_json_are_kept(ledger, run):
+    ledger.write_svg(run, "plan/gantt.svg", SVG)
+    ledger.write_json(run, "plan.json", {"gap": float("inf"), "segments": [1]})
+    assert ledger.read_text(run, "plan/gantt.svg") == SVG
+    assert json.loads(ledger.read_text(run, "plan.json")) == {"gap": None, "segments": [1]}
+    assert links.picture("Plan", run, "plan/gantt.svg") == f"![Plan](get-artifact?path=plan/gantt.svg&run_uuid={run})"
+    with pytest.raises(LedgerError, match=r"\.svg"):
+        ledger.write_svg(run, "gantt.html", SVG)
+    with pytest.raises(LedgerError, match=r"\.json"):
+        ledger.write_table(run, "table.csv", [])
+
+
+@pytest.mark.parametrize("path", ["../up.txt", "/etc/passwd", ""])
+def test_an_artifact_stays_inside_its_run(ledger, run, path):
+    with pytest.raises(LedgerError, match="no artifact path"):
+        ledger.write_text(run, path, "text")
+
+
+def test_threads_do_not_lose_each_others_records(ledger, run):
+    def record(number):
+        job = ledger.start_job(run, f"job-{number}", params={"number": number})
+        ledger.write_table(run, f"tables/{number}.json", [{"number": number}])
+        ledger.log_metrics(job, [MetricPoint("loss", step, step) for step in range(50)])
+        return job
+
+    with ThreadPoolExecutor(6) as pool:
+        jobs = list(pool.map(record, range(6)))
+    assert len(set(jobs)) == 6
+    assert all(len(history(ledger, job, "loss")) == 50 for job in jobs)
+    assert len(json.loads(run_of(ledger, run).data.tags["mlflow.loggedArtifacts"])) == 6
+
+
+def test_an_unknown_run_is_an_error_of_the_ledger(ledger):
+    with pytest.raises(LedgerError, match="not found") as caught:
+        ledger.log_params("0" * 32, {"a": 1})
+    assert caught.value.code == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_a_deleted_experiment_is_told_with_the_remedy(ledger):
+    deleted = Ledger(ledger.tracking_uri, experiment="deleted")
+    ledger.client.delete_experiment(deleted.experiment_id("deleted"))
+    with pytest.raises(LedgerError, match="mlflow experiments restore"):
+        Ledger(ledger.tracking_uri, experiment="deleted").start_batch("b", params={})
+
+
+def test_a_database_of_another_version_is_told_with_the_remedy(tmp_path, ledger):
+    with sqlite3.connect(ledger.tracking_uri.removeprefix("sqlite:///")) as source:
+        source.execute("VACUUM INTO ?", [f"{tmp_path}/old.db"])
+    with sqlite3.connect(f"{tmp_path}/old.db") as old:
+        old.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+    with pytest.raises(LedgerError, match="mlflow db upgrade"):
+        Ledger(f"sqlite:///{tmp_path}/old.db").warm_up()
+
+
+def test_links_lead_to_the_run(ledger, run):
+    experiment_id = run_of(ledger, run).info.experiment_id
+    assert ledger.ui_links(run_id=run) == {
+        "experiment": links.experiment_path(experiment_id),
+        "run": links.run_path(experiment_id, run),
+    }
+
+
+def test_profiles_are_found_exactly_and_the_newest_wins(ledger, monkeypatch):
+    monkeypatch.setattr("ringmaster.model_lineage.ledger.profiles._PAGE", 2)  # several pages
+    profile = {"technique": "ddp", "config": {"micro_batch": 4, "recompute": True}, "step_s": 0.1 + 0.2, "bytes": 7}
+    long = {"technique": "fsdp", "notes": "é" * TAG_LIMIT}
+    ledger.record_profile("one", profile, tags={"device_kind": "cpu"})
+    ledger.record_profile("two", long)
+    ledger.record_profile("three", {"step_s": 1.0})
+    ledger.record_profile("one", newer := {**profile, "step_s": 0.25})
+    assert ledger.find_profiles(["one", "two", "other"]) == {"one": newer, "two": long}
+    assert ledger.find_profiles([]) == {}
+
+
+def test_a_profile_can_be_compared_in_the_ui(ledger):
+    recorded = run_of(ledger, ledger.record_profile("x", {"technique": "ddp", "config": {"n": 2}, "step_s": 0.5}))
+    assert recorded.info.run_name == "ddp"
+    assert recorded.info.status == "FINISHED"
+    assert recorded.data.metrics == {"config.n": 2.0, "step_s": 0.5}
+    assert recorded.data.params == {"technique": "ddp"}

@@ -1,0 +1,137 @@
+"""The ledger through an MLflow server that keeps the files itself, as beyond one machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, LedgerError, MetricPoint
+from ringmaster.model_lineage.graph.snapshot import Snapshot, node_of
+from ringmaster.model_lineage.ledger import rows
+from ringmaster.model_lineage.ledger.rest import Server
+from ringmaster.model_lineage.tensors import TensorStore
+from tests.ports import free_port
+
+PATIENCE_S = 300
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a server on its own sqlite store."""
+    place = tmp_path_factory.mktemp("server")
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", f"{place}/files"]
+    environment = {**os.environ, **QUIET_ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=place, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            wait_for(process, f"http://127.0.0.1:{port}", place / "log")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(timeout=PATIENCE_S)
+
+
+def wait_for(process, address, log):
+    for _ in range(PATIENCE_S * 4):
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                return
+        except OSError:  # a server that is busy takes connections, and does not answer in time
+            try:
+                code = process.wait(timeout=0.25)
+            except subprocess.TimeoutExpired:
+                continue
+            raise AssertionError(f"the server ended with {code}: {log.read_text()}") from None
+    raise AssertionError(f"no answer from the server: {log.read_text()}")
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    for name, value in QUIET_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_batch_is_recorded_and_its_model_comes_back(server, quiet, tmp_path, capfd):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    data = DatasetInput(name="stdlib", digest="d1", source="/usr/lib/python3")
+    ledger = Ledger(server, artifact_root=tmp_path / "unused")
+
+    batch = ledger.start_batch("tonight", params={"objective": "makespan"}, files={"batch.yaml": "name: tonight\n"})
+    job = ledger.start_job(batch, "tune", params={"lr": 1})
+    ledger.log_metrics(job, [MetricPoint("loss", 1 / (step + 1), step) for step in range(1500)])
+    ledger.write_table(batch, "plan/segments.json", [{"job": "tune", "start_s": 0.0}])
+    base = ledger.record_model("base", run_id=job, folder=tmp_path / "model", kind="imported")
+    ledger.set_alias("base", "champion", 1)
+    arguments = {"run_id": job, "folder": tmp_path / "model", "kind": "lora", "parents": ["models:/base@champion"]}
+    record = ledger.record_model("tuned", datasets=[data], metrics={"loss": 0.5}, **arguments)
+    assert ledger.record_model("tuned", datasets=[data], metrics={"loss": 0.5}, **arguments) == record
+    ledger.record_profile("fingerprint", {"step_s": 0.5})
+    for run_id in (job, batch):
+        ledger.finish_run(run_id)
+    assert capfd.readouterr().out == ""  # a program's stdout is its own
+
+    later = Ledger(server)
+    assert later.read_text(batch, "batch.yaml") == "name: tonight\n"
+    assert len(later.client.get_metric_history(job, "loss")) == 1501  # the model's own is among them
+    assert later.graph().parents(record.model_id) == (base.model_id,)
+    assert later.find_profiles(["fingerprint"]) == {"fingerprint": {"step_s": 0.5}}
+    copy = later.download_model("models:/tuned/1", tmp_path / "models")
+    files = {file.name: file.read_bytes() for file in copy.iterdir()}
+    assert b"base_model: base" in files.pop("README.md")  # the card that was written beside them
+    assert files == {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+    }
+    assert not (tmp_path / "unused").exists()
+    with pytest.raises(LedgerError, match=r"no alias 'x'; it has \['champion'\]"):
+        later.resolve_model("models:/base@x")
+
+
+@pytest.mark.parametrize("asks_by", ["REST", "MLflow's client"])
+def test_a_model_that_has_changed_is_asked_for_again_however_old_it_is(server, quiet, tmp_path, monkeypatch, asks_by):
+    monkeypatch.setattr(rows, "NEW_FOR_MS", -1)  # nothing is young
+    failures = []  # to ask by REST
+    if asks_by != "REST":
+        monkeypatch.setattr(rows, "Server", lambda uri: failures.append(uri) or Server(f"file://{uri}"))
+    ledger, store = Ledger(server), TensorStore(tmp_path / "tensors")
+    (tmp_path / "model").mkdir()
+    save_file({"tower.w": np.full((8, 8), len(asks_by), np.float32)}, tmp_path / "model" / "model.safetensors")
+    job = ledger.start_job(ledger.start_batch("changes", params={}), "job", params={})
+    older, newer = (
+        ledger.record_model(f"{name}.{asks_by[:4]}", run_id=job, folder=tmp_path / "model", kind="imported")
+        for name in ("older", "newer")
+    )
+    kept = tmp_path / "cache"
+    rows.read_rows(ledger, cache=kept)
+    ledger.keep_tensors(older, tmp_path / "model", store=store, components={"tower": "tower"})
+    best = ledger.add_version(newer, f"best.{asks_by[:4]}")
+    ledger.set_alias(best.registered_name, "challenger", best.version)
+    found = rows.read_rows(ledger, cache=kept)
+    assert found == rows.read_rows(ledger, cache=kept, is_fresh=True)
+    snapshot = Snapshot(node_of(row, found[1]) for row in found[0])
+    assert snapshot.find(f"best.{asks_by[:4]}@challenger").id == newer.model_id
+    assert older.model_id in snapshot.reached_from([snapshot.find("tower").id])
+    assert bool(failures) == (asks_by != "REST")
+
+
+def test_a_server_that_is_down_is_told_with_the_remedy(quiet, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        port = closed.getsockname()[1]
+        with pytest.raises(LedgerError, match="see that the MLflow server is up"):
+            Ledger(f"http://127.0.0.1:{port}").warm_up()

@@ -1,0 +1,273 @@
+"""Retraining runs that do not go as planned, in one process of their own: late, twice, cut short, deleted, too short.
+
+Run as `python -m tests.integration.retraining.run_cases FOLDER`, with RINGMASTER_HOME set. What each case came to
+becomes FOLDER/answers.json. Each has models, data and nights of its own.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.integration.retraining.runs import JOB, rows
+from tests.unit.retraining.test_webhook import Receiver
+
+SHORT = JOB.replace("num_steps: 60", "num_steps: 4")
+MODEL = """\
+  - name: {name}
+    job: {{{job}, optimizer: {{lr: 1e-2}}}}
+    data: {{path: "{path}", seq_len: 16, vocab_size: 300}}
+"""
+SWEEP = "    sweep: {optimizer.lr: [1e-9, 3e-2]}\n"
+
+
+class Died(Exception):
+    """The process ended here."""
+
+
+class Case:
+    """Models of one file, by its name, and the nights that they live through."""
+
+    def __init__(
+        self, folder: Path, name: str, *, models: tuple[str, ...] = ("a",), limits: str = "{}", more: str = ""
+    ):
+        self.folder, self.name = folder / name, name
+        self.folder.mkdir()
+        for model in models:
+            self.put(f"{model}/2026-11-01.jsonl", 1)
+        self.say(models=models, limits=limits, more=more)
+
+    def say(self, *, models: tuple[str, ...] = ("a",), limits: str = "{}", more: str = "") -> None:
+        text = "".join(MODEL.format(name=model, job=SHORT, path=f"{model}/*.jsonl") for model in models)
+        head = f"name: {self.name}\ndevices: {{cpu: 1}}\nnight: {limits}\nmodels:\n"
+        (self.folder / "retraining.yaml").write_text(head + text + more)
+
+    def put(self, name: str, seed: int) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(rows(seed, number=20))
+
+    def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
+        """One night's answer, at a moment by the clock."""
+        from ringmaster.flows.batch.flow_runs import result_of
+        from ringmaster.flows.retrain_daily import retrain_daily
+        from ringmaster.flows.retraining.retraining_run import current_clock
+
+        moment_s = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+        token = current_clock.set(lambda: moment_s)
+        try:
+            file = str(self.folder / "retraining.yaml")
+            answer = result_of(retrain_daily, file=file, night=run_date, force=list(force))
+        finally:
+            current_clock.reset(token)
+        return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}
+
+    def refused(self, run_date: str | None, **asked: Any) -> str:
+        from ringmaster.flows.faults import InputError
+
+        try:
+            self.run(run_date, **asked)
+        except InputError as error:
+            return str(error)
+        raise AssertionError("it was not refused")
+
+    def dies(self, run_date: str, *, module: str, function: str) -> None:
+        """A night whose process ends where it would call a function."""
+        with instead(module, function, _die):
+            try:
+                self.run(run_date)
+            except Died:
+                return
+        raise AssertionError("it did not end")
+
+    def versions(self) -> dict[str, Any]:
+        records = [m for m in self.ledger.models() if m.registered_name.startswith(f"{self.name}.")]
+        return {f"{m.registered_name}/{m.version}": m.origin.job for m in records}
+
+    def champion(self) -> list[Any]:
+        """The version that serves as model `a`, and the job that made it."""
+        found = self.ledger.get_alias(f"{self.name}.a", "champion")
+        return [found.version, found.origin.job]
+
+    @property
+    def ledger(self) -> Any:
+        from ringmaster.flows import settings
+        from ringmaster.model_lineage import Ledger
+
+        return Ledger(settings.tracking_uri(settings.home()), artifact_root=settings.home() / "mlartifacts")
+
+
+class instead:
+    """Has a module's function replaced."""
+
+    def __init__(self, module: str, function: str, other: Callable[..., Any]) -> None:
+        import importlib
+
+        self.module, self.function, self.other = importlib.import_module(module), function, other
+
+    def __enter__(self) -> Any:
+        self.before = getattr(self.module, self.function)
+        setattr(self.module, self.function, self.other)
+        return self.before
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.module, self.function, self.before)
+
+
+def _die(*_: Any, **__: Any) -> None:
+    raise Died
+
+
+def twice(folder: Path) -> Any:
+    """The same night again; with a model forced; an earlier night after a later one."""
+    case = Case(folder, "twice")
+    first = case.run("2026-11-01")
+    case.put("a/2026-11-02.jsonl", 2)
+    again = case.run("2026-11-01")
+    forced = case.run("2026-11-01", force=("a",))
+    unknown = case.refused("2026-11-01", force=("b",))
+    later = case.run("2026-11-03")
+    return {
+        "first": first,
+        "again": again,
+        "forced": forced,
+        "unknown": unknown,
+        "later": later,
+        "overtaken": case.run("2026-11-02"),
+        "no date": case.refused("yesterday"),
+    }
+
+
+def cut_short(folder: Path) -> Any:
+    """A night that ends before it compares, then one that ends before it saves what it has trained."""
+    case = Case(folder, "cut")
+    case.dies("2026-11-01", module="ringmaster.flows.retrain_daily", function="judge_all")
+    case.put("a/2026-11-02.jsonl", 2)  # too late for this night
+    on = case.run("2026-11-01")
+    case.dies("2026-11-02", module="ringmaster.flows.retraining.train_models", function="_finish_training")
+    return {"on": on, "on again": case.run("2026-11-02"), "forced": case.run("2026-11-02", force=("a",))}
+
+
+def cut_sweep(folder: Path) -> Any:
+    """A night that ends when its sweep is trained, and before the best of it becomes its model's newest version."""
+    case = Case(folder, "cutsweep", more=SWEEP)
+    case.dies("2026-11-01", module="ringmaster.flows.retraining.train_models", function="_choose_of_sweep")
+    return {**case.run("2026-11-01"), "champion": case.champion()}
+
+
+def half_way(folder: Path) -> Any:
+    """Data that arrives after a night has begun."""
+    from ringmaster.flows import retrain_daily as flow
+
+    case = Case(folder, "half")
+    choose = flow.choose_jobs
+
+    def late(*given: Any) -> Any:
+        case.put("a/2026-11-01.jsonl", 7)
+        return choose(*given)
+
+    with instead("ringmaster.flows.retrain_daily", "choose_jobs", late):
+        first = case.run("2026-11-01")
+    return {"first": first, "next": case.run("2026-11-02")}
+
+
+def deleted(folder: Path) -> Any:
+    """A registered model that is deleted, one whose champion is deleted while the night runs, and one named anew."""
+    from ringmaster.flows import retrain_daily as flow
+
+    case = Case(folder, "gone", models=("a", "b"))
+    case.run("2026-11-01")
+    case.ledger.client.delete_registered_model("gone.a")
+    case.put("b/2026-11-02.jsonl", 2)
+    train = flow.train
+
+    def meanwhile(*given: Any, **said: Any) -> Any:
+        case.ledger.client.delete_registered_model("gone.b")
+        return train(*given, **said)
+
+    with instead("ringmaster.flows.retrain_daily", "train", meanwhile):
+        second = case.run("2026-11-02")
+    third = case.run("2026-11-03")
+    forced = case.run("2026-11-04", force=("a",))
+    case.say(models=("a",))
+    return {"second": second, "third": third, "forced": forced, "out of the file": case.run("2026-11-05")}
+
+
+def short(folder: Path) -> Any:
+    """Retraining runs that begin after their deadline, that cost too much, and reports that go to a webhook."""
+    with Receiver(500, 200) as receiver:
+        said = f'{{deadline: "06:00", webhook: "{receiver.url}"}}'
+        case = Case(folder, "short", limits=said)
+        late = case.run(None, at="2026-11-01T07:00")
+        early = case.run(None, at="2026-11-03T05:00")
+    case.put("a/2026-11-02.jsonl", 2)
+    case.say(limits="{budget: 1.0e-9, webhook: $NOWHERE}")
+    poor = case.run("2026-11-04")
+    case.say(limits='{deadline: "06:00", budget: 1000, price_per_device_hour: 3}')
+    rich = case.run("2026-11-05", at="2026-11-05T02:00")
+    return {"late": late, "early": early, "poor": poor, "rich": rich, "got": [got for got, _ in receiver.got]}
+
+
+def held(folder: Path) -> Any:
+    """A night while another one is under way."""
+    from ringmaster.flows import settings
+    from ringmaster.tasks.retraining.runs import RetrainingRuns
+    from ringmaster.tasks.storage.database import Database, file_url
+
+    case = Case(folder, "held")
+    database = Database(file_url(settings.home() / "nights.db"))
+    with RetrainingRuns(database, clock=lambda: 0.0).held("held", "2026-11-01"):
+        refused = case.refused("2026-11-02")
+    database.close()
+    return {"refused": refused}
+
+
+def swept(folder: Path) -> Any:
+    """A sweep whose best is no own job of the model, and a model that only the registry knows."""
+    case = Case(folder, "swept", more=SWEEP + "registry: true\n")
+    ledger = case.ledger
+    tag = MODEL.format(name="tagged", job=SHORT, path="a/*.jsonl")
+    text = "\n".join(line[4:] for line in tag.splitlines()[1:])
+    for name, value in (("swept.tagged", text), ("swept.wrong", "job: 1"), ("other.tagged", text)):
+        ledger.client.create_registered_model(name, tags={"ringmaster.retraining": value})
+    answer = case.run("2026-11-01")
+    return {**answer, "champion": case.champion(), "rows": answer["batch"]["jobs"]}
+
+
+def watched(folder: Path) -> Any:
+    """What is kept of a training is compared with the next nights' inputs; assertions are checked on a log."""
+    due = "    due: {new_data: false, drift: {psi: 0.2, min_rows: 20, inputs: {path: lately.jsonl, seq_len: 16, "
+    due += "vocab_size: 300}}, assertions: {suite: tests.yaml, predictions: log.jsonl}}\n"
+    case = Case(folder, "watched")
+    (case.folder / "lately.jsonl").write_text(rows(5))
+    (case.folder / "tests.yaml").write_text("name: t\nassertions: [{name: sane, finite: [price]}]\n")
+    (case.folder / "log.jsonl").write_text('{"price": 1.5}\n')
+    case.say(more=due)
+    case.run("2026-11-01")
+    case.put("a/2026-11-02.jsonl", 2)
+    steady = case.run("2026-11-02")
+    (case.folder / "lately.jsonl").write_text('{"text": "nothing like it was before"}\n' * 60)
+    (case.folder / "log.jsonl").write_text('{"price": null}\n')
+    return {"steady": steady, "drifted": case.run("2026-11-03")}
+
+
+def main(folder: Path) -> None:
+    """All cases, with one fork server."""
+    from ringmaster.flows import settings
+    from ringmaster.flows.batch.context import lent_server
+    from ringmaster.tasks.retraining import webhook
+    from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+
+    settings.embed(settings.home())
+    webhook.WAITS_S = (0.0, 0.0)
+    with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
+        lent_server.set(server)
+        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched)
+        answers = {case.__name__: case(folder) for case in cases}
+    (folder / "answers.json").write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

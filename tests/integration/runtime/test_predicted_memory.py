@@ -1,0 +1,114 @@
+"""What options are said to need is what ranks hold when they train."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.techniques import ModelSpec
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.models import model_facts
+from tests.integration.workbench import ADAMW, LLAMA, VIT, Layout
+
+WITHIN = 0.05
+DEEP = replace(LLAMA, config={**LLAMA.config, "num_hidden_layers": 7})
+LARGER = ModelSpec(
+    architecture="LlamaForCausalLM",
+    config={
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+)
+TENSOR = {"micro_batch": 8, "sequence_parallel": True, "loss_parallel": True}
+MESH = {"reshard": True, "sequence_parallel": False, "loss_parallel": False}
+
+QUICK = [
+    (DEEP, Layout("single")),
+    (VIT, Layout("single", 1, {"micro_batch": 4})),
+    (LARGER, Layout("fsdp", 2, {"reshard": True})),
+]
+REST = [
+    (DEEP, Layout("single", 1, {"recompute": "full", "micro_batch": 2})),
+    (LARGER, Layout("ddp", 2, {"micro_batch": 2})),
+    (LARGER, Layout("single", 1, {"recompute": "selective"})),
+    (LARGER, Layout("zero1", 2)),
+    (LARGER, Layout("zero2", 2, {"bucket_bytes": 1 << 18})),
+    (LARGER, Layout("zero2", 2, {"bucket_bytes": 1 << 18, "micro_batch": 2, "every_micro_batch": True})),
+    (LARGER, Layout("fsdp", 2, {"reshard": False, "micro_batch": 2})),
+    (LARGER, Layout("fsdp", 4, {"reshard": True, "num_replicas": 2})),
+    (LARGER, Layout("fsdp_static", 2, {"reshard": True})),
+    (LARGER, Layout("tensor", 2, TENSOR)),
+    (LARGER, Layout("tensor", 4, {**TENSOR, "micro_batch": 4, "recompute": "full", "sequence_parallel": False})),
+    (LARGER, Layout("context", 2, {"micro_batch": 8, "exchange": "ulysses", "sharded": False})),
+    (LARGER, Layout("pipeline", 2, {"micro_batch": 2, "schedule": "1f1b"})),
+    (LARGER, Layout("pipeline", 2, {"micro_batch": 2, "schedule": "zero_bubble"})),
+    (LARGER, Layout("pipeline", 4, {"micro_batch": 2, "schedule": "gpipe"})),
+    (LARGER, Layout("mesh", 4, {**MESH, "pp": 1, "dp_shard": 2, "tp": 2, "micro_batch": 4})),
+    (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 2, "tp": 1, "micro_batch": 2})),
+    (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 1, "tp": 2, "micro_batch": 4})),
+]
+
+
+def _name(case):
+    return f"{case[0].architecture}-{case[1]}"
+
+
+def answer(bench, target, argument, *, event):
+    channel = bench.server.spawn(
+        target=f"tests.integration.measuring:{target}", argument=argument, log=bench.cache_dir / "measuring.log"
+    )
+    return channel, event
+
+
+def heard(channel, event):
+    try:
+        while (said := channel.receive())["event"] not in (event, "exit"):
+            pass
+        assert said["event"] == event, "see measuring.log"
+        return said
+    finally:
+        channel.close()
+
+
+def predicted_and_measured(bench, tmp_path, model, layout):
+    job = bench.job(model, optimizer=ADAMW, clip_grad_norm=1.0)
+    order = bench.order(job, layout, tmp_path)
+    data = prepare(job.data, cache_dir=bench.cache_dir)
+    (tmp_path / "gang").mkdir()
+    argument = {
+        "choices": [(layout.technique, dict(order.config), layout.num_devices)],
+        "job": to_json(job),
+        "data": to_json(data),
+        "facts": to_json(model_facts(job.model, data=data)),
+        "cache_dir": str(tmp_path),
+    }
+    said = heard(*answer(bench, "forecast", argument, event="forecast"))
+    ranks = [
+        answer(bench, "measure", {**to_json(order), "rank": rank}, event="measured")
+        for rank in range(1 if layout.technique == "single" else layout.num_devices)
+    ]
+    measured = [heard(*rank) for rank in ranks]
+    return said["forecasts"][0], *(max(m[key] for m in measured) for key in ("peak_bytes", "copied_bytes"))
+
+
+def assert_foretold(technique, forecast, peak_bytes, copied_bytes):
+    assert forecast["source"] == "rehearsed", forecast["message"]
+    assert forecast["device_bytes"] == pytest.approx(peak_bytes, rel=WITHIN)
+    if technique == "zero2":  # deals out its buckets among ranks that ask each other first: at most all
+        assert copied_bytes <= forecast["host_bytes"] <= 1.5 * copied_bytes
+    else:
+        assert forecast["host_bytes"] == pytest.approx(copied_bytes, rel=WITHIN)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=_name)
+def test_the_peak_is_foretold(bench, tmp_path, case):
+    assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", REST, ids=_name)
+def test_the_peak_is_foretold_under_every_technique(bench, tmp_path, case):
+    assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))

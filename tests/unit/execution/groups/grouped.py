@@ -1,0 +1,55 @@
+"""A batch whose first job leads a group, and gangs that train such."""
+
+from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.runtime.processes.gang import Outcome
+from tests.unit.execution.fakes import Bench, FakeRunner, job
+
+
+def group(*members, num_steps=10, num_devices=1, **config):
+    """What a group can run under; one more job makes a step half a second longer."""
+    return Profile(
+        technique="shared_base",
+        config={"recompute": "none", **config},
+        num_devices=num_devices,
+        num_ranks=num_devices,
+        step_s=1.0,
+        peak_bytes=1,
+        members=tuple(GroupMember(job=name, num_steps=num_steps, step_s=0.5) for name in members),
+    )
+
+
+class GroupBench(Bench):
+    """A batch whose first job leads the others; what its gangs are told is in `told_gangs`."""
+
+    def __init__(self, folder, jobs, *, together=None, **options):
+        self._together = together or (group(*(each.name for each in jobs[1:])),)
+        super().__init__(folder, jobs, **options)
+        self.told_gangs = []
+        self.executor._steer = lambda folder, command: self.told_gangs.append(command)
+
+    def entry(self, job, *profiles):
+        together = self._together if job.name == self.jobs[0].name else ()
+        return JobState(job=job, profiles=profiles, place=self.place, together=together)
+
+
+def outcome_of(call, runner, order, *, step=None, **said):
+    name = order.job.name
+    runner.steps[name] = step = max(order.last_step if step is None else step, runner.steps.get(name, 0))
+    metrics = {"metrics": {"loss": 1.0}} if step == order.job.total_steps else {}
+    return {"status": "done", "step": step, **metrics, **said}
+
+
+def all_done(call, runner, **members):
+    """A gang that comes to its end; fellows: what is said of some of them instead."""
+    mine = outcome_of(call, runner, call.order)
+    theirs = {
+        order.job.name: members.get(order.job.name) or outcome_of(call, runner, order) for order in call.order.members
+    }
+    return Outcome(status="done", result={**mine, "first_step": 0, "fellows": theirs})
+
+
+def bench_of(folder, *acts, names="abc", num_steps=10, **options):
+    runner = FakeRunner(script={names[0]: list(acts)})
+    return GroupBench(folder, [job(name, num_steps=num_steps) for name in names], runner=runner, **options)

@@ -1,0 +1,202 @@
+"""Jobs that one gang trains together: each has its own record, and goes on by itself where the group cannot."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.runtime.processes.reporter import STOP, leave
+from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
+from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
+
+SHARED = registry.dotted_path("shared_base")
+
+
+def test_one_gang_trains_all_and_each_has_its_own_end(tmp_path):
+    bench = bench_of(tmp_path, all_done)
+    assert bench.run()
+    (call,) = bench.runner.calls
+    assert call.order.technique == SHARED
+    assert [(o.job.name, o.last_step, o.technique) for o in call.order.members] == [
+        ("b", 10, SHARED),
+        ("c", 10, SHARED),
+    ]
+    assert len({o.checkpoint_dir for o in (call.order, *call.order.members)}) == 3
+    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert sorted(event.job for event in bench.told(JobEnded)) == ["a", "b", "c"]
+    assert bench.told(SegmentStarted)[0].members == bench.told(SegmentEnded)[0].members == ("b", "c")
+    assert all(bench.journal.jobs()[name].details["metrics"] == {"loss": 1.0} for name in "abc")
+
+
+def test_the_planner_sees_one_job_that_takes_as_long_as_all_of_them(tmp_path):
+    bench = bench_of(tmp_path, all_done)
+    bench.run()
+    (row,) = bench.plans[0].jobs
+    assert (row.id, row.members) == ("a", ("b", "c"))
+    assert row.options[0].runtime_s == pytest.approx(10 * (1.0 + 0.5 + 0.5))
+
+
+def test_a_segment_is_told_as_each_jobs_own(tmp_path):
+    bench = bench_of(tmp_path, all_done)
+    bench.run()
+    for name in "abc":
+        (segment,) = bench.journal.segments(name)
+        assert (segment.job, segment.what["technique"]) == (name, "shared_base")
+        assert (segment.outcome["status"], segment.outcome["step"]) == ("done", 10)
+    assert len(bench.journal.segments()) == 1
+
+
+def test_a_fellow_that_is_through_is_done_while_the_gang_goes_on(tmp_path):
+    seen = []
+
+    def act(call, runner):
+        order = call.order.members[0]
+        call.on_event({"event": "ended", "job": "b", "outcome": outcome_of(call, runner, order)})
+        return Outcome(status="preempted", result={"step": 5, "fellows": {"c": {"status": "preempted", "step": 5}}})
+
+    def second(call, runner):
+        seen.append(([o.job.name for o in call.order.members], bench.statuses["b"]))
+        return all_done(call, runner)
+
+    bench = bench_of(tmp_path, act, second)
+    assert bench.run()
+    assert seen == [(["c"], DONE)]
+    assert [e.job for e in bench.told(JobEnded)].count("b") == 1
+
+
+def test_what_a_fellow_checkpoints_is_its_own_step(tmp_path):
+    def act(call, runner):
+        call.on_event({"event": "checkpoint", "job": "b", "step": 4, "seconds": 0.1})
+        call.on_event({"event": "checkpoint", "job": "a", "step": 3, "seconds": 0.1})
+        return Outcome(status="crashed", message="as it should")
+
+    bench = bench_of(tmp_path, act, all_done)
+    assert bench.run()
+    assert bench.journal.segments("b")[1].what["first_step"] == 4
+    assert bench.journal.segments("a")[1].what["first_step"] == 3
+
+
+def test_an_invalid_fellow_fails_alone(tmp_path):
+    broken = {"status": "invalid", "step": 3, "message": "the loss became nan"}
+    bench = bench_of(tmp_path, lambda call, runner: all_done(call, runner, b=broken))
+    assert bench.run()
+    assert bench.statuses == {"a": DONE, "b": FAILED, "c": DONE}
+    assert bench.journal.jobs()["b"].message == "the loss became nan"
+
+
+def test_where_the_leader_fails_the_others_go_on_by_themselves(tmp_path):
+    def act(call, runner):
+        runner.steps |= {"b": 3, "c": 3}
+        theirs = {name: {"status": "preempted", "step": 3} for name in "bc"}
+        return Outcome(status="invalid", message="the loss became nan", result={"step": 3, "fellows": theirs})
+
+    bench = bench_of(tmp_path, act)
+    assert bench.run()
+    assert bench.statuses == {"a": FAILED, "b": DONE, "c": DONE}
+    assert sorted(bench.runner.names()) == ["a", "b", "c"]
+    assert all(not call.order.members for call in bench.runner.calls[1:])
+    assert {call.order.technique for call in bench.runner.calls[1:]} == {registry.dotted_path("single")}
+
+
+def test_a_gang_that_keeps_crashing_parts(tmp_path):
+    bench = bench_of(tmp_path, *[ends("crashed")] * 3)
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert [len(call.order.members) for call in bench.runner.calls] == [2, 2, 2, 0, 0, 0]
+
+
+def test_no_memory_under_any_of_the_groups_options_parts_it(tmp_path):
+    together = (group("b", "c"), group("b", "c", recompute="full"))
+    bench = bench_of(tmp_path, ends("out_of_memory"), ends("out_of_memory"), together=together)
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert [call.order.config.get("recompute") for call in bench.runner.calls] == ["none", "full", None, None, None]
+
+
+def test_a_fellow_that_is_cancelled_leaves_and_the_gang_goes_on(tmp_path):
+    def act(call, runner):
+        bench.executor.cancel(["b"], message="by hand")
+        left = {"status": "left", "step": 2}
+        return all_done(call, runner, b=left)
+
+    bench = bench_of(tmp_path, act)
+    assert bench.run()
+    assert bench.told_gangs == [leave("b")]
+    assert bench.statuses == {"a": DONE, "b": CANCELLED, "c": DONE}
+    assert bench.journal.jobs()["b"].step == 2
+
+
+def test_a_fellow_that_was_paused_goes_on_alone_once_its_gang_has_let_it_go(tmp_path):
+    def act(call, runner):
+        bench.executor.pause(["b"])
+        assert bench.statuses["b"] == PAUSED
+        bench.executor.resume(["b"])
+        assert len(bench.runner.calls) == 1, "two gangs must not train one job"
+        runner.steps["b"] = 2
+        call.on_event({"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}})
+        return all_done(call, runner, b={"status": "left", "step": 2})
+
+    bench = bench_of(tmp_path, act)
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert [c.order.job.name for c in bench.runner.calls] == ["a", "b"]
+
+
+def test_a_leader_that_is_cancelled_stops_its_gang_and_the_others_go_on(tmp_path):
+    def act(call, runner):
+        bench.executor.cancel(["a"], message="by hand")
+        runner.steps |= {"a": 2, "b": 2, "c": 2}
+        theirs = {name: {"status": "preempted", "step": 2} for name in "bc"}
+        return Outcome(status="preempted", result={"step": 2, "fellows": theirs})
+
+    bench = bench_of(tmp_path, act)
+    assert bench.run()
+    assert STOP in bench.told_gangs
+    assert bench.statuses == {"a": CANCELLED, "b": DONE, "c": DONE}
+
+
+def test_fellows_with_fewer_steps_are_trained_to_their_own_end(tmp_path):
+    jobs = [job("a", num_steps=10), job("b", num_steps=4)]
+    together = (replace(group("b"), members=(GroupMember(job="b", num_steps=4, step_s=0.5),)),)
+    bench = GroupBench(tmp_path, jobs, runner=FakeRunner(script={"a": [all_done]}), together=together)
+    assert bench.run()
+    assert bench.runner.calls[0].order.members[0].last_step == 4
+    assert bench.plans[0].jobs[0].options[0].runtime_s == pytest.approx(10 * 1.0 + 4 * 0.5)
+
+
+def test_a_group_that_has_parted_stays_so_in_the_next_process(tmp_path):
+    bench = bench_of(tmp_path, *[ends("crashed")] * 3)
+    stop = bench.executor.stop
+    bench.runner.script["b"] = [lambda call, runner: (stop(), ends("crashed")(call, runner))[1]]
+    bench.run()
+    bench.journal.close()
+    again = GroupBench(tmp_path, bench.jobs, runner=FakeRunner(steps=bench.runner.steps))
+    assert again.run()
+    assert all(not call.order.members for call in again.runner.calls)
+    assert again.statuses == dict.fromkeys("abc", DONE)
+
+
+def test_a_group_that_was_interrupted_goes_on_as_a_group(tmp_path):
+    def act(call, runner):
+        bench.executor.stop()
+        runner.steps |= {"a": 5, "b": 5, "c": 5}
+        theirs = {name: {"status": "preempted", "step": 5} for name in "bc"}
+        return Outcome(status="preempted", result={"step": 5, "fellows": theirs})
+
+    bench = bench_of(tmp_path, act)
+    assert not bench.run()
+    bench.journal.close()
+    again = GroupBench(tmp_path, bench.jobs, runner=FakeRunner(steps=bench.runner.steps, script={"a": [all_done]}))
+    assert again.run()
+    assert [len(call.order.members) for call in again.runner.calls] == [2]
+    assert again.plans[0].jobs[0].options[0].runtime_s == pytest.approx(5 * 2.0)
+
+
+def test_a_single_profile_is_what_a_job_has_that_leads_nobody(tmp_path):
+    bench = Bench(tmp_path, [job("a")], profiles={"a": (profile(),)})
+    assert bench.run()
+    assert bench.plans[0].jobs[0].members == ()

@@ -1,0 +1,241 @@
+"""A batch that learns its speeds while it runs, on a clock of its own."""
+
+import math
+from random import Random
+
+import pytest
+
+from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
+from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.replanning.replan_policy import Policy, Speeds, When, remaining
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.storage.journal import DONE
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.reporter import STOP, until
+from tests.unit.execution.clocked import ClockedGangs, clocked_bench
+from tests.unit.execution.fakes import in_a_row, job, profile
+
+OFTEN = Policy(every=0.1, worth_s=0.0)
+
+
+def by_rules(problem):
+    """The best of what simple rules plan."""
+    return min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
+
+
+def true_speeds(profiles, factors):
+    """What gangs take: the profiled seconds of a step times the job's factor."""
+    return {
+        (name, registry.dotted_path(p.technique), p.num_devices): p.step_s * factors.get(name, 1.0)
+        for name, options in profiles.items()
+        for p in options
+    }
+
+
+def bench_of(folder, profiles, factors, *, num_steps=100, make_plan=by_rules, policy=OFTEN, **options):
+    jobs = [job(name, num_steps=num_steps) for name in profiles]
+    gangs = ClockedGangs(true_speeds(profiles, factors))
+    return clocked_bench(folder, jobs, gangs, make_plan=make_plan, policy=policy, profiles=profiles, **options)
+
+
+def two_options(step_s):
+    return (profile("single", 1, step_s), profile("ddp", 2, 0.55 * step_s))
+
+
+def test_a_batch_whose_profiles_are_right_is_not_disturbed(tmp_path):
+    bench = bench_of(tmp_path, {name: two_options(1.0) for name in "abcd"}, {})
+    assert bench.run()
+    assert bench.statuses == dict.fromkeys("abcd", DONE)
+    assert bench.runner.heard == []
+    assert [event.why for event in bench.told(Planned)] == ["start"]
+
+
+def test_work_that_waits_behind_a_slow_job_is_planned_anew_and_moves(tmp_path):
+    """Two devices, four jobs in two rows: the first is four times as slow, so the third must not wait behind it."""
+    profiles = {name: (profile(step_s=1.0),) for name in "abcd"}
+    bench = bench_of(tmp_path, profiles, {"a": 4.0}, make_plan=in_a_row)
+    assert bench.run()
+    assert bench.runner.now_s == pytest.approx(400.0, rel=0.02)  # not 500: c runs behind b and d
+    assert len(bench.told(Planned)) > 1
+    assert bench.runner.heard == []  # what runs goes on
+    plans = bench.journal.plans()
+    assert len(plans) == len(bench.told(Planned))
+    assert Plan.from_json(plans[-1]["plan"]).segments
+
+
+def test_a_job_that_must_move_is_stopped_at_a_checkpoint_and_goes_on_elsewhere(tmp_path):
+    """One job is left on one of two devices when the others end early: it goes on under both."""
+    profiles = {"long": two_options(4.0), "b": (profile(step_s=4.0),), "c": (profile(step_s=4.0),)}
+    bench = bench_of(tmp_path, profiles, {"b": 0.1, "c": 0.1, "long": 2.0}, make_plan=rows_then_rules())
+    assert bench.run()
+    stopped = [event for event in bench.told(SegmentEnded) if event.outcome.status == "preempted"]
+    assert [event.segment.job for event in stopped] == ["long"]
+    assert [command for _, command in bench.runner.heard] == [STOP]
+    wide = [event for event in bench.told(SegmentStarted) if event.technique == "ddp"]
+    assert [event.segment.job for event in wide] == ["long"]
+    assert wide[0].first_step == stopped[0].outcome.result["step"] > 0
+    assert bench.runner.now_s < 0.8 * 800  # 800 s on one device
+
+
+def rows_then_rules():
+    """The first plan as jobs come, later ones by rules."""
+    made = []
+
+    def make_plan(problem):
+        made.append(problem)
+        return in_a_row(problem) if len(made) == 1 else by_rules(problem)
+
+    return make_plan
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
+def test_every_step_is_trained_once_whatever_is_planned_on_the_way(tmp_path, seed):
+    draw = Random(seed)
+    names = [f"j{i}" for i in range(6)]
+    profiles = {name: two_options(draw.uniform(0.5, 3.0)) for name in names}
+    factors = {name: max(0.3, draw.gauss(1.0, 0.5)) for name in names}
+    policy = Policy(every=0.05, surprise=0.01, worth=0.0, per_switch=0.0, worth_s=0.0)
+    bench = bench_of(tmp_path, profiles, factors, num_devices=3, policy=policy)
+    assert bench.run()
+    assert set(bench.statuses.values()) == {DONE}
+    for name in names:
+        told = [e for e in bench.told(SegmentEnded) if e.segment.job == name]
+        reached = [0, *(e.outcome.result["step"] for e in told)]
+        assert reached == sorted(reached)
+        assert reached[-1] == 100
+        assert [e.first_step for e in bench.told(SegmentStarted) if e.segment.job == name] == reached[:-1]
+    assert bench.leases.held() == {}
+
+
+def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
+    """The plan moves `a` to device 1 when `b` is done there; `b` is late, so `a` goes on where it is until then."""
+
+    def plan(problem):
+        parts = [("a", 0, 50, 0.5, 0), ("b", 0, 50, 1.0, 1), ("a", 50, 100, 0.5, 1)]
+        segments = (Segment(j, 0, float(s), float(e), w, 0.0, (("here", (d,)),)) for j, s, e, w, d in parts)
+        return Plan(problem.name, tuple(segments))
+
+    profiles = {"a": (profile(step_s=1.0),), "b": (profile(step_s=0.5),)}
+    never = Policy(every=10.0, surprise=math.inf)
+    bench = bench_of(tmp_path, profiles, {"b": 1.5}, make_plan=plan, policy=never)
+    bench.runner.report_s = 0.5
+    assert bench.run()
+    first, *_ = [e for e in bench.told(SegmentEnded) if e.segment.job == "a"]
+    assert until(100) in [command for _, command in bench.runner.heard]
+    assert first.outcome.result["step"] >= 75
+    assert bench.runner.now_s == pytest.approx(100.0, abs=6.0)
+
+
+def at_length(problem):
+    """The plan that the search comes to, however slow the machine is."""
+    return solve(problem, time_limit_s=3600.0)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(6))
+def test_wrong_profiles_cost_three_per_cent_at_most(tmp_path, seed):
+    names, draw = [f"j{i}" for i in range(12)], Random(seed)
+    profiles = {name: tuple(ladder(draw)) for name in names}
+    factors = {name: max(0.1, draw.gauss(1.0, 0.25)) for name in names}
+    bench = bench_of(tmp_path, profiles, factors, num_steps=1000, make_plan=at_length, num_devices=8, policy=OFTEN)
+    assert bench.run()
+    right = {name: [(p, factors[name]) for p in options] for name, options in profiles.items()}
+    jobs = tuple(
+        PlanningJob(name, tuple(Option(p.technique, p.num_devices, 1000 * p.step_s * f) for p, f in rows))
+        for name, rows in right.items()
+    )
+    ideal_s = at_length(Problem("right", (Node("here", 8),), jobs, switch_cost_s=0.1)).makespan_s
+    assert bench.runner.now_s <= 1.03 * ideal_s
+
+
+def ladder(draw):
+    step_s, scales = draw.uniform(1.0, 12.0), draw.uniform(0.5, 0.95)
+    for num_devices in (1, 2, 4, 8):
+        name = "single" if num_devices == 1 else "ddp"
+        yield profile(name, num_devices, step_s / num_devices**scales)
+
+
+# -- the policy ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_measured_under_one_option_corrects_the_others_of_its_job():
+    speeds = Speeds(shared=0.9)
+    assert speeds.ratio("a", 0) == 1.0
+    speeds.note("a", 0, 1.5)
+    assert speeds.ratio("a", 0) == pytest.approx(1.5)
+    assert speeds.ratio("a", 1) == pytest.approx(1.5**0.9)
+    assert speeds.ratio("b", 0) == 1.0
+    speeds.note("a", 1, 1.5)
+    assert 1.5**0.9 < speeds.ratio("a", 2) < 1.5
+    speeds.forget("a")
+    assert speeds.ratio("a", 0) == 1.0
+
+
+def test_the_rest_is_planned_on_a_clock_and_at_surprises():
+    when = When(Policy(every=0.1, least=0.02, surprise=0.05))
+    when.planned(0.0, {"a": 1000.0, "b": 600.0})
+    assert when.why_now(99.0, {"a": 1000.0, "b": 600.0}) is None
+    assert when.why_now(100.0, {"a": 1000.0, "b": 600.0}) == "the clock"
+    assert when.why_now(50.0, {"a": 1000.0, "b": 700.0}) == "b is late by 100 s"
+    assert when.why_now(50.0, {"a": 900.0, "b": 600.0}) == "a is early by 100 s"
+    when.planned(950.0, {"a": 1000.0})
+    assert when.next_s == 970.0  # a tenth of what is left would be 5 s: a fiftieth of the whole is the least
+
+
+def test_devices_that_are_out_are_planned_around():
+    options = (Option("single", 1, 10.0), Option("ddp", 2, 6.0), Option("fsdp", 4, 4.0))
+    problem = Problem("p", (Node("n", 4),), (PlanningJob("a", options), PlanningJob("b", options[:1])))
+    on = planned("b", 3)
+    rest = remaining(problem, running={"b": on}, started=["a"], out=[("n", 0), ("n", 2)])
+    assert [len(job.options) for job in rest.problem.jobs] == [2, 1]
+    assert rest.problem.job("b").running.devices == (("n", (1,)),)
+    assert rest.problem.job("a").started
+    plan = rest.real(solve(rest.problem))
+    assert {d for s in plan.segments for _, ids in s.devices for d in ids} <= {1, 3}
+    assert remaining(problem, running={}, started=[], out=[("n", i) for i in range(4)]) is None
+
+
+def planned(name, *devices, at=0.0, last_step=1, option=0):
+    gang = tuple(("n", d) for d in devices)
+    return PlannedSegment(job=name, option=option, last_step=last_step, devices=gang, start_s=at, end_s=at + 1)
+
+
+def test_a_new_plan_leaves_alone_what_it_begins_with():
+    running = [planned("a", 0, last_step=5), planned("b", 1, 2, last_step=5)]
+    fresh = [planned("c", 1), planned("a", 0, last_step=9), planned("b", 1, 2, at=1.0, last_step=9)]
+    new = hand_over(fresh, running=running)
+    assert new.stays == {"a": 9}
+    assert new.stops == {"b"}
+    assert [segment.job for segment in new.planned] == ["c", "b"]
+
+
+def test_at_its_end_a_segment_gives_way_joins_or_goes_on():
+    a, rules = planned("a", 0), {"done_jobs": (), "after": {}}
+    assert end_of(a, [planned("b", 0), planned("a", 1)], running=[a], **rules) == "ends"
+    assert end_of(a, [planned("a", 0, last_step=9)], running=[a], **rules) == planned("a", 0, last_step=9)
+    assert end_of(a, [planned("a", 1), planned("b", 0)], running=[a, planned("x", 1)], **rules) == "ends"
+    assert end_of(a, [planned("a", 1)], running=[a, planned("x", 1)], **rules) == "goes on"
+    waits = {"done_jobs": (), "after": {"b": ("x",)}}
+    assert end_of(a, [planned("b", 0), planned("a", 1)], running=[a, planned("x", 1)], **waits) == "goes on"
+
+
+def test_two_that_go_on_beyond_their_end_both_make_way_for_what_needs_the_devices_of_both():
+    a, b = planned("a", 0), planned("b", 1)
+    waiting = [planned("wide", 0, 1), planned("a", 2), planned("b", 2)]
+    rules = {"running": [a, b, planned("x", 2)], "done_jobs": (), "after": {}}
+    assert end_of(a, waiting, **rules) == "goes on"
+    assert end_of(b, waiting, over={"a"}, **rules) == "ends"
+    assert end_of(a, waiting, over={"a", "b"}, **rules) == "ends"
+
+
+def test_a_deadline_that_is_in_danger_is_a_reason_once():
+    when = When(Policy(surprise=10.0))
+    when.planned(0.0, {"a": 100.0})
+    danger = "in danger of missing their deadlines: a by 10 s"
+    assert when.why_now(5.0, {"a": 100.0}, deadlines_s={"a": 110.0}) is None
+    assert when.why_now(6.0, {"a": 120.0}, deadlines_s={"a": 110.0}) == danger
+    assert when.why_now(7.0, {"a": 121.0}, deadlines_s={"a": 110.0}) is None
+    assert when.why_now(8.0, {"a": 100.0}, deadlines_s={"a": 110.0}) is None
+    assert when.why_now(9.0, {"a": 120.0}, deadlines_s={"a": 110.0}) == danger

@@ -1,0 +1,82 @@
+"""Databases of batches that never ran: plans and segments at the moments that a test says."""
+
+from sqlalchemy import insert
+
+from ringmaster.tasks.execution.timeline.reader import TimelineReader
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.schema import PLANS, SEGMENTS
+
+ZERO_S = 1_700_000_000.0
+
+
+def planned(job, start_s, end_s, *devices, node="n0"):
+    """A segment of a plan, under the job's only option."""
+    return Segment(job, 0, start_s, end_s, 1.0, 0.0, ((node, devices),))
+
+
+class Story:
+    """The database of a batch that runs by itself, on a clock from 0 on; of a pool where jobs are called BATCH/JOB."""
+
+    def __init__(self, folder, *, nodes=(("n0", 2),)):
+        self.database = Database(file_url(folder / "journal.db"), synced=False)
+        self.journal = Journal(self.database, batch="")
+        self.nodes, self.now_s = nodes, 0.0
+
+    def plan(self, *segments, at_s=0.0, why="start", after=None):
+        """A plan is made; each job has one option, whose technique is "single" or "ddp" by its number of devices."""
+        jobs = []
+        for job in dict.fromkeys(segment.job for segment in segments):
+            mine = [segment for segment in segments if segment.job == job]
+            size = len(mine[0].devices[0][1])
+            runtime_s = sum(segment.duration_s for segment in mine)
+            option = Option("single" if size == 1 else "ddp", size, runtime_s)
+            jobs.append(PlanningJob(job, (option,), after=(after or {}).get(job, ())))
+        problem = Problem("p", tuple(Node(*node) for node in self.nodes), tuple(jobs))
+        content = {"problem": problem.to_json(), "plan": Plan("p", segments).to_json()}
+        self._insert(PLANS, batch="", made_s=ZERO_S + at_s, why=why, content=content)
+
+    def ran(
+        self, job, start_s, end_s, *devices, status="done", message="", node="n0", first_step=0, last_step=10, **more
+    ):
+        """A segment ran; `end_s` None for one that runs. more: that is kept of it."""
+        what = {
+            "technique": "single" if len(devices) == 1 else "ddp",
+            "config": {},
+            "num_devices": len(devices),
+            "devices": [f"{node}:gpu:{device}" for device in devices],
+            "first_step": first_step,
+            "last_step": last_step,
+            "planned_s": [0.0, 10.0],
+            **more,
+        }
+        batch, _, name = job.rpartition("/")
+        self._insert(
+            SEGMENTS,
+            key=f"{job}{start_s}",
+            batch=batch,
+            job=name,
+            what=what,
+            started_s=ZERO_S + start_s,
+            ended_s=None if end_s is None else ZERO_S + end_s,
+            outcome=None if end_s is None else {"status": status, "message": message},
+        )
+
+    def timeline_reader(self, **options):
+        """What reads it."""
+        return TimelineReader(self.database, name="story", clock=lambda: ZERO_S + self.now_s, **options)
+
+    def _insert(self, table, **row):
+        self.database.write(lambda connection: connection.execute(insert(table).values(**row)))
+
+
+def halfway(story):
+    """a has crashed once and is done, late; b runs; c and d are to come."""
+    story.plan(planned("a", 0, 10, 0), planned("b", 0, 30, 1), planned("c", 10, 20, 0), planned("d", 30, 50, 0, 1))
+    story.ran("a", 0, 4, 0, status="crashed", message="rank 0 was killed")
+    story.ran("a", 4, 16, 0)
+    story.ran("b", 1, None, 1)
+    for name, status in {"a": "done", "b": "running", "c": "waiting", "d": "waiting"}.items():
+        story.journal.write_job(name, status=status)
+    story.now_s = 18.0

@@ -1,0 +1,162 @@
+"""The pictures of a batch: as SVG, as text, and in Prefect, drawn behind whoever trains."""
+
+import contextvars
+import threading
+from base64 import b64decode
+from uuid import UUID
+from xml.etree import ElementTree
+
+import pytest
+from prefect.logging import disable_run_logger
+from sqlalchemy import insert
+
+from ringmaster.tasks.execution.background_worker import Behind
+from ringmaster.tasks.execution.events import GangSaid, JobEnded
+from ringmaster.tasks.execution.task import GanttArtifact
+from ringmaster.tasks.execution.timeline.svg import MOST_TITLED, render_svg
+from ringmaster.tasks.execution.timeline.text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
+from ringmaster.tasks.storage.schema import JOBS
+from tests.unit.execution.timeline.stories import Story, halfway, planned
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def story(tmp_path):
+    story = Story(tmp_path)
+    yield story
+    story.database.close()
+
+
+def test_the_svg_tells_past_present_and_plan_apart(story):
+    halfway(story)
+    text = render_svg(story.timeline_reader().read())
+    root = ElementTree.fromstring(text)
+    titles = [node.text for node in root.iter(f"{SVG}title")]
+    assert "a: single on 1 devices, 0 s to 4 s, crashed: rank 0 was killed" in titles
+    assert "b: single on 1 devices, 1 s to 31 s, running" in titles
+    assert "now" in titles
+    assert sum(node.get("class") == "fault" for node in root.iter(f"{SVG}path")) == 1
+    assert "forecast to end after 51 s · planned first 50 s (+2.0%)" in text
+
+
+@pytest.mark.full
+def test_pictures_of_many_jobs_stay_small(tmp_path):
+    story = Story(tmp_path, nodes=[(f"n{i}", 8) for i in range(4)])
+    segments = [planned(f"job{i}", i // 32, i // 32 + 1, i % 8, node=f"n{i // 8 % 4}") for i in range(1000)]
+    story.plan(*segments)
+    submissions = [{"batch": "", "name": f"job{i}", "status": "waiting", "step": 0} for i in range(1000)]
+    rows_ = [{**row, "message": "", "details": {}} for row in submissions]
+    story.database.write(lambda connection: connection.execute(insert(JOBS), rows_))
+    run_timeline = story.timeline_reader().read()
+    text = render_svg(run_timeline)
+    assert len(run_timeline.first) == len(run_timeline.coming) == 1000 > MOST_TITLED
+    assert "left out" not in text and text.count("h") > 2000  # every box is there
+    assert len(text) < 200_000
+    story.database.close()
+
+
+def test_text_fills_its_columns_and_says_what_is_what_without_colours(story):
+    halfway(story)
+    run_timeline = story.timeline_reader().read()
+    found, left_out = rows(run_timeline, 60)
+    texts = {row.name: "".join(piece.text for piece in row.pieces) for row in found}
+    assert left_out == 0 and {len(text) for text in texts.values()} == {60}
+    assert FAULT_MARK in texts["n0:0"] and TO_COME_FILL in texts["n0:0"]
+    assert RUNNING_FILL in texts["n0:1"]
+    assert "now" in axis(run_timeline, 60) and len(axis(run_timeline, 60)) == 61
+    assert rows(run_timeline, 60, most=2)[1] == 1
+
+
+class AtOnce:
+    """A background without a thread."""
+
+    def __init__(self, act):
+        self.ask = act
+
+    def close(self):
+        pass
+
+
+class Artifacts:
+    """Prefect's artifacts, without a server."""
+
+    def __init__(self):
+        self.texts = []
+
+    def create(self, text):
+        self.texts.append(text)
+        return UUID(int=7)
+
+    def update(self, artifact, text):
+        assert artifact == UUID(int=7)
+        self.texts.append(text)
+
+
+def test_a_picture_that_is_drawn_after_its_flow_run_has_ended_raises_nothing(story):
+    tried = []
+
+    def update(artifact, text):
+        tried.append(text)
+        raise RuntimeError("Cannot send a request, as the client has been closed.")  # httpx's words
+
+    with disable_run_logger():
+        gantt = GanttArtifact(story.timeline_reader(), create=Artifacts().create, update=update, in_background=AtOnce)
+        gantt.close()
+    assert len(tried) == 1
+
+
+def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
+    halfway(story)
+    artifacts, clock = Artifacts(), iter([0.0, 4.0, 11.0, 11.0, 12.0, 13.0, 13.0])
+    gantt = GanttArtifact(
+        story.timeline_reader(),
+        create=artifacts.create,
+        update=artifacts.update,
+        in_background=AtOnce,
+        clock=lambda: next(clock),
+    )
+    number = story.journal.segments("b")[0].id
+    for _ in range(2):
+        event = {"event": "steps", "first_step": 0, "seconds": [2.0, 2.0]}
+        gantt.listen(GangSaid(number=number, job="b", event=event))
+    assert len(artifacts.texts) == 2
+    first, second = (_picture(text) for text in artifacts.texts)
+    assert "forecast to end after 51 s" in first and "forecast to end after 54 s" in second
+    ended = JobEnded(job="b", status="done", message="", details={})
+    gantt.listen(ended)
+    assert len(artifacts.texts) == 2
+    for name in "bcd":
+        story.journal.write_job(name, status="done")
+    gantt.listen(ended)
+    assert len(artifacts.texts) == 3
+    gantt.close()
+    assert len(artifacts.texts) == 4
+
+
+def test_what_is_done_behind_is_done_once_more_after_it_was_asked_for():
+    acts, is_at_it, may_go_on = [], threading.Event(), threading.Event()
+
+    def act():
+        acts.append(where.get())
+        is_at_it.set()
+        may_go_on.wait(120)
+
+    where = contextvars.ContextVar("where")
+    where.set("the flow's context")
+    behind = Behind(act, name="test")
+    behind.ask()
+    assert is_at_it.wait(120)
+    for _ in range(3):
+        behind.ask()  # nobody waits for the act that is on its way
+    behind.close(patience_s=0.0)
+    assert len(acts) == 1
+    may_go_on.set()
+    behind.close()
+    assert acts == ["the flow's context"] * 2
+
+
+def _picture(text):
+    head, _, data = text.partition("(data:image/svg+xml;base64,")
+    assert head == "![Gantt chart]"
+    return b64decode(data.partition(")")[0]).decode()

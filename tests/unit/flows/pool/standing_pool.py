@@ -1,0 +1,123 @@
+"""A pool without nodes or gangs: a thread that plays its executor on the database."""
+
+import threading
+from contextlib import contextmanager
+
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, PAUSED, WAITING, Journal
+from ringmaster.techniques.runtime.processes.gang import Outcome
+from tests.unit.execution.fakes import cluster, in_a_row
+
+LOOK_EVERY_S = 0.01
+
+
+class PlayedExecutor:
+    """Trains the waiting jobs of standing batches at once, one after another, and answers what is asked.
+
+    held_back: jobs, by name, that it does not train. failing: jobs that fail, and why.
+    """
+
+    def __init__(self, database):
+        self._database = database
+        self._submissions, self._requests, self._told = Submissions(database), Requests(database), EventLog(database)
+        self.held_back, self.failing, self.planned = set(), {}, []
+        self.num_trained = {}
+        self.loans = []  # what was asked for and granted, in order
+
+    def turn(self):
+        """Does all that is to be done now."""
+        self._answer()
+        for batch in self._submissions.standing():
+            self._train(batch, Journal(self._database, batch=batch.id))
+
+    def _answer(self):
+        statuses = {wishes.CANCEL: CANCELLED, wishes.PAUSE: PAUSED, wishes.RESUME: WAITING}
+        for request in self._requests.open():
+            content = request.content
+            if request.kind == wishes.TRAIN:  # another part of an executor's process starts its flow run
+                answer = {"flow_run": f"run-{request.id}", "run_name": "dotted-owl"}
+                self._requests.answer(request.id, status=wishes.GRANTED, answer=answer)
+                continue
+            if request.kind == wishes.LEND:
+                self.loans.append(content["node"])
+                devices = [f"{content['node']}:cpu:{number}" for number in range(content["most"])]
+                self._requests.answer(request.id, status=wishes.GRANTED, answer={"devices": devices})
+                continue
+            journal = Journal(self._database, batch=content["batch"])
+            records = journal.jobs()
+            jobs = [job for job in content["jobs"] or records if records[job].status not in ENDED]
+            if not jobs:
+                answer = {"message": f"nothing of {content['batch']} is left"}
+                self._requests.answer(request.id, status=wishes.REFUSED, answer=answer)
+                continue
+            for job in jobs if request.kind in statuses else ():
+                journal.write_job(job, status=statuses[request.kind], message="by hand")
+                if request.kind == wishes.CANCEL:
+                    ended = JobEnded(job=job, status=CANCELLED, message="by hand", details={})
+                    self._told.tell(content["batch"], ended)
+            done = {"message": f"{request.kind}: {', '.join(jobs)}"}
+            self._requests.answer(request.id, status=wishes.DONE, answer=done)
+
+    def _train(self, batch, journal):
+        if batch.id not in self.planned:
+            self.planned.append(batch.id)
+            problem = planning_problem(batch.jobs, batch.profiles, cluster(1), name=batch.name)
+            self._told.tell(batch.id, Planned(problem=problem, plan=in_a_row(problem), why="submitted"))
+        for job in batch.jobs:
+            record = journal.jobs()[job.name]
+            if record.status == WAITING and job.name not in self.held_back:
+                self._train_job(batch, job, journal)
+        if all(record.status in ENDED for record in journal.jobs().values()):
+            self._submissions.end(batch.id)
+
+    def _train_job(self, batch, job, journal):
+        self.num_trained[job.name] = self.num_trained.get(job.name, 0) + 1
+        segment = PlannedSegment(
+            job=job.name, option=0, devices=(("here", 0),), start_s=0.0, end_s=1.0, last_step=job.total_steps
+        )
+        what = {"technique": "single", "config": {}, "num_devices": 1, "devices": ["here:cpu:0"]}
+        number = journal.start_segment(job.name, {**what, "first_step": 0, "last_step": job.total_steps})
+        events = [
+            SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
+            GangSaid(number=number, job=job.name, event={"event": "metrics", "step": 1, "metrics": {"loss": 0.5}}),
+        ]
+        why = self.failing.get(job.name, "")
+        status = "invalid" if why else "done"
+        result = {"step": job.total_steps}
+        journal.end_segment(number, {"status": status, "message": why, **result})
+        outcome = Outcome(status=status, message=why, result=result)
+        events.append(SegmentEnded(number=number, segment=segment, outcome=outcome, decision="as it is"))
+        if why:
+            journal.write_job(job.name, status=FAILED, message=why)
+            events.append(JobEnded(job=job.name, status=FAILED, message=why, details={}))
+        else:
+            details = {"metrics": {"loss": 0.5}, "model_dir": str(batch.run_folder() / "models" / job.name)}
+            journal.write_job(job.name, status=DONE, step=job.total_steps, details=details)
+            details = {**details, "step": job.total_steps}
+            events.append(JobEnded(job=job.name, status=DONE, message="", details=details))
+        for event in events:
+            self._told.tell(batch.id, event)
+
+
+@contextmanager
+def played(database):
+    """A pool's executor in a thread of its own."""
+    executor, over = PlayedExecutor(database), threading.Event()
+
+    def play():
+        while not over.wait(LOOK_EVERY_S):
+            executor.turn()
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    try:
+        yield executor
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,394 @@
+"""A batch on a pool: handed over once, followed to its end however often its flow dies, recorded without a gap."""
+
+import json
+import os
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from prefect.exceptions import TerminationSignal
+
+from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_fact
+from ringmaster.flows.batch.run_folder import alone_in
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool import batch as pool_batch
+from ringmaster.flows.pool.batch import train_on_pool, with_orphans
+from ringmaster.flows.reports.progress import View, current_view
+from ringmaster.flows.settings import PoolAddress
+from ringmaster.model_lineage import waiting
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import JobEnded, Planned
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import ENDED, Submissions
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording import async_recorder
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, Journal
+from ringmaster.techniques.interface.preflight import Preflight
+from tests.unit.execution.fakes import job, profile
+from tests.unit.flows.pool.standing_pool import played
+from tests.unit.recording.ledgers import FakeLedger
+
+
+def batch_of(*jobs):
+    return Batch(name="nightly", jobs=jobs, folder=Path("/somewhere"), text="name: nightly\n")
+
+
+BATCH = batch_of(job("a"), job("b"))
+
+
+class Bench:
+    """A pool's database, a ledger in memory, and how often jobs were measured."""
+
+    def __init__(self, folder):
+        self.address = PoolAddress(
+            database=file_url(folder / "pool.db"), prefect_api="http://127.0.0.1:1/api", mlflow_uri="http://127.0.0.1:2"
+        )
+        self.database = Database(self.address.database, synced=False)
+        self.ledger = FakeLedger()
+        self.num_measured = 0
+        self.faults = {}
+
+    def profile(self, batch, *, key, database):
+        self.num_measured += 1
+        data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
+        preflights = {
+            each.name: Preflight(job=each.name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+            for each in batch.jobs
+        }
+        profiles = {each.name: (profile(),) for each in batch.jobs}
+        return Profiled(jobs=batch.jobs, preflights=preflights, profiles=profiles, faults=self.faults, num_trials=3)
+
+    def open_ledger(self, uri, *, waiting=None):
+        """As `Ledger` does it: with `waiting`, calls are tried again while MLflow is away."""
+        return self.ledger if waiting is None else Patient(self.ledger, waiting)
+
+    def train(self, batch=BATCH, **options):
+        return train_on_pool(
+            batch,
+            self.address,
+            profile=self.profile,
+            open_ledger=self.open_ledger,
+            shown=lambda run, submission: [],
+            **options,
+        )
+
+    def ids(self):
+        return [key for key, _, _ in Submissions(self.database).names()]
+
+    def statuses(self):
+        return {name: record.status for name, record in Journal(self.database, batch=self.ids()[-1]).jobs().items()}
+
+
+class Patient:
+    """A ledger whose calls wait."""
+
+    def __init__(self, ledger, waiting):
+        self._ledger, self._waiting = ledger, waiting
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self._waiting.call(lambda: getattr(self._ledger, name)(*args, **kwargs))
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    monkeypatch.delenv(STARTED_RUN, raising=False)
+    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(async_recorder, "LOOK_EVERY_S", 0.05)
+    bench = Bench(tmp_path)
+    yield bench
+    bench.database.close()
+
+
+def test_a_batch_is_measured_handed_over_followed_and_recorded(bench):
+    with played(bench.database):
+        result = bench.train()
+    assert (result.status, result.num_trials, result.exit_code) == ("done", 3, 0)
+    assert {row["name"]: row["model_uri"] for row in result.jobs} == {
+        "a": "models:/nightly.a/1",
+        "b": "models:/nightly.b/1",
+    }
+    assert result.plan["makespan_s"] > 0
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+    (key,) = bench.ids()
+    assert key.startswith("nightly-")
+    assert Submissions(bench.database).find(key).started_s == Journal(bench.database, batch=key).get("started_s")
+
+
+def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(bench):
+    bench.faults = {"a": "no technique can train it here"}
+    batch = batch_of(job("a"), job("b", base="a"), job("c"), job("d"))
+    with played(bench.database) as executor:
+        executor.failing = {"d": "its loss is NaN"}
+        result = bench.train(batch)
+    assert result.status == "failed"
+    failed = "a (no technique can train it here), b (its base a has failed), d (its loss is NaN)"
+    assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
+    assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
+    ends = [e.event for e in EventLog(bench.database).after(bench.ids()[0], 0) if isinstance(e.event, JobEnded)]
+    assert {e.job: e.message for e in ends if e.status == "failed"} == {
+        "a": "no technique can train it here",
+        "b": "its base a has failed",
+        "d": "its loss is NaN",
+    }
+    assert {name: bench.ledger.statuses[f"run of {name}"] for name in "abcd"} == {
+        "a": "FAILED",
+        "b": "FAILED",
+        "c": "FINISHED",
+        "d": "FAILED",
+    }
+
+
+def test_a_batch_of_which_nothing_can_be_trained_ends_at_once(bench):
+    bench.faults = {"a": "too large", "b": "too large"}
+    assert bench.train().status == "failed"  # and there is no executor
+
+
+def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+
+    class Mortal(View):
+        def listen(self, event):
+            raise Killed
+
+    with played(bench.database) as executor:
+        token = current_view.set(Mortal())
+        with pytest.raises(Killed):
+            bench.train()
+        current_view.reset(token)
+        result = bench.train()
+        assert executor.num_trained == {"a": 1, "b": 1}
+    assert (result.status, bench.num_measured, len(bench.ids())) == ("done", 1, 1)
+    assert result.jobs[0]["model_uri"] == "models:/nightly.a/1"
+    monkeypatch.setenv(STARTED_RUN, "run-2")
+    with played(bench.database):
+        assert bench.train().status == "done"
+    assert len(bench.ids()) == 2
+
+
+class Killed(BaseException):
+    """The process is gone, at once."""
+
+
+def die(*_, **__):
+    raise Killed
+
+
+def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(pool_batch, "show_records", die)
+            bench.train()
+        executor.failing = {}
+        assert bench.train().status == "failed"
+        assert executor.num_trained == {"a": 1, "b": 1}
+        assert bench.train().status == "done"  # once its end was seen, to be run again is to go on
+        assert executor.num_trained == {"a": 1, "b": 2}
+
+
+def test_what_a_resume_that_died_had_left_waiting_is_trained_by_the_next(bench, monkeypatch):
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        bench.train()
+        executor.failing = {}
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Submissions, "reopen", die)
+            bench.train(resume=True)
+        assert bench.statuses() == {"a": DONE, "b": WAITING}
+        assert bench.train(resume=True).status == "done"
+
+
+def test_resume_goes_on_with_the_newest_run_and_only_with_what_is_left(bench):
+    with played(bench.database) as executor:
+        executor.failing = {"b": "its loss is NaN"}
+        assert bench.train().status == "failed"
+        executor.failing = {}
+        result = bench.train(resume=True)
+        assert (result.status, executor.num_trained) == ("done", {"a": 1, "b": 2})
+        assert len(bench.ids()) == 1
+        with pytest.raises(InputError, match="the last run of batch 'nightly' is done"):
+            bench.train(resume=True)
+        with pytest.raises(InputError, match="has changed since nightly-"):
+            bench.train(batch_of(job("a")), resume=True)
+
+
+def test_resume_starts_what_was_killed_before_the_pool_had_it(bench, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Submissions, "submit", die)
+        bench.train()
+    with played(bench.database):
+        assert bench.train(resume=True).status == "done"
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Submissions, "submit", die)
+            bench.train()
+        assert bench.train(resume=True).status == "done", "not the one before, which is done"
+    assert len(bench.ids()) == 2
+
+
+def test_resume_has_paused_jobs_go_on(bench):
+    with played(bench.database) as executor:
+        executor.held_back = {"a", "b"}
+        follower = threading.Thread(target=bench.train, daemon=True)
+        follower.start()
+        while not bench.ids():
+            follower.join(0.01)
+        requests = Requests(bench.database)
+        requests.wait(requests.ask(wishes.PAUSE, {"batch": bench.ids()[0], "jobs": []}))
+        assert set(bench.statuses().values()) == {PAUSED}
+        executor.held_back = set()
+        requests.ask(wishes.RESUME, {"batch": bench.ids()[0], "jobs": []})
+        follower.join(120)
+        assert set(bench.statuses().values()) == {DONE}
+
+
+def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
+    monkeypatch.setattr(async_recorder, "PATIENCE_AT_END_S", 0.0)
+    with played(bench.database) as executor:
+        executor.failing = {}
+        original = bench.ledger.warm_up
+
+        def warm_up():
+            original()
+            bench.ledger.away = -1
+
+        bench.ledger.warm_up = warm_up
+        result = bench.train()
+        assert result.status == "done"
+        assert "`ringmaster run --resume` records the rest" in result.faults[0]
+        bench.ledger.away = 0
+        again = bench.train(resume=True)
+        assert executor.num_trained == {"a": 1, "b": 1}
+    assert again.faults == ()
+    assert [row["model_uri"] for row in again.jobs] == ["models:/nightly.a/1", "models:/nightly.b/1"]
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+
+
+def test_an_mlflow_that_is_away_at_the_start_is_waited_for(bench):
+    bench.ledger.away = 3
+    notices = []
+
+    class Seen(View):
+        def notice(self, text):
+            notices.append(text)
+
+    token = current_view.set(Seen())
+    with played(bench.database):
+        result = bench.train()
+    current_view.reset(token)
+    assert (result.status, result.faults, bench.num_measured) == ("done", (), 1)
+    assert [text for text in notices if "MLflow" in text] == ["MLflow is away: what needs it waits", "MLflow is back"]
+
+
+def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypatch):
+    monkeypatch.setattr(async_recorder, "PATIENCE_AT_END_S", 0.0)
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    finish = pool_batch.finish_records
+
+    def away_at_the_end(recorder, result):
+        bench.ledger.away = 3
+        finish(recorder, result)
+
+    monkeypatch.setattr(pool_batch, "finish_records", away_at_the_end)
+    with played(bench.database):
+        result = bench.train()
+    assert result.faults == ()
+    assert bench.ledger.statuses["run of nightly"] == "FINISHED"
+
+
+def test_ctrl_c_cancels_the_batch(bench):
+    before, is_sent = signal.getsignal(signal.SIGINT), threading.Event()  # a second one would not wait for the batch
+    with played(bench.database) as executor:
+        executor.held_back = {"a", "b"}
+
+        class Impatient(View):
+            def listen(self, event):
+                if isinstance(event, Planned) and not is_sent.is_set():
+                    is_sent.set()
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        token = current_view.set(Impatient())
+        try:
+            result = bench.train()
+        finally:
+            current_view.reset(token)
+    assert (result.status, set(bench.statuses().values())) == ("cancelled", {CANCELLED})
+    assert bench.ledger.statuses["run of nightly"] == "KILLED"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    monkeypatch.setattr(pool_batch, "is_being_cancelled", lambda: False)
+
+    class Ended(View):
+        def listen(self, event):
+            if isinstance(event, Planned):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with played(bench.database) as executor:
+        executor.held_back = {"a", "b"}
+        token = current_view.set(Ended())
+        with pytest.raises(TerminationSignal):
+            bench.train()
+        current_view.reset(token)
+        assert set(bench.statuses().values()) == {WAITING}
+        executor.held_back = set()
+        assert bench.train().status == "done"
+    assert len(bench.ids()) == 1
+
+
+def test_a_cancelled_flow_run_cancels_the_batches_that_it_has_handed_over(bench, tmp_path, monkeypatch):
+    class FlowRun:
+        id = "run-1"
+
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    fields = {key: getattr(bench.address, key) for key in ("database", "prefect_api", "mlflow_uri")}
+    (tmp_path / "pool.json").write_text(json.dumps(fields))
+    Journal(bench.database, batch="").put(runs_fact("run-1"), {"nightly x": ["nightly-1", "/runs"]})
+    for _ in range(2):
+        cancel_batches(flow=None, flow_run=FlowRun(), state=None)
+    (request,) = Requests(bench.database).open()
+    assert (request.kind, request.content["batch"]) == (wishes.CANCEL, "nightly-1")
+
+
+def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
+    with played(bench.database):
+        bench.train()
+    journal = Journal(bench.database, batch=bench.ids()[0])
+    journal.put("is_recorded", False)
+    folder = next((tmp_path / "batches" / "nightly").iterdir())
+    with alone_in(folder), pytest.raises(InputError, match="is going on in another process"):
+        bench.train(resume=True)
+
+
+def test_a_run_that_prefect_starts_again_waits_for_the_process_that_was_taken_for_dead(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv(STARTED_RUN, "run-1")
+    with played(bench.database):
+        bench.train()
+        folder = next((tmp_path / "batches" / "nightly").iterdir())
+        with ExitStack() as former:
+            former.enter_context(alone_in(folder))
+            threading.Timer(0.2, former.close).start()
+            assert bench.train().status == "done"
+
+
+def test_orphans_of_orphans_are_found():
+    jobs = (job("c", base="b"), job("b", base="a"), job("a"), job("d", base="models:/x@champion"))
+    found = with_orphans(Profiled(jobs=jobs, preflights={}, profiles={}, faults={"a": "too large"}))
+    assert found.keys() == {"a", "b", "c"}
+
+
+def test_statuses_are_those_of_the_submission(bench):
+    with played(bench.database) as executor:
+        executor.failing = {"a": "no"}
+        bench.train()
+    assert bench.statuses() == {"a": FAILED, "b": DONE}
+    assert Submissions(bench.database).status(bench.ids()[0]) == ENDED

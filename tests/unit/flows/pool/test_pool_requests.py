@@ -1,0 +1,201 @@
+"""What a person asks of a pool: found by name, answered, and refused with what there is."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from ringmaster.flows import cli
+from ringmaster.flows.batch.context import as_batch
+from ringmaster.flows.batch.form import EXAMPLES
+from ringmaster.flows.commands.pool import _kept
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.pool import asking
+from ringmaster.flows.pool.asking import NO_POOL, ask_about, meant
+from ringmaster.tasks.batch import Batch, BatchFileError
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import CANCELLED, PAUSED, WAITING, Journal
+from tests.unit.execution.fakes import job, profile
+from tests.unit.flows.pool.standing_pool import played
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    """A home that belongs to a pool; its database."""
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    url = file_url(tmp_path / "pool.db")
+    address = {"database": url, "prefect_api": "http://127.0.0.1:1/api", "mlflow_uri": "http://127.0.0.1:2"}
+    (tmp_path / "pool.json").write_text(json.dumps(address))
+    database = Database(url, synced=False)
+    yield database
+    database.close()
+
+
+def submit(database, key, *, name="nightly", jobs=("a", "b"), folder="/runs"):
+    made = tuple(job(each) for each in jobs)
+    profiles = {each.name: (profile(),) for each in made}
+    Submissions(database).submit(
+        Submission(id=key, name=name, jobs=made, profiles=profiles, folder=folder, cache_dir="/cache")
+    )
+
+
+def statuses(database, key):
+    return {name: record.status for name, record in Journal(database, batch=key).jobs().items()}
+
+
+@pytest.mark.parametrize(("kind", "status"), [(wishes.CANCEL, CANCELLED), (wishes.PAUSE, PAUSED)])
+def test_all_standing_batches_of_a_name_are_meant_and_an_id_names_one(pool, kind, status):
+    for key in ("nightly-1", "nightly-2"):
+        submit(pool, key)
+    with played(pool) as executor:
+        executor.held_back = {"a", "b"}
+        (answer,) = ask_about(pool, kind, batch="nightly-2", jobs=["a"])
+        assert statuses(pool, "nightly-1") == {"a": WAITING, "b": WAITING}
+        assert statuses(pool, "nightly-2") == {"a": status, "b": WAITING}
+        assert (answer.batch, answer.is_done, answer.message) == ("nightly-2", True, f"{kind}: a")
+        answers = ask_about(pool, kind, batch="nightly")
+        assert [each.batch for each in answers] == ["nightly-1", "nightly-2"]
+
+
+def test_what_is_not_there_is_refused_with_what_is(pool):
+    submit(pool, "nightly-1")
+    with pytest.raises(InputError, match=r"no batch 'nigthly'; active batches: nightly \(nightly-1\)"):
+        meant(pool, batch="nigthly", jobs=[])
+    with pytest.raises(InputError, match="has no job c; it has a, b"):
+        meant(pool, batch="nightly", jobs=["a", "c"])
+    Submissions(pool).end("nightly-1")
+    with pytest.raises(InputError, match="'nightly' has ended; active batches: none"):
+        meant(pool, batch="nightly", jobs=[])
+
+
+def test_each_batch_is_asked_about_its_own_jobs(pool):
+    submit(pool, "nightly-1", jobs=("a", "b"))
+    submit(pool, "nightly-2", jobs=("b", "c"))
+    assert meant(pool, batch="nightly", jobs=["b", "c"]) == {"nightly-1": ["b"], "nightly-2": ["b", "c"]}
+    assert meant(pool, batch="nightly", jobs=["a"]) == {"nightly-1": ["a"]}
+
+
+def test_without_an_executor_the_request_stands(pool):
+    submit(pool, "nightly-1")
+    (answer,) = ask_about(pool, wishes.PAUSE, batch="nightly", patience_s=0.0)
+    assert not answer.is_done
+    assert "ringmaster pool executor" in answer.message
+    assert len(Requests(pool).open(wishes.PAUSE)) == 1
+
+
+def run(*arguments):
+    """Exit code and outputs of a command, as `main` gives them."""
+    try:
+        done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    except InputError as error:
+        return cli.INPUT_FAULT, "\n".join(error.faults)
+    return done.exit_code, done.output
+
+
+def test_the_commands_ask_and_print_the_answer(pool):
+    submit(pool, "nightly-1")
+    with played(pool) as executor:
+        executor.held_back = {"a", "b"}
+        assert run("jobs", "pause", "nightly", "a") == (0, "nightly-1: pause: a\n")
+        assert run("jobs", "resume", "nightly") == (0, "nightly-1: resume: a, b\n")
+        assert run("jobs", "set-priority", "nightly", "2.5", "b") == (0, "nightly-1: set-priority: b\n")
+        code, output = run("jobs", "cancel", "nightly", "--json")
+        assert (code, json.loads(output)) == (
+            0,
+            [{"batch": "nightly-1", "is_done": True, "message": "cancel: a, b"}],
+        )
+    (asked,) = [r for r in Requests(pool).open(status=wishes.DONE) if r.kind == wishes.SET_PRIORITY]
+    assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "priority": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("jobs", "cancel", "other"), "there is no batch 'other'; active batches: nightly (nightly-1)"),
+        (("jobs", "set-priority", "nightly", "0"), "a priority is a number above 0"),
+        (("submit", "missing.yaml", "--batch", "a/b"), "'a/b' is no name"),
+    ],
+)
+def test_what_is_wrong_is_told_with_exit_code_2(pool, arguments, told):
+    submit(pool, "nightly-1")
+    code, output = run(*arguments)
+    assert code == cli.INPUT_FAULT
+    assert told in output
+
+
+@pytest.mark.parametrize("command", ["cancel", "pause", "resume"])
+def test_without_a_pool_it_is_told_how_to_have_one(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    monkeypatch.delenv("RINGMASTER_DATABASE", raising=False)
+    assert run(command, "nightly") == (cli.INPUT_FAULT, NO_POOL)
+
+
+def test_status_and_logs_look_at_batches_of_the_pool(pool, tmp_path):
+    folder = tmp_path / "batches" / "nightly" / "1"
+    submit(pool, "nightly-1", folder=str(folder))
+    gang = folder / "gangs" / "0007-a"
+    gang.mkdir(parents=True)
+    (gang / "rank-0.log").write_text("step 1\n")
+    code, output = run("status", "nightly", "--json")
+    assert code == 0
+    assert [(row["run"], row["job"], row["status"]) for row in json.loads(output)] == [
+        ("nightly-1", "a", WAITING),
+        ("nightly-1", "b", WAITING),
+    ]
+    assert run("logs", "a") == (0, "step 1\n")
+    (gang / "rank-0.log").write_text("")
+    assert run("logs", "a") == (0, "rank 0 of a has printed nothing in its last segment\n")
+
+
+def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
+    for key in ("nightly-1", "nightly-2", "nightly-3"):
+        submit(pool, key, jobs=("a",))
+    Submissions(pool).end("nightly-1")
+    Submissions(pool).end("nightly-3")
+    _, output = run("status", "--json")
+    assert [row["run"] for row in json.loads(output)] == ["nightly-2", "nightly-3"]
+
+
+def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatch):
+    """Neither an executor nor Prefect, whose address leads nowhere, is needed for that."""
+    with monkeypatch.context() as hasty:
+        hasty.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json", "--unchecked")
+    assert code == 0
+    assert "is handed over" in output and "once an executor leads" in output
+    said = json.loads(output[output.index("{") :])
+    assert (said["batch"], said["flow_run"]) == ("nightly", None)
+    (request,) = Requests(pool).open(wishes.TRAIN)
+    assert [job["name"] for job in request.content["batch"]["jobs"]] == said["jobs"]
+    _, output = run("status", "nightly", "--json")
+    assert [(row["job"], row["status"]) for row in json.loads(output)] == [(job, "handed over") for job in said["jobs"]]
+    with played(pool):
+        Requests(pool).wait(request.id)
+        code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--unchecked")
+    assert "/runs/flow-run/run-2" in output.replace("\n", "")
+
+
+@pytest.mark.full
+def test_what_cannot_take_a_step_is_not_handed_over(pool, tmp_path):
+    text = (EXAMPLES / "tiny_batch.yaml").read_text().replace("hidden_size: 64", "hidden_size: 63, hiden_size: 64")
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    code, output = run("submit", str(file), "--batch", "nightly")
+    assert code == 2
+    assert "job llama: " in output and "no field hiden_size; did you mean hidden_size" in output
+    assert not Requests(pool).open(wishes.TRAIN)
+
+
+def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):
+    batch = Batch(name="nightly", jobs=(job("a"),), folder=tmp_path, text="jobs: []\n", weights={"a": 2.0})
+    file = _kept(batch)
+    assert file.parent == tmp_path / "batches" / "nightly"
+    assert as_batch(str(file)) == batch
+    (tmp_path / "no.json").write_text("{")
+    with pytest.raises(BatchFileError):
+        as_batch(str(tmp_path / "no.json"))

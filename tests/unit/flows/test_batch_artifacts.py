@@ -1,0 +1,88 @@
+"""What a flow run shows of a batch: its decisions as they come, and what it cost."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
+
+from ringmaster.flows.batch.artifacts import MOST_DECISIONS, DecisionArtifact, cost_markdown
+from ringmaster.flows.batch.result import BatchResult
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import JobEnded, Waiting
+
+
+class Store:
+    """Artifacts, and a clock; what is asked for is done at once."""
+
+    def __init__(self):
+        self.now_s, self.made, self.tables = 0.0, 0, {}
+
+    def write(self, artifact, rows):
+        if artifact is None:
+            self.made += 1
+            artifact = uuid4()
+        self.tables[artifact] = rows
+        return artifact
+
+    def decisions(self):
+        return DecisionArtifact(
+            clock=lambda: self.now_s,
+            write=self.write,
+            in_background=lambda act: SimpleNamespace(ask=act, close=lambda: None),
+        )
+
+    @property
+    def rows(self):
+        (rows,) = self.tables.values()
+        return rows
+
+
+def failed(job):
+    return JobEnded(job=job, status="failed", message="its loss is [NaN]", details={})
+
+
+def test_decisions_are_one_table_that_grows():
+    store = Store()
+    decisions = store.decisions()
+    decisions.listen(Waiting(holders=("another batch",)))
+    assert store.tables == {}, "now and then is enough"
+    store.now_s = 11.0
+    decisions.listen(Waiting(holders=("a third",)))
+    store.now_s = 12.5
+    decisions.listen(failed("a"))
+    assert store.made == 1
+    assert [row["after"] for row in store.rows] == ["0.0 s", "11.0 s", "12.5 s"]
+    assert store.rows[2]["what"] == "a has failed: its loss is [NaN]"
+
+
+def test_a_long_batch_keeps_the_newest():
+    store = Store()
+    decisions = store.decisions()
+    for number in range(MOST_DECISIONS + 5):
+        decisions.listen(Waiting(holders=(f"batch {number}",)))
+    decisions.close()
+    assert len(store.rows) == MOST_DECISIONS
+    assert store.rows[0]["what"].endswith("batch 5")
+
+
+def test_what_it_cost():
+    segments = [{"device_s": 3600.0}, {"device_s": 3600.0}]
+    result = BatchResult(
+        batch="nightly",
+        status="done",
+        plan={"makespan_s": 3000.0},
+        makespan_s=3100.0,
+        objective="makespan",
+        value=3100.0,
+        current_practice_s=5000.0,
+        idle_s=0.0,
+        num_trials=7,
+        profiling_s=12.0,
+        jobs=({"name": "a", "segments": segments}, {"name": "b", "segments": []}),
+    )
+    batch = Batch(name="nightly", jobs=(), folder=Path(), text="", price_per_device_hour=2.5)
+    text = cost_markdown(batch, result)
+    assert "**2 device-hours**, at 2.5 an hour: **5**." in text
+    assert "| a | 2 | 5 |" in text
+    assert "| b | 0 | 0 |" in text
+    assert "It took 3100.0 s, and 3000.0 s were planned at first." in text
+    assert "would have taken 5000.0 s" in text

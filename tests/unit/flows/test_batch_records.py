@@ -1,0 +1,102 @@
+"""A job that has failed is told at once: as an error in the flow run's log, in the terminal, in the table of jobs."""
+
+import io
+import logging
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from ringmaster.flows.batch import local_executor, records
+from ringmaster.flows.batch.records import failures_told, job_rows, log_decision, tell_refused
+from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.events import JobEnded, Waiting
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.storage.journal import DONE, FAILED, Journal
+from ringmaster.techniques.interface.preflight import Preflight, Refusal
+from tests.unit.execution.fakes import job, profile
+
+WHY = "rank 0: RuntimeError: boom (in its trial)"
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """The lines of the flow run's log, each with its level."""
+    lines = []
+    logger = SimpleNamespace(log=lambda level, text: lines.append((level, text)))
+    logger.info = lambda text: logger.log(logging.INFO, text)
+    monkeypatch.setattr(records, "get_run_logger", lambda: logger)
+    monkeypatch.setattr(records, "FlowRunContext", SimpleNamespace(get=lambda: "a run"))
+    return lines
+
+
+@pytest.fixture
+def terminal():
+    """What a person reads."""
+    console = Console(file=io.StringIO(), width=200)
+    token = current_view.set(LinesView(console))
+    yield console.file.getvalue
+    current_view.reset(token)
+
+
+def surveyed(name):
+    refusal = Refusal(technique="ddp", num_devices=1, reason="needs two devices or more")
+    return Preflight(job=name, data={}, facts={}, candidates=(), refusals=(refusal,))
+
+
+def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):
+    log_decision(JobEnded(job="a", status=FAILED, message="its loss is [NaN]", details={}))
+    log_decision(JobEnded(job="b", status=DONE, message="", details={"metrics": {"loss": 1.0}}))
+    log_decision(Waiting(holders=("another",)))
+    assert log[0] == (logging.ERROR, "a has failed: its loss is [NaN]")
+    assert [level for level, _ in log[1:]] == [logging.INFO, logging.INFO]
+
+
+def test_a_job_that_fails_before_it_trains_is_told_once_and_at_once(log, terminal):
+    tell = failures_told(but=["done before"])
+    tell("a", WHY)
+    assert log == [(logging.ERROR, f"a has failed: {WHY}")]
+    assert terminal() == f"a has failed: {WHY}\n"
+    tell("a", WHY)  # profiling is tried again
+    tell("done before", WHY)
+    assert len(log) == 1
+
+
+def test_the_table_of_jobs_has_the_reason():
+    row = {"name": "a", "status": "failed", "message": WHY, "num_steps": 0, "metrics": {}, "segments": []}
+    result = SimpleNamespace(jobs=[row, {**row, "name": "b", "status": "done", "message": ""}])
+    assert [(row["job"], row["reason"]) for row in job_rows(result)] == [("a", WHY), ("b", "")]
+
+
+def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_all(log, terminal):
+    profiled = Profiled(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
+    tell_refused(profiled)
+    line = "left out for a: ddp on 1: needs two devices or more"
+    assert log == [(logging.INFO, line)] and terminal() == ""
+    for make in (LinesView, LiveView):
+        console = Console(file=io.StringIO(), width=200)
+        with make(console, is_verbose=True) as view:
+            token = current_view.set(view)
+            tell_refused(profiled)
+            current_view.reset(token)
+        assert line in console.file.getvalue()
+
+
+def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in_an_earlier_run(tmp_path):
+    batch = Batch(name="nightly", jobs=(job("a"), job("b"), job("c")), folder=None, text="")
+    journal = Journal.of_file(tmp_path / "journal.db")
+    journal.write_job("b", status=DONE)
+    began, heard = [], []
+    shop = SimpleNamespace(
+        bench=SimpleNamespace(batch=batch, device_names=["cpu:0"]),
+        journal=journal,
+        recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
+    )
+    profiled = Profiled(
+        jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
+    )
+    failures = local_executor._begin(shop, profiled, sweep_scheduler=None)
+    assert failures == heard == [JobEnded(job="a", status=FAILED, message=WHY, details={})]
+    assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
+    journal.close()

@@ -1,0 +1,144 @@
+"""A batch that is only planned: what it would come to, in words, as JSON, and as files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringmaster.flows.batch import dry_run as rooms
+from ringmaster.flows.batch.dry_run import DryRun
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.profiling.over_nodes import GUESSED_STARTUP_ON_A_NODE_S, PREDICTED, foretold
+from ringmaster.tasks.profiling.search import ConfigSearch, Failure
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.interface.preflight import Candidate, Forecast
+from ringmaster.techniques.interface.profiles import GroupMember
+
+DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
+CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))
+
+
+def job(name, **more):
+    return Job(name=name, model=ModelSpec(factory="a:b"), data=DataSpec(source="digits"), num_steps=100, **more)
+
+
+def profile(step_s, source="measured"):
+    return Profile(technique="single", num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, source=source)
+
+
+def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, standing=0, **batch):
+    monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
+    asked = Batch(name="nightly", jobs=tuple(jobs), folder=Path(), text="", **batch)
+    profiled = Profiled(
+        jobs=tuple(jobs), preflights={}, profiles=profiles, groups=groups or {}, faults=faults or {}, num_trials=3
+    )
+    return rooms._planned(asked, profiled, CLUSTER, seed=0, standing=standing)
+
+
+def test_what_it_comes_to(tmp_path, monkeypatch):
+    found = planned(
+        tmp_path,
+        monkeypatch,
+        jobs=[job("a"), job("b")],
+        profiles={"a": (profile(36.0),), "b": (profile(18.0, PREDICTED),)},
+        standing=4,
+        price_per_device_hour=2.0,
+    )
+    assert found.plan.makespan_s == pytest.approx(3600, rel=0.01)
+    assert found.device_hours == pytest.approx(1.5, rel=0.01)
+    said = "\n".join(found.sentences())
+    assert "**1.5 device-hours**, at 2 an hour: **3**" in said
+    assert "3 trials were made for it; nothing was trained" in said
+    assert "Predicted, not measured, and so a rough figure: b." in said
+    assert "4 jobs of other batches" in said
+    data = found.to_json()
+    assert (data["status"], data["predicted"], data["cost"]) == ("planned", ["b"], pytest.approx(3.0, rel=0.01))
+    assert data["ends_s"] == found.made_s + found.plan.makespan_s
+    assert "![Gantt chart](data:image/svg+xml;base64," in found.markdown()
+
+
+def test_all_of_it_lies_as_files(tmp_path, monkeypatch):
+    found = planned(tmp_path, monkeypatch, jobs=[job("a")], profiles={"a": (profile(1.0),)})
+    rooms._write(found)
+    assert found.folder.parent == tmp_path / "plans" / "nightly"
+    names = {file.name for file in found.folder.iterdir()}
+    assert names == {"dry-run.json", "dry-run.md", "plan.json", "problem.json", "gantt.svg"}
+
+
+def test_a_deadline_that_no_plan_meets_is_told_and_planned_all_the_same(tmp_path, monkeypatch):
+    found = planned(
+        tmp_path,
+        monkeypatch,
+        jobs=[job("a"), job("b")],
+        profiles={"a": (profile(1.0),), "b": (profile(1.0),)},
+        deadlines_s={"a": 5.0, "b": 5000.0},
+    )
+    assert found.late == ("a",)
+    assert not found.is_good
+    assert found.summary() == "a would be late"
+    assert found.plan is not None
+    assert "**No plan meets these deadlines**: a." in "\n".join(found.sentences())
+
+
+def test_jobs_that_cannot_be_trained_are_told_with_those_that_adapt_them(tmp_path, monkeypatch):
+    found = planned(
+        tmp_path,
+        monkeypatch,
+        jobs=[job("a"), job("b", base="a"), job("c")],
+        profiles={"c": (profile(1.0),), "b": (profile(1.0),)},
+        faults={"a": "too large"},
+    )
+    assert found.faults == {"a": "too large", "b": "its base a has failed"}
+    assert [each.id for each in found.problem.jobs] == ["c"]
+    assert found.to_json()["status"] == "failed"
+
+
+def test_which_jobs_would_be_trained_together_is_told_with_what_that_saves(tmp_path, monkeypatch):
+    names = ["a", "b", "c", "d"]
+    members = tuple(GroupMember(job=name, num_steps=100, step_s=0.1) for name in names[1:])
+    together = replace(profile(1.0), technique="shared_base", members=members)
+    found = planned(
+        tmp_path,
+        monkeypatch,
+        jobs=[job(name) for name in names],
+        profiles={name: (profile(1.0),) for name in names},
+        groups={"a": (together,)},
+    )
+    assert found.plan.makespan_s == pytest.approx(130.0)
+    assert "Fused 4 jobs into 1 group" in "\n".join(found.sentences())
+    assert found.to_json()["fused"].startswith("fused 4 jobs into 1 group")
+    assert found.problem.job("a").options[-1].jobs == ("b", "c", "d")
+
+
+def test_where_nothing_can_be_trained_there_is_no_plan(tmp_path, monkeypatch):
+    found = planned(tmp_path, monkeypatch, jobs=[job("a")], profiles={}, faults={"a": "too large"})
+    assert found.plan is None
+    assert found.to_json()["plan"] is None
+    assert "nightly cannot be planned" in found.markdown()
+    assert "**a cannot be trained**: too large" in found.markdown()
+
+
+def candidate(step_s, **more):
+    return Candidate(technique="single", config={}, num_devices=1, num_ranks=1, least_bytes=10, step_s=step_s, **more)
+
+
+def test_the_option_that_looks_quickest_is_foretold_unless_it_is_known_to_be_too_large():
+    quick, slow = candidate(1.0), candidate(2.0, forecast=Forecast(device_bytes=99))
+    search = ConfigSearch(key="k", job="a", candidates=[quick, slow], fingerprints=["f1", "f2"])
+    (told,) = foretold([search])
+    assert (told.step_s, told.peak_bytes, told.source) == (1.0, 10, PREDICTED)
+    assert told.startup_s == GUESSED_STARTUP_ON_A_NODE_S
+    search.results["f1"] = Failure(kind="out_of_memory", message="")
+    (told,) = foretold([search])
+    assert (told.step_s, told.peak_bytes) == (2.0, 99)
+    search.results["f2"] = Failure(kind="out_of_memory", message="")
+    assert foretold([search]) == ()
+
+
+def test_a_dry_run_is_a_value(tmp_path):
+    found = DryRun(batch="b", made_s=0.0, num_trials=1, price_per_device_hour=1.0, folder=tmp_path, faults={})
+    assert found.device_hours == 0.0
+    assert "1 trial was made for it" in "\n".join(found.sentences())
+    assert replace(found, num_trials=0).sentences()[0] == "Nothing was tried for it; nothing was trained."

@@ -1,0 +1,61 @@
+"""How a flow ends: what is not done is a failed or cancelled state in Prefect, and raises where a flow is called."""
+
+import pytest
+from prefect.states import State, get_state_exception
+
+import ringmaster
+from ringmaster.flows.batch.flow_runs import ended
+from ringmaster.flows.faults import BatchFailed, InputError, Interrupted, RetrainingFailed, RingmasterError, SweepFailed
+from ringmaster.flows.sweep import sweep_status
+from ringmaster.model_lineage import LedgerError
+from ringmaster.model_lineage.tensors import StoreFault
+from ringmaster.tasks.batch import BatchFileError
+from ringmaster.tasks.planning import ProblemError
+from ringmaster.tasks.pool.faults import OtherRelease
+
+MESSAGE = "1 of 2 jobs are done; failed: a (its loss is NaN)"
+
+
+def end(status, failure=BatchFailed):
+    return ended({"status": status}, status=status, message=MESSAGE, failure=failure)
+
+
+def test_a_batch_that_is_done_is_returned():
+    assert end("done") == {"status": "done"}
+
+
+@pytest.mark.parametrize("failure", [BatchFailed, SweepFailed, RetrainingFailed])
+def test_what_has_failed_is_a_failed_state_and_raises_with_its_result(failure):
+    state = end("failed", failure)
+    assert isinstance(state, State)
+    assert (state.name, state.message) == ("Failed", MESSAGE)
+    error = get_state_exception(state)
+    assert type(error) is failure and isinstance(error, RingmasterError)
+    assert (str(error), error.result) == (MESSAGE, {"status": "failed"})
+
+
+def test_what_was_cancelled_is_a_cancelled_state():
+    state = end("cancelled")
+    assert (state.name, state.message) == ("Cancelled", MESSAGE)
+    assert get_state_exception(state).result == {"status": "cancelled"}
+
+
+def test_what_was_interrupted_is_cancelled_in_prefect_and_ends_a_program_that_goes_on_after_errors():
+    state = end("interrupted")
+    assert (state.name, state.message) == ("Cancelled", f"interrupted: {MESSAGE}")
+    error = get_state_exception(state)
+    assert isinstance(error, Interrupted) and not isinstance(error, Exception)
+    assert not isinstance(error, (KeyboardInterrupt, SystemExit)), "Prefect raises it in an event loop"
+    assert error.result == {"status": "interrupted"}
+
+
+def test_a_sweep_fails_only_where_no_trial_has_won():
+    won = {"job": "sweep-1"}
+    assert [sweep_status(status, won) for status in ("done", "failed", "cancelled")] == ["done", "done", "cancelled"]
+    assert sweep_status("failed", None) == "failed"
+
+
+def test_all_that_is_raised_for_users_has_one_base():
+    raised = (InputError, BatchFailed, BatchFileError, ProblemError, OtherRelease, LedgerError, StoreFault)
+    assert all(issubclass(error, RingmasterError) for error in raised)
+    assert ringmaster.RingmasterError is RingmasterError and ringmaster.BatchFailed is BatchFailed

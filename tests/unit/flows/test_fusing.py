@@ -1,0 +1,107 @@
+"""Which jobs may be offered to the planner as groups, and what is kept of its choice."""
+
+import pytest
+
+from ringmaster.flows.batch import fusing
+from ringmaster.flows.batch.fusing import choose_together, goals_in
+from ringmaster.tasks.execution.groups import LEFT, PARTED
+from ringmaster.tasks.execution.steering import GOAL
+from ringmaster.tasks.planning import ProblemError
+from ringmaster.tasks.planning.groups.fusion import choose_groups
+from ringmaster.tasks.planning.plans import checked
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.recording.mlflow_writer import FUSION
+from ringmaster.tasks.storage.journal import DONE, begin
+from ringmaster.techniques import Profile
+from ringmaster.techniques.interface.profiles import GroupMember
+from tests.unit.execution.fakes import cluster, job, open_journal, profile
+
+JOBS = [job(name, num_steps=100) for name in "abcd"]
+
+
+def group(*members, step_s=1.0):
+    together = tuple(GroupMember(job=name, num_steps=100, step_s=0.1) for name in members)
+    return Profile(technique="shared_base", num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, members=together)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = open_journal(tmp_path)
+    begin(journal, JOBS, faults={})
+    yield journal
+    journal.close()
+
+
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch):
+    monkeypatch.setattr(fusing, "choose_groups_task", choose_groups)
+
+
+def choose(journal, *groups, goals=None, on_terms=lambda problem: problem):
+    profiled = Profiled(jobs=tuple(JOBS), preflights={}, profiles={each.name: (profile(),) for each in JOBS})
+    profiled = type(profiled)(**{**vars(profiled), "groups": {"a": tuple(groups)}})
+    return choose_together(
+        profiled,
+        jobs=JOBS,
+        name="nightly",
+        cluster=cluster(1),
+        journal=journal,
+        on_terms=on_terms,
+        objective="makespan",
+        time_limit_s=2.0,
+        goals=goals,
+    )
+
+
+def test_what_is_quicker_together_is_chosen_and_kept(journal):
+    together = choose(journal, group("b", "c", "d"), group("b"))
+    assert {leader: [f.job for f in p.members] for leader, (p,) in together.profiles.items()} == {"a": ["b", "c", "d"]}
+    kept = journal.get(FUSION)
+    assert kept["groups"] == {"a": ["b", "c", "d"]}
+    assert kept["together_s"] < kept["alone_s"] <= kept["practice_s"]
+    assert kept["lower_bound_s"] <= kept["together_s"] + 1e-6
+    assert kept["words"].startswith("fused 4 jobs into 1 group")
+
+
+def test_the_batch_is_first_planned_as_its_groups_were_chosen(journal, monkeypatch):
+    together = choose(journal, group("b", "c", "d"))
+    left = [each for each in JOBS if each.name == "a"]
+    problem = planning_problem(left, together.profiles, cluster(1), name="nightly")
+    monkeypatch.setattr(checked, "solve", lambda *_, **__: pytest.fail("it was searched for again"))
+    plan = checked.checked_plan(problem, time_limit_s=2.0, seed=0, start=together.plan)
+    assert plan.segments == together.plan.segments
+    assert plan.makespan_s == journal.get(FUSION)["together_s"]
+
+
+def test_what_is_no_quicker_together_is_not(journal):
+    assert choose(journal, group("b", "c", "d", step_s=10.0)).profiles == {}
+    assert journal.get(FUSION)["groups"] == {}
+
+
+def test_without_candidates_nothing_is_planned_nor_kept(journal):
+    assert choose(journal).fusion is None
+    assert journal.get(FUSION) is None
+
+
+def test_jobs_that_have_ended_or_await_their_values_are_in_no_group(journal):
+    journal.write_job("b", status=DONE)
+    journal.write_job("c", details={GOAL: 0})
+    together = choose(journal, group("b", "c", "d"), goals=goals_in(journal.jobs()))
+    assert [f.job for f in together.profiles["a"][0].members] == ["d"]
+
+
+def test_a_group_that_has_parted_and_a_job_that_has_left_stay_so(journal):
+    journal.write_job("b", details={LEFT: True})
+    assert [f.job for f in choose(journal, group("b", "c")).profiles["a"][0].members] == ["c"]
+    journal.write_job("a", details={PARTED: True})
+    assert choose(journal, group("b", "c")).profiles == {}
+
+
+def test_deadlines_that_cannot_be_met_are_told_by_whoever_plans_the_jobs(journal, monkeypatch):
+    def refuse(*_, **__):
+        raise ProblemError(["a misses its deadline"])
+
+    monkeypatch.setattr(fusing, "choose_groups_task", refuse)
+    assert choose(journal, group("b")).profiles == {}
+    assert journal.get(FUSION) is None

@@ -1,0 +1,200 @@
+"""Ctrl-C and SIGTERM: answered at once, stopped in order, killed at the second."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ringmaster.flows.process import interrupts
+from ringmaster.flows.process.interrupts import (
+    STOPPING,
+    Interrupts,
+    answered,
+    command,
+    command_that_goes_on,
+    said_by,
+    stopped_by_signals,
+)
+
+PATIENCE_S = 60
+
+
+class Told:
+    """What a person reads, who can wait for a line."""
+
+    def __init__(self):
+        self.lines, self._changed = [], threading.Condition()
+
+    def __call__(self, line):
+        with self._changed:
+            self.lines.append(line)
+            self._changed.notify_all()
+
+    def wait(self, line):
+        with self._changed:
+            assert self._changed.wait_for(lambda: line in self.lines, PATIENCE_S), self.lines
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Handlers are what they were, and nobody answers any more."""
+    before = [signal.getsignal(number) for number in interrupts.SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+    assert interrupts.current() is None
+
+
+def press(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_before_anything_trains_it_ends_at_once(number, code):
+    told = Told()
+    with pytest.raises(SystemExit) as end, answered(Interrupts(say=told)):
+        press(number)
+        threading.Event().wait(PATIENCE_S)
+    assert end.value.code == code
+    assert told.lines == [STOPPING]
+
+
+def test_it_is_answered_while_the_main_thread_is_busy_elsewhere():
+    """In an import or a solver no handler of Python's runs; here the handler itself keeps the main thread."""
+    told, interrupted = Told(), Interrupts()
+    interrupted.say = told
+    interrupted._act = lambda *_: told.wait(STOPPING)
+    with answered(interrupted):
+        press()
+    assert told.lines == [STOPPING]
+
+
+def test_while_jobs_train_it_stops_them_in_order_and_raises_nothing():
+    told, stopped = Told(), threading.Event()
+    interrupted = Interrupts(say=told)
+    with answered(interrupted), stopped_by_signals(stopped.set):
+        press()
+        assert stopped.wait(PATIENCE_S)
+        told.wait(STOPPING)
+    assert interrupted.exit_code == 130
+
+
+def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
+    killed, ended = threading.Event(), threading.Event()
+    codes, stops, told = [], [], Told()
+
+    def end(code):
+        codes.append(code)
+        ended.set()
+
+    interrupted = Interrupts(go_on="ringmaster run f.yaml --resume", say=told, kill=killed.set, end=end)
+    with answered(interrupted), stopped_by_signals(lambda: stops.append(1)):
+        press()
+        told.wait(STOPPING)
+        press()
+        assert ended.wait(PATIENCE_S) and killed.is_set()
+    assert (codes, stops, told.lines) == ([130], [1], [STOPPING])
+    assert capfd.readouterr().err == "killed\nto go on: ringmaster run f.yaml --resume\n"
+
+
+def test_what_something_on_the_way_has_swallowed_ends_the_command_before_it_trains():
+    with pytest.raises(SystemExit), answered(Interrupts(say=Told())):
+        try:
+            press()
+            threading.Event().wait(PATIENCE_S)
+        except SystemExit:  # as a destructor would
+            pass
+        with stopped_by_signals(lambda: None):
+            pytest.fail("it has begun to train")
+
+
+def test_a_program_of_the_users_is_stopped_in_order_too(capfd):
+    stopped = threading.Event()
+    with stopped_by_signals(stopped.set):
+        press()
+        assert stopped.wait(PATIENCE_S)
+    assert capfd.readouterr().err == f"{STOPPING}\n"
+
+
+def test_other_threads_leave_signals_alone():
+    def work():
+        with answered(Interrupts()), stopped_by_signals(lambda: None):
+            seen.append(interrupts.current())
+
+    seen = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+def test_a_view_shows_the_answer_while_it_is_there():
+    first, view = Told(), Told()
+    interrupted = Interrupts(say=first)
+    with said_by(view), answered(interrupted), stopped_by_signals(lambda: None):
+        with said_by(view):
+            press()
+            view.wait(STOPPING)
+        assert interrupted.say is first
+
+
+@pytest.mark.parametrize(
+    ("given", "goes_on"),
+    [
+        ("run f.yaml", "ringmaster run f.yaml --resume"),
+        ("run f.yaml --json --seed 3", "ringmaster run f.yaml --json --seed 3 --resume"),
+        ("run 'my batch.yaml' --resume", "ringmaster run 'my batch.yaml' --resume"),
+        ("run f.yaml --dry-run", "ringmaster run f.yaml --dry-run"),
+        ("sweep s.yaml", "ringmaster sweep s.yaml --resume"),
+        ("retrain r.yaml --night 2026-11-20", "ringmaster retrain r.yaml --night 2026-11-20"),
+        ("profile f.yaml -o p.json", "ringmaster profile f.yaml -o p.json"),
+    ],
+)
+def test_the_command_that_goes_on_is_the_same_with_all_its_options(given, goes_on):
+    import shlex
+
+    assert command_that_goes_on(shlex.split(given)) == goes_on
+
+
+def test_commands_that_serve_have_their_own_way_to_stop():
+    with command(["worker", "--name", "a"]):
+        assert interrupts.current() is None
+
+
+def test_a_command_that_came_to_its_end_all_the_same_has_its_own_exit_code(capfd):
+    for code, expected in ((0, 0), (1, 130)):
+        with pytest.raises(SystemExit) as end, command(["run", "f.yaml"]), stopped_by_signals(stopped := lambda: None):
+            press()
+            while interrupts.current().asked is None:
+                pass
+            assert stopped
+            raise SystemExit(code)
+        assert end.value.code == expected
+    assert capfd.readouterr().err.splitlines()[-1] == "to go on: ringmaster run f.yaml --resume"
+
+
+STARTING = """
+import sys, importlib.abc
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "ringmaster.flows.cli":
+            print("importing", flush=True)
+            import threading; threading.Event().wait(60)
+sys.meta_path.insert(0, Slow())
+sys.argv = ["ringmaster", "run", "f.yaml"]
+from ringmaster.flows.entry import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_being_imported():
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert said.splitlines() == [STOPPING, "to go on: ringmaster run f.yaml --resume"]

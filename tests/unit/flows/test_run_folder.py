@@ -1,0 +1,73 @@
+"""Which run `--resume` goes on with, and when it starts one: a run that was killed before it began has nothing."""
+
+import pytest
+
+from ringmaster.flows.batch.run_folder import begun, folder_to_resume, fresh_folder, note_start
+from ringmaster.flows.faults import InputError
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques.interface.values import digest
+from tests.unit.execution.fakes import job
+
+BATCH = Batch(name="nightly", jobs=(job("a"),), folder=None, text="name: nightly\n")
+
+
+def run(home, *, status, batch=BATCH):
+    """A run that has begun; its folder."""
+    note_start(batch, home)
+    folder = fresh_folder(batch, home)
+    journal = Journal.of_file(folder / "journal.db")
+    journal.put_all({"digest": digest(batch.to_json()), "status": status})
+    journal.write_job("a", details={"model_uri": "models:/nightly.a/1"} if status == "done" else {})
+    journal.close()
+    begun(batch, home)
+    return folder
+
+
+def killed_at_once(home):
+    """A run that is killed before it has a folder."""
+    note_start(BATCH, home)
+
+
+def killed_before_it_knew_its_jobs(home):
+    """A run that is killed with a folder and a journal in which nothing stands."""
+    note_start(BATCH, home)
+    Journal.of_file(fresh_folder(BATCH, home) / "journal.db").close()
+
+
+def killed_before_its_journal(home):
+    """A run that is killed with an empty folder."""
+    note_start(BATCH, home)
+    fresh_folder(BATCH, home)
+
+
+KILLED = (killed_at_once, killed_before_its_journal, killed_before_it_knew_its_jobs)
+
+
+@pytest.mark.parametrize("killed", [lambda home: None, *KILLED])
+def test_where_nothing_has_begun_there_is_nothing_to_resume(killed, tmp_path):
+    killed(tmp_path)
+    assert folder_to_resume(BATCH, tmp_path) is None
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_one_that_was_killed_before_it_began_is_started_though_the_one_before_is_done(killed, tmp_path):
+    run(tmp_path, status="done")
+    killed(tmp_path)
+    assert folder_to_resume(BATCH, tmp_path) is None
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_one_that_was_killed_before_it_began_does_not_hide_what_an_earlier_one_has_trained(killed, tmp_path):
+    folder = run(tmp_path, status="interrupted")
+    killed(tmp_path)
+    assert folder_to_resume(BATCH, tmp_path) == folder
+
+
+def test_what_is_done_or_of_another_file_is_refused(tmp_path):
+    run(tmp_path, status="done")
+    with pytest.raises(InputError, match="is done"):
+        folder_to_resume(BATCH, tmp_path)
+    other = Batch(name="nightly", jobs=(job("b"),), folder=None, text="")
+    with pytest.raises(InputError, match="the batch file has changed"):
+        folder_to_resume(other, tmp_path)

@@ -1,0 +1,146 @@
+import itertools
+from random import Random
+
+import pytest
+
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
+from ringmaster.tasks.planning.non_preemptive.exhaustive import CLOSE, search
+from ringmaster.tasks.planning.plans.node_orders import segments_of, without_overheads
+from ringmaster.tasks.planning.problems.problem import Running
+
+
+def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:
+    """Jobs that scale well or badly, on nodes of the given sizes."""
+    random = Random(seed)
+    jobs = []
+    for j in range(num_jobs):
+        hours, scales = random.uniform(0.2, 4.0), random.uniform(0.3, 1.0)
+        options = [Option("t", s, 3600 * hours / s**scales * random.uniform(0.9, 1.1)) for s in (1, 2, 3, 4)]
+        jobs.append(PlanningJob(f"j{j}", tuple(o for o in options if o.num_devices <= max(sizes))))
+    return Problem("drawn", tuple(Node(f"n{v}", size) for v, size in enumerate(sizes)), tuple(jobs))
+
+
+def shortest_s(problem: Problem) -> float:
+    """The least makespan over all nodes, options and orders of the jobs: by brute force."""
+    spots = [(v, k) for v in range(len(problem.nodes)) for k in range(max(len(job.options) for job in problem.jobs))]
+    best = float("inf")
+    for chosen in itertools.product(spots, repeat=len(problem.jobs)):
+        pairs = list(zip(problem.jobs, chosen, strict=True))
+        if any(
+            k >= len(job.options) or job.options[k].num_devices > problem.nodes[v].num_devices for job, (v, k) in pairs
+        ):
+            continue
+        ends = []
+        for v, node in enumerate(problem.nodes):
+            own = [job.options[k] for job, (where, k) in pairs if where == v]
+            area = sum(option.num_devices * option.runtime_s for option in own) / node.num_devices
+            if area >= best:
+                ends.append(best)
+                break
+            ends.append(min((_ends_s(node, order) for order in itertools.permutations(own)), default=0.0))
+        best = min(best, max(ends))
+    return best
+
+
+def _ends_s(node: Node, order: tuple[Option, ...]) -> float:
+    free = [0.0] * node.num_devices
+    for option in order:
+        free.sort()
+        start_s = free[option.num_devices - 1]
+        top = sum(now <= start_s for now in free)
+        free[top - option.num_devices : top] = [start_s + option.runtime_s] * option.num_devices
+    return max(free)
+
+
+@pytest.mark.parametrize(
+    ("seed", "sizes", "num_jobs"),
+    [(0, (3,), 5), (1, (4,), 4), (2, (2, 2), 4), (3, (1, 2), 4), (4, (2, 3), 4), (5, (3,), 5)],
+)
+def test_what_is_proved_optimal_is_optimal(seed, sizes, num_jobs):
+    problem = drawn(seed, sizes, num_jobs)
+    optimum_s, bound_s = shortest_s(problem), preemptive_bound(problem).seconds
+    found = search(problem, lower_s=bound_s, upper_s=1.2 * optimum_s)
+    plan = Plan(problem.name, segments_of(problem, found.orders), found.lower_s)
+    assert verify(plan, problem) == []
+    assert plan.makespan_s == pytest.approx(optimum_s)
+    assert plan.lower_bound_s == pytest.approx(optimum_s, rel=1e-6)
+    # Nothing ends before the optimum, and that is proved within what is called close.
+    proved = search(problem, lower_s=bound_s, upper_s=optimum_s)
+    assert proved.orders is None
+    assert optimum_s * (1 - 2 * CLOSE) <= proved.lower_s <= optimum_s
+
+
+def test_a_spent_budget_claims_nothing_that_is_false():
+    problem = drawn(7, (4,), 9)
+    bound_s = preemptive_bound(problem).seconds
+    optimum_s = search(problem, lower_s=bound_s, upper_s=2 * bound_s).lower_s
+    for max_work in (1, 10_000, 100_000):
+        found = search(problem, lower_s=bound_s, upper_s=2 * bound_s, max_work=max_work)
+        assert found is None or bound_s < found.lower_s <= optimum_s * (1 + 1e-6)
+
+
+def test_what_is_too_large_is_not_searched():
+    assert search(drawn(0, (2,), 15), lower_s=1.0, upper_s=2.0) is None
+    wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
+    problem = Problem("wide", (Node("a", 2), Node("b", 2)), (wide,))
+    assert search(problem, lower_s=1.0, upper_s=2.0) is None
+
+
+def test_overheads_count_as_runtime():
+    options = (Option("t", 1, 100.0, startup_s=5.0, save_s=2.0, evaluate_s=3.0),)
+    jobs = (PlanningJob("fresh", options), PlanningJob("stopped", options, started=True))
+    problem = Problem("p", (Node("n", 1),), jobs, switch_cost_s=60.0)
+    bare = without_overheads(problem)
+    assert [job.options[0].runtime_s for job in bare.jobs] == [110.0, 170.0]
+    plan = Plan(problem.name, segments_of(problem, [(("fresh", 0), ("stopped", 0))]))
+    assert verify(plan, problem) == []
+    assert plan.makespan_s == 280.0
+
+
+def test_order_and_times_are_not_left_out():
+    option = (Option("t", 1, 10.0),)
+    for job in (
+        PlanningJob("b", option, after=("a",)),
+        PlanningJob("b", option, release_s=5.0),
+        PlanningJob("b", option, deadline_s=50.0),
+    ):
+        assert without_overheads(Problem("p", (Node("n", 1),), (PlanningJob("a", option), job))) is None
+
+
+def annealed(problem: Problem) -> Plan:
+    bound_s = preemptive_bound(problem).seconds
+    plan = Plan(problem.name, plan_rigid(problem, bound_s, num_searches=2, steps=20_000))
+    assert verify(plan, problem) == []
+    return plan
+
+
+def test_annealing_finds_what_the_exhaustive_search_proves():
+    problem = drawn(3, (4, 2), 7)
+    plan = annealed(problem)
+    proved = search(problem, lower_s=1.0, upper_s=plan.makespan_s * 1.01)
+    assert plan.makespan_s == pytest.approx(proved.lower_s, rel=0.01)
+    assert plan == annealed(problem)
+
+
+def test_annealing_takes_each_type_of_devices_at_its_own_speed():
+    fast = Option("t", 1, 10.0, device_type="fast")
+    jobs = tuple(PlanningJob(f"j{i}", (fast, Option("t", 1, 20.0, device_type="slow"))) for i in range(6))
+    problem = Problem("types", (Node("a", 2, "fast"), Node("b", 1, "slow")), jobs)
+    assert annealed(problem).makespan_s == pytest.approx(30.0)
+
+
+def test_annealing_leaves_jobs_that_run_where_they_are():
+    options = (Option("t", 1, 40.0, startup_s=3.0, save_s=1.0),)
+    running = PlanningJob("running", options, running=Running(0, (("n", (1,)),)))
+    jobs = (running, PlanningJob("stopped", options, started=True), PlanningJob("fresh", options))
+    plan = annealed(Problem("p", (Node("n", 2),), jobs, switch_cost_s=10.0))
+    going_on = plan.segments_of("running")[0]
+    assert (going_on.start_s, going_on.end_s, going_on.devices) == (0.0, 41.0, (("n", (1,)),))
+    assert plan.makespan_s == pytest.approx(85.0)
+
+
+def test_gangs_of_several_nodes_are_left_to_others():
+    wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
+    assert plan_rigid(Problem("wide", (Node("a", 2), Node("b", 2)), (wide,)), 1.0) is None

@@ -1,0 +1,90 @@
+"""What is dropped from a pool's database after months, and what is kept for good."""
+
+import pytest
+from sqlalchemy import update
+
+from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.controller import maintenance
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.chunked_delete import drop_in_portions
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import DONE, Journal
+from ringmaster.tasks.storage.schema import PLANS, REQUESTS, TOLD
+from tests.unit.pool.bench import submission
+
+NOW_S = 1e9
+OLD_S = NOW_S - maintenance.KEPT_S - 1.0
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"))
+    yield database
+    database.close()
+
+
+def age(database):
+    """All that stands is old."""
+    for table, column in ((REQUESTS, "made_s"), (TOLD, "told_s"), (PLANS, "made_s")):
+        database.write(lambda c, table=table, column=column: c.execute(update(table).values({column: OLD_S})))
+
+
+def end(database, batch, *, is_recorded):
+    EventLog(database).tell(batch, JobEnded(job="a", status=DONE, message="", details={}))
+    Journal(database, batch=batch).put(maintenance.IS_RECORDED, is_recorded)
+    Submissions(database).end(batch)
+
+
+def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(database):
+    for name in ("recorded", "not", "standing"):
+        Submissions(database).submit(submission(name))
+    end(database, "recorded", is_recorded=True)
+    end(database, "not", is_recorded=False)
+    EventLog(database).tell("standing", JobEnded(job="a", status=DONE, message="", details={}))
+    Journal(database, batch="standing").put(maintenance.IS_RECORDED, True)
+    age(database)
+    assert maintenance.tidy(database, now_s=NOW_S) == 1
+    assert {name: len(EventLog(database).after(name, 0)) for name in ("recorded", "not", "standing")} == {
+        "recorded": 0,
+        "not": 1,
+        "standing": 1,
+    }
+
+
+def test_answered_requests_are_dropped_and_open_ones_are_not(database):
+    requests = Requests(database)
+    answered, standing = (requests.ask(wishes.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
+    requests.answer(answered, status=wishes.DONE)
+    age(database)
+    assert maintenance.tidy(database, now_s=NOW_S) == 1
+    assert [request.id for request in requests.open()] == [standing]
+
+
+def test_of_the_standing_plans_the_newest_is_kept_and_of_batches_all(database):
+    for batch in ("", "", "b1"):
+        Journal(database, batch=batch).write_plan({"of": batch}, why="start")
+    Journal(database, batch="").write_plan({"of": "the pool, newest"}, why="clock")
+    age(database)
+    assert maintenance.tidy(database, now_s=NOW_S) == 2
+    assert Journal(database, batch="").plans() == [{"of": "the pool, newest"}]
+    assert Journal(database, batch="b1").plans() == [{"of": "b1"}]
+
+
+def test_what_is_young_stays(database):
+    Submissions(database).submit(submission("b1"))
+    end(database, "b1", is_recorded=True)
+    age(database)
+    assert maintenance.tidy(database, now_s=OLD_S + 1.0) == 0
+
+
+def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(database, monkeypatch):
+    for number in range(7):
+        EventLog(database).tell("b1", JobEnded(job=f"j{number}", status=DONE, message="", details={}))
+    sizes, write = [], database.write
+    monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
+    assert drop_in_portions(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7
+    assert sizes == [3, 3, 1, 0]
+    assert EventLog(database).after("b1", 0) == []

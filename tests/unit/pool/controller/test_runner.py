@@ -1,0 +1,282 @@
+"""The work-pool runner, with nodes whose gangs say what a test has them say."""
+
+import queue
+import threading
+
+import pytest
+
+from ringmaster.tasks.pool.controller.launching import RunIsOver
+from ringmaster.tasks.pool.controller.runner import PoolRunner
+from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
+from ringmaster.tasks.pool.message_store import MessageStore
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.techniques.runtime.processes.gang import Outcome
+from tests.unit.pool.workers import Worker, call
+
+WAIT_S = 120.0  # at most, for what another thread is about to do
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+class Engine:
+    """The task engine: says which child runs it was asked for."""
+
+    def __init__(self, acts=()):
+        self.launched, self.acts = queue.SimpleQueue(), list(acts)
+
+    def launch(self, order):
+        if self.acts and (error := self.acts.pop(0)) is not None:
+            raise error
+        self.launched.put((order.segment, order.node))
+        return f"run-{order.segment}-{order.node}"
+
+    def next(self):
+        return self.launched.get(timeout=WAIT_S)
+
+
+@pytest.fixture
+def made(database):
+    """Makes runners, and closes them."""
+    every = []
+
+    def make(*workers, engine=None):
+        runner = PoolRunner(database, launch=(engine or Engine()).launch)
+        every.append(runner)
+        for worker in workers:
+            runner.meet(worker.record)
+        return runner
+
+    yield make
+    for runner in every:
+        runner.close()
+
+
+def test_a_segment_is_ordered_launched_and_heard_to_its_end(database, made):
+    worker, engine, heard = Worker(database), Engine(), []
+    runner = made(worker, engine=engine)
+    future = runner.submit(call(1, on_event=heard.append, devices=[("n", 1)]))
+    assert engine.next() == (1, "n")
+    share = worker.take_all()[1]
+    assert (share.num_ranks, share.num_ranks_in_all, share.first_rank, share.meeting) == (1, 1, 0, "")
+    assert [slot.index for slot in share.order.slots] == [1]
+    worker.say(1, "ready", step=0)
+    worker.say(1, "checkpoint", step=5)
+    runner.look()
+    runner.look()
+    assert [event["event"] for event in heard] == ["ready", "checkpoint"]
+    assert not future.done() and runner.is_busy("n")
+    worker.end(1, step=10)
+    runner.look()
+    assert future.result(timeout=0) == Outcome(status="done", result={"step": 10})
+    assert not runner.is_busy("n") and runner.join(timeout_s=0)
+
+
+def test_the_run_of_an_order_is_remembered(database, made):
+    worker, noted = Worker(database), threading.Event()
+    runner = made(worker)
+    note = runner._launcher._message_store.note_flow_run
+    runner._launcher._message_store.note_flow_run = lambda *args: (note(*args), noted.set())
+    runner.submit(call(1))
+    assert noted.wait(WAIT_S)
+    assert [order.flow_run for order in MessageStore(database).shares(1)] == ["run-1-n"]
+
+
+def test_it_listens_by_itself_once_started(database, made):
+    worker, heard = Worker(database), queue.SimpleQueue()
+    runner = made(worker)
+    runner.start()
+    future = runner.submit(call(1, on_event=heard.put))
+    worker.take_all()
+    worker.say(1, "ready", step=0)
+    worker.end(1, step=10)
+    assert heard.get(timeout=WAIT_S) == {"event": "ready", "step": 0}
+    assert future.result(timeout=WAIT_S).status == "done"
+
+
+def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    worker, told = Worker(database), threading.Event()
+    runner = made(worker)
+    runner.on_deaf = told.set
+    runner.start()
+    runner.submit(call(1))
+    worker.take_all()
+    worker.end(1, "of another version")
+    assert told.wait(WAIT_S)
+
+
+def test_a_launch_is_tried_again_while_the_task_engine_is_away(database, made):
+    worker, engine = Worker(database), Engine([ConnectionError("refused")] * 3)
+    made(worker, engine=engine).submit(call(1))
+    assert engine.next() == (1, "n")
+    assert not engine.acts
+
+
+def test_what_was_cancelled_before_anybody_took_it_is_withdrawn(database, made):
+    worker = Worker(database)
+    engine = Engine([RunIsOver(Outcome(status="cancelled", message="by hand"))])
+    future = made(worker, engine=engine).submit(call(1))
+    assert future.result(timeout=WAIT_S) == Outcome(status="cancelled", message="by hand")
+    assert worker.take_all() == {}
+
+
+def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, made):
+    a, b, engine, heard = Worker(database, "1"), Worker(database, "2"), Engine(), []
+    runner = made(a, b, engine=engine)
+    devices = [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
+    future = runner.submit(call(1, on_event=heard.append, devices=devices, num_ranks=4))
+    assert {engine.next(), engine.next()} == {(1, "1"), (1, "2")}
+    shares = [a.take_all()[1], b.take_all()[1]]
+    assert [(s.first_rank, s.num_ranks, s.num_ranks_in_all, len(s.order.slots)) for s in shares] == [
+        (0, 2, 4, 2),
+        (2, 2, 4, 2),
+    ]
+    assert shares[0].meeting == shares[1].meeting
+    assert shares[0].meeting.startswith("10.0.0.1:")
+    a.say(1, "ready", step=0)
+    b.end(1, step=10)
+    runner.look()
+    assert not future.done()
+    a.end(1, step=10, metrics={"loss": 1.0})
+    runner.look()
+    assert future.result(timeout=0).result == {"step": 10, "metrics": {"loss": 1.0}}
+    assert [event["event"] for event in heard] == ["ready"]
+    assert not a.is_killed(1)
+
+
+def test_one_share_that_fails_ends_its_peers_and_explains_them(database, made):
+    a, b, c = (Worker(database, name) for name in "123")
+    runner = made(a, b, c)
+    future = runner.submit(call(1, devices=[("1", 0), ("2", 0), ("3", 0)]))
+    a.take_all(), b.take_all()  # the third one has not come to it yet
+    b.end(1, "out_of_memory", "rank 1: no room")
+    runner.look()
+    assert a.is_killed(1)
+    assert c.take_all() == {}
+    a.end(1, "crashed", "rank 0 was killed")
+    runner.look()
+    assert future.result(timeout=0) == Outcome(status="out_of_memory", message="rank 1: no room")
+
+
+@pytest.mark.parametrize("worse", range(len(PRECEDENCE)))
+def test_the_worst_outcome_counts(worse):
+    for better in range(worse, len(PRECEDENCE)):
+        outcomes = {"a": Outcome(status=PRECEDENCE[better]), "b": Outcome(status=PRECEDENCE[worse])}
+        assert merged(outcomes, speaker="a").status == PRECEDENCE[worse]
+
+
+def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
+    a, b = Worker(database, "1"), Worker(database, "2")
+    runner = made(a, b)
+    ended, lost, kept = (runner.submit(call(n, devices=[(str(d), 0)])) for n, d in ((1, 1), (2, 1), (3, 2)))
+    a.take_all(), b.take_all()
+    a.end(1, step=10)  # said before it died, and not heard yet
+    runner.lose("1", "another")
+    assert not lost.done()
+    runner.lose("1", "1-one")
+    assert ended.result(timeout=0).status == "done"
+    assert lost.result(timeout=0) == Outcome(status="lost", message="node 1 is lost")
+    assert not kept.done()
+    assert a.running() == []
+    a.end(2, step=10)  # it was only cut off, and comes back
+    runner.look()
+    late = runner.submit(call(4, devices=[("1", 0)]))
+    assert late.result(timeout=0).status == "lost"
+    assert MessageStore(database).shares(4) == []
+
+
+def test_a_node_lost_of_a_gang_ends_the_rest_of_it(database, made):
+    a, b = Worker(database, "1"), Worker(database, "2")
+    runner = made(a, b)
+    future = runner.submit(call(1, devices=[("1", 0), ("2", 0)]))
+    a.take_all(), b.take_all()
+    runner.lose("2", "2-one")
+    assert a.is_killed(1) and not future.done() and runner.is_busy("2")
+    a.end(1, "crashed", "its peer vanished")
+    runner.look()
+    assert future.result(timeout=0).status == "lost"
+
+
+def test_commands_go_to_the_gang_of_a_folder(database, made):
+    worker = Worker(database)
+    runner = made(worker)
+    first, second = call(1), call(2)
+    runner.submit(first), runner.submit(second)
+    runner.steer(first.order.folder, "until 20")
+    runner.steer("/gangs/of-somebody-else", "stop")
+    runner.stop_all()
+    assert worker.told(1) == ["until 20", "stop"]
+    assert worker.told(2) == ["stop"]
+
+
+def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
+    worker, first, second, engine = Worker(database), [], [], Engine()
+    former = made(worker)
+    former.submit(call(1, on_event=first.append))
+    worker.take_all()
+    worker.say(1, "ready", step=0)
+    former.look()
+    worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not heard this
+    runner = made(worker, engine=engine)
+    worker.say(1, "checkpoint", step=5)
+    future = runner.adopt(1, on_event=second.append)
+    worker.say(1, "checkpoint", step=6)
+    runner.look()
+    assert [event["step"] for event in first] == [0]
+    assert [event["step"] for event in second] == [0, 4, 5, 6]
+    worker.end(1, step=10)
+    runner.look()
+    assert future.result(timeout=0).status == "done"
+    assert engine.launched.empty()  # it was taken: no run is needed
+
+
+def test_what_ended_while_no_executor_was_there_is_found(database, made):
+    worker = Worker(database)
+    former = made(worker)
+    for number in (1, 2, 3):
+        former.submit(call(number))
+    worker.take_all()
+    worker.end(1, step=10)
+    worker.end(2, "crashed", "rank 0 vanished")
+    runner = made(worker)
+    done, crashed, runs, unordered = (runner.adopt(n, on_event=lambda event: None) for n in (1, 2, 3, 4))
+    assert done.result(timeout=0).status == "done"
+    assert crashed.result(timeout=0).status == "crashed"
+    assert not runs.done()
+    assert unordered.result(timeout=0).status == "lost"
+
+
+def test_an_order_that_nobody_has_taken_is_launched_again_by_the_next_executor(database, made):
+    worker, engine = Worker(database), Engine()
+    made(worker).submit(call(1))
+    runner = made(worker, engine=engine)
+    runner.adopt(1, on_event=lambda event: None)
+    assert engine.next() == (1, "n")
+
+
+def test_what_ran_on_a_node_that_is_gone_or_new_is_lost_to_the_next_executor(database, made):
+    a, b, c = Worker(database, "1"), Worker(database, "2"), Worker(database, "3")
+    former = made(a, b, c)
+    for number, node in ((1, "1"), (2, "2"), (3, "3")):
+        former.submit(call(number, devices=[(node, 0)]))
+    for worker in (a, b, c):
+        worker.take_all()
+    former.lose("3", "3-one")  # and then it was killed, before it wrote down what became of the segment
+    runner = made(a, Worker(database, "2", incarnation="two"), c)
+    futures = [runner.adopt(number, on_event=lambda event: None) for number in (1, 2, 3)]
+    assert [future.done() for future in futures] == [False, True, True]
+    assert [future.result(timeout=0).status for future in futures[1:]] == ["lost", "lost"]
+
+
+def test_an_order_given_twice_is_one(database, made):
+    worker = Worker(database)
+    runner = made(worker)
+    runner.submit(call(1))
+    taken = worker.take_all()
+    MessageStore(database).give(1, batch="b", shares={"n": ("n-one", taken[1])})
+    assert worker.take_all() == {}

@@ -1,0 +1,68 @@
+"""What all batches of a pool together ask of its plans."""
+
+import pytest
+
+from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.controller.active_batches import HEAVIEST, ActiveBatch, combined_terms
+from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
+from tests.unit.pool.workers import Worker
+
+
+def standing(id, *, priorities=None, **terms):
+    return ActiveBatch(submission=submission(id, terms=Terms(**terms)), priorities=priorities or {})
+
+
+@pytest.mark.parametrize(
+    ("batches", "objective"),
+    [
+        ([], "makespan"),
+        ([standing("x"), standing("y")], "makespan"),
+        ([standing("x"), standing("y", objective="weighted")], "weighted"),
+        ([standing("x", objective="cost"), standing("y", objective="cost")], "cost"),
+        ([standing("x", objective="cost"), standing("y")], "weighted"),
+        ([standing("x", priorities={"": 2.0}), standing("y")], "weighted"),
+        ([standing("x", priorities={"": 1.0}), standing("y")], "makespan"),
+    ],
+)
+def test_the_objective_of_all_batches(batches, objective):
+    assert combined_terms(batches).objective == objective
+
+
+def test_weights_are_multiplied_and_deadlines_count_from_each_start():
+    one = standing("x", deadlines_s={"a": 60.0}, weights={"a": 3.0}, priorities={"": 2.0, "a": 5.0})
+    terms = combined_terms([one, standing("y")])
+    assert terms.weights == {"x/a": 30.0, "x/b": 2.0, "y/a": 1.0, "y/b": 1.0}
+    assert terms.deadlines_s == {"x/a": EPOCH_S + 60.0}
+
+
+def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
+    pool.pass_seconds(10, Worker(database))
+    pool.submit(submission(terms=Terms(deadlines_s={"a": 300.0})))
+    (problem,) = pool.plans[-1:]
+    assert problem.job("b1/a").deadline_s == pytest.approx(290.0)
+    assert problem.job("b1/b").deadline_s is None
+
+
+def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database, pool):
+    pool.pass_seconds(1, Worker(database, num_devices=1))
+    pool.submit(submission("b1"), submission("b2"))
+    assert pool.plans[-1].job("b2/a").weight == 1.0
+    done = pool.ask(wishes.SET_PRIORITY, batch="nightly-b2", jobs=[], priority=4)
+    assert (done.status, done.answer) == (wishes.DONE, {"message": "priority 4 for batch nightly-b2"})
+    pool.ask(wishes.SET_PRIORITY, batch="b2", jobs=["a"], priority=0.5)
+    assert pool.objectives == ["weighted"]
+    after = PoolBench(database, pool.clock)
+    after.step()
+    for problem in (pool.plans[-1], after.plans[-1]):
+        assert {row.id: row.weight for row in problem.jobs} == {"b1/a": 1.0, "b1/b": 1.0, "b2/a": 2.0, "b2/b": 4.0}
+
+
+def test_priorities_that_no_planner_can_weigh_with_disturb_nobody(database, pool):
+    pool.pass_seconds(1, Worker(database, num_devices=1))
+    pool.submit(submission("b1", terms=Terms(weights={"a": 1e14})), submission("b2"))
+    refused = pool.ask(wishes.SET_PRIORITY, batch="b2", jobs=[], priority=1e16)
+    assert (refused.status, "at most 1000" in refused.answer["message"]) == (wishes.REFUSED, True)
+    for jobs in ([], ["a"]):
+        assert pool.ask(wishes.SET_PRIORITY, batch="b1", jobs=jobs, priority=1000).status == wishes.DONE
+    assert {row.id: row.weight for row in pool.plans[-1].jobs}["b1/a"] == HEAVIEST

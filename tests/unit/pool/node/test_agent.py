@@ -1,0 +1,333 @@
+"""A node's host with gangs that do what a test tells them, on a real database."""
+
+import queue
+import sqlite3
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import update
+
+from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.execution.orders import CANCELLED, LOST
+from ringmaster.tasks.pool.message_store import OUTCOME, MessageStore, Share
+from ringmaster.tasks.pool.node.agent import NodeAgent
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.timeouts import Timeouts
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.schema import ORDERS
+from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, PREEMPTED, Outcome
+from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from tests.unit.execution.fakes import job
+
+QUICK = Timeouts(beat_every_s=0.02, fence_after_s=1.0, lost_after_s=2.0)
+SLOTS = (Slot(kind="cpu", index=0),)
+PATIENCE_S = 120.0  # at most, for what other threads and processes are about to do
+DEVICES = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
+
+
+class FakeServer:
+    """Counts."""
+
+    def __init__(self):
+        self.num_ticks, self.is_started, self.is_closed = 0, False, False
+
+    def start(self):
+        self.is_started = True
+
+    def tick(self, heard_s):
+        self.num_ticks += 1
+
+    def close(self):
+        self.is_closed = True
+
+
+class StubGang:
+    """Says what it is given, until an `Outcome`; "stop" preempts it unless it is deaf."""
+
+    def __init__(self, order, *, is_deaf=False):
+        self.order, self.script, self.told, self.is_deaf = order, queue.Queue(), [], is_deaf
+
+    def send(self, command):
+        self.told.append(command)
+        if command == "stop" and not self.is_deaf:
+            self.script.put(Outcome(status=PREEMPTED, result={"step": 3}))
+
+    def kill(self):
+        self.script.put(Outcome(status=CRASHED, message="killed"))
+
+    def wait(self, on_event):
+        while not isinstance(said := self.script.get(timeout=PATIENCE_S), Outcome):
+            on_event(said)
+        return said
+
+
+class FakeGauges:
+    """Says one word of each segment that is measured, once."""
+
+    def __init__(self):
+        self.begun, self.due = [], {}
+
+    def begin(self, segment, numbers, *, is_part=False):
+        self.begun.append((segment, tuple(numbers), is_part))
+        self.due = {segment: {"event": "telemetry", "part": "middle"}}
+
+    def words(self):
+        due, self.due = self.due, {}
+        return due
+
+    def end(self, segment):
+        return {"event": "telemetry", "part": "end"}
+
+    def health(self):
+        return {"0": "in use by a stranger"}
+
+
+class Site:
+    """A host and what is around it."""
+
+    def __init__(self, database, **changes):
+        self.database, self.message_store, self.nodes = database, MessageStore(database), Nodes(database)
+        self.gangs, self.started, self.server = {}, [], FakeServer()
+        self.is_deaf, self.is_over = False, False
+        settings = {"timeouts": QUICK, "start_gang": self.start_gang, **changes}
+        self.host = NodeAgent(
+            name="n", address="127.0.0.1", devices=DEVICES, database=database, server=self.server, **settings
+        )
+        self.host.start()
+
+    def start_gang(self, server, order, num_ranks):
+        gang = self.gangs[int(order.folder)] = StubGang(order, is_deaf=self.is_deaf)
+        self.started.append(gang)
+        if self.is_over:
+            gang.kill()
+        return gang
+
+    def end(self):
+        """No gang outlives its test."""
+        self.is_over = True
+        for gang in self.started:
+            gang.kill()
+        self.host.close()
+
+    def give(self, segment, incarnation=None):
+        order = GangOrder(
+            purpose="train", job=job("a"), technique="t:T", config={}, slots=SLOTS, folder=str(segment), cache_dir="c"
+        )
+        incarnation = incarnation or self.host.incarnation
+        self.message_store.give(segment, batch="b", shares={"n": (incarnation, Share(order=order, num_ranks=1))})
+
+    def begin(self, segment):
+        """An order that is given, taken, and whose gang runs."""
+        self.give(segment)
+        future = self.host.take(segment)
+        until(lambda: segment in self.gangs)
+        return future, self.gangs[segment]
+
+    def words(self):
+        return [(word.segment, word.number, word.content) for word in self.message_store.words(after=0)]
+
+    def outcomes(self):
+        return {segment: said["status"] for segment, _, said in self.words() if said["event"] == OUTCOME}
+
+
+def until(condition, timeout_s=PATIENCE_S):
+    clock, deadline_s = threading.Event(), time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come"
+        clock.wait(0.005)
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def site(database):
+    site = Site(database)
+    yield site
+    site.end()
+
+
+def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
+    future, gang = site.begin(7)
+    assert site.host.take(7) is None
+    assert site.host.running.keys() == {7}
+    gang.script.put({"event": "ready", "step": 0})
+    gang.script.put({"event": "beat"})  # tells the supervisor alone that the rank lives
+    gang.script.put({"event": "metrics", "metrics": {"loss": 1.0, "perplexity": float("inf")}})
+    gang.script.put(Outcome(status=DONE, result={"step": 10}))
+    assert future.result(timeout=PATIENCE_S).status == DONE
+    assert not site.host.running
+    until(lambda: site.outcomes() == {7: DONE})
+    assert site.words() == [
+        (7, 0, {"event": "ready", "step": 0}),
+        (7, 1, {"event": "metrics", "metrics": {"loss": 1.0}}),
+        (7, 2, {"event": OUTCOME, "status": DONE, "message": "", "result": {"step": 10}, "was_killed": False}),
+    ]
+    assert not site.message_store.orders()
+
+
+def test_only_what_is_given_to_this_very_worker_is_taken(site):
+    site.give(1, incarnation="another")
+    assert site.host.take(1) is None
+    assert site.host.take(2) is None
+    site.give(2)
+    assert site.host.take(2) is not None
+
+
+def test_an_order_whose_answer_was_lost_on_its_way_is_run_all_the_same(site):
+    site.give(1)
+    assert site.message_store.take(1, "n", incarnation=site.host.incarnation)  # committed, and nobody heard of it
+    assert site.host.take(1) is not None
+
+
+def test_waiting_orders_are_told_of(database):
+    told = threading.Event()
+    site = Site(database, on_orders=told.set)
+    site.give(4)
+    assert told.wait(PATIENCE_S)
+    assert [order.segment for order in site.host.waiting] == [4]
+    site.host.take(4)
+    until(lambda: not site.host.waiting)
+    site.end()
+
+
+def test_commands_reach_their_gang_also_before_it_has_started(site):
+    site.give(1)
+    site.message_store.command(1, "until 5")
+    site.message_store.command(2, "stop")  # of another node
+    until(lambda: site.host._gangs._told)
+    site.host.take(1)
+    until(lambda: 1 in site.gangs and site.gangs[1].told == ["until 5"])
+    site.message_store.command(1, "until 8")
+    until(lambda: site.gangs[1].told == ["until 5", "until 8"])
+    site.message_store.command(1, "kill")
+    until(lambda: site.outcomes() == {1: CRASHED})
+
+
+def test_a_cancelled_share_stops_at_a_checkpoint(site):
+    future, _ = site.begin(1)
+    site.host.cancel(1)
+    assert future.result(timeout=PATIENCE_S) == Outcome(
+        status=CANCELLED, message="its run was cancelled", result={"step": 3}
+    )
+
+
+def test_a_share_that_was_done_before_its_cancellation_is_done(site):
+    future, gang = site.begin(1)
+    gang.is_deaf = True
+    site.host.cancel(1)
+    gang.script.put(Outcome(status=DONE))
+    assert future.result(timeout=PATIENCE_S).status == DONE
+
+
+def test_training_does_not_wait_for_a_database_that_is_away(site, tmp_path):
+    future, gang = site.begin(1)
+    with ThreadPoolExecutor() as pool:
+        other = sqlite3.connect(tmp_path / "pool.db", isolation_level=None, check_same_thread=False)
+        other.execute("BEGIN IMMEDIATE")  # nobody else can write
+        for step in range(100):
+            gang.script.put({"event": "steps", "first_step": step})
+        gang.script.put(Outcome(status=DONE))
+        assert future.result(timeout=PATIENCE_S).status == DONE
+        assert not site.words()
+        pool.submit(other.close).result()
+    until(lambda: site.outcomes() == {1: DONE})
+    assert [said.get("first_step") for _, _, said in site.words()] == [*range(100), None]
+
+
+def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
+    device_monitor = FakeGauges()
+    site = Site(database, device_monitor=device_monitor)
+    future, gang = site.begin(1)
+    until(lambda: len(site.words()) == 1)
+    gang.script.put(Outcome(status=DONE))
+    future.result(timeout=PATIENCE_S)
+    until(lambda: site.outcomes() == {1: DONE})
+    assert device_monitor.begun == [(1, (0,), False)]
+    assert [said.get("part") for _, _, said in site.words()] == ["middle", "end", None]
+    assert site.nodes.all()[0].health == {"0": "in use by a stranger"}
+    site.end()
+
+
+def test_a_gang_that_cannot_be_started_has_crashed(database):
+    def refuse(*_):
+        raise OSError("no space left on device")
+
+    site = Site(database, start_gang=refuse)
+    site.give(1)
+    outcome = site.host.take(1).result(timeout=PATIENCE_S)
+    assert outcome.status == CRASHED
+    assert "no space left" in outcome.message
+    site.end()
+
+
+def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
+    failed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
+    future, gang = site.begin(1)
+    gang.wait = None  # too late for this one, which waits already
+    gang.script.put("no event")
+    assert future.result(timeout=PATIENCE_S).status == CRASHED
+    assert failed.wait(PATIENCE_S)
+
+
+def test_a_worker_that_cannot_read_its_orders_any_more_ends(site, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    site.give(1)
+    site.database.write(lambda connection: connection.execute(update(ORDERS).values(content={"of": "another version"})))
+    until(site.host.ended.is_set)
+    assert not site.host.was_replaced
+
+
+def test_a_drained_node_stops_its_gangs_at_a_checkpoint_and_leaves(site):
+    future, _ = site.begin(1)
+    site.host.drain(heed_s=0.0)
+    assert future.result(timeout=0).status == PREEMPTED
+    assert site.outcomes() == {1: PREEMPTED}
+    assert not site.nodes.all()
+    assert site.server.is_closed
+    site.give(2)
+    assert site.host.take(2) is None
+
+
+def test_a_node_that_drains_says_so(site):
+    site.is_deaf = True
+    site.begin(1)
+    with ThreadPoolExecutor() as pool:
+        drained = pool.submit(site.host.drain, heed_s=0.0)
+        until(lambda: [node.status for node in site.nodes.all()] == [LEAVING])
+        site.gangs[1].script.put(Outcome(status=PREEMPTED))
+        drained.result(timeout=PATIENCE_S)
+
+
+def test_a_gang_that_does_not_stop_in_time_is_ended(site):
+    site.is_deaf = True
+    future, _ = site.begin(1)
+    site.host.drain(within_s=0.0)
+    assert future.result(timeout=0).status == LOST
+    assert site.outcomes() == {1: LOST}
+
+
+def test_a_node_that_was_given_up_ends_its_gangs_and_begins_anew(site):
+    before = site.host.incarnation
+    future, _ = site.begin(1)
+    site.nodes.remove("n", incarnation=before)
+    assert future.result(timeout=PATIENCE_S).status == LOST
+    until(lambda: [node.incarnation for node in site.nodes.all()] not in ([], [before]))
+    until(lambda: site.host.incarnation != before)
+    assert not site.host.ended.is_set()
+    site.begin(2)
+
+
+def test_a_worker_whose_node_another_one_serves_ends(site):
+    future, _ = site.begin(1)
+    site.nodes.register(NodeRecord(name="n", incarnation="another", address="", devices=DEVICES))
+    assert future.result(timeout=PATIENCE_S).status == LOST
+    assert site.host.ended.wait(PATIENCE_S)
+    assert [node.incarnation for node in site.nodes.all()] == ["another"]

@@ -1,0 +1,222 @@
+"""Who may import whom: read from the sources of the four packages, and held."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+IMPORT_ROOT = "ringmaster"
+PACKAGES = ("flows", "tasks", "techniques", "model_lineage")
+FOLDERS = (*PACKAGES, "tests", "examples", "benchmarks")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import anywhere in a file, those inside functions and of `import_module("...")` included."""
+
+    file: Path
+    line: int
+    module: str
+
+    @property
+    def package(self) -> str:
+        """The package that imports."""
+        return self.file.parts[0]
+
+    def of(self, *names: str) -> bool:
+        """Whether this imports one of the modules, or something inside one of them; ours under their import root."""
+        return any(f"{self.module}.".startswith((f"{name}.", f"{IMPORT_ROOT}.{name}.")) for name in names)
+
+    def inside(self, *folders: str) -> bool:
+        """Whether the importing file lies in one of the folders."""
+        return any(self.file.is_relative_to(folder) for folder in folders)
+
+
+def modules(root: Path, folders: tuple[str, ...] = PACKAGES) -> list[Path]:
+    return sorted(path.relative_to(root) for folder in folders for path in (root / folder).rglob("*.py"))
+
+
+def imports(root: Path, folders: tuple[str, ...] = PACKAGES) -> Iterator[Import]:
+    for file in modules(root, folders):
+        for node in ast.walk(ast.parse((root / file).read_text())):
+            for module in _imported(node, file):
+                yield Import(file, node.lineno, module)
+
+
+@cache
+def imports_here() -> tuple[Import, ...]:
+    return tuple(imports(ROOT))
+
+
+def _imported(node: ast.AST, file: Path) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        above = file.parts[: -node.level] if node.level else ()
+        start = ".".join([*above, *([node.module] if node.module else [])])
+        return [f"{start}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return [node.args[0].value] if called in ("import_module", "__import__") else []
+    return []
+
+
+# Each rule: its text, and what breaks it.
+ALLOWED = {
+    "flows": PACKAGES,
+    "tasks": ("tasks", "techniques", "model_lineage"),
+    "techniques": ("techniques",),
+    "model_lineage": ("model_lineage",),
+}
+RULES: dict[str, Callable[[Import], bool]] = {
+    "flows import tasks import techniques, both import model_lineage, and never the other way": (
+        lambda i: i.of(*PACKAGES) and not i.of(*ALLOWED[i.package])
+    ),
+    "Prefect only in flows/ and in modules named task.py of tasks/": (
+        lambda i: i.of("prefect") and not (i.package == "flows" or (i.package == "tasks" and i.file.name == "task.py"))
+    ),
+    "PuLP and HiGHS only in tasks/planning/": (lambda i: i.of("pulp", "highspy") and not i.inside("tasks/planning")),
+    "tasks/planning/ needs neither torch nor Prefect (but for task.py) nor MLflow": (
+        lambda i: (
+            i.inside("tasks/planning")
+            and (i.of("torch", "transformers", "mlflow") or (i.of("prefect") and i.file.name != "task.py"))
+        )
+    ),
+    "torch and transformers only in techniques/": (
+        lambda i: i.of("torch", "transformers") and i.package != "techniques"
+    ),
+    "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
+    "MLflow only in model_lineage/": (lambda i: i.of("mlflow") and i.package != "model_lineage"),
+    "pydantic not in techniques/, which describes jobs with dataclasses": (
+        lambda i: i.of("pydantic", "pydantic_core") and i.package == "techniques"
+    ),
+}
+
+
+def violations(found: Iterable[Import], rule: str) -> list[str]:
+    return [f"{i.file}:{i.line} imports {i.module}: {rule}" for i in found if RULES[rule](i)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_imports_keep_the_rule(rule: str):
+    broken = violations(imports_here(), rule)
+    assert not broken, "\n".join(broken)
+
+
+BREAKS = [
+    ("techniques/a.py", "from ringmaster.tasks.batch import Batch", "flows import"),
+    ("techniques/a.py", "def f():\n    import model_lineage", "flows import"),
+    ("model_lineage/a.py", "from techniques import Job", "flows import"),
+    ("tasks/a.py", "from flows import cli", "flows import"),
+    ("tasks/deep/a.py", "from ...flows import cli", "flows import"),
+    ("tasks/planning/solve.py", "from prefect import task", "Prefect"),
+    ("tasks/planning/solve.py", "from prefect import task", "tasks/planning/"),
+    ("techniques/task.py", "import prefect.tasks", "Prefect"),
+    ("tasks/execution/a.py", "import pulp", "PuLP"),
+    ("flows/a.py", "from highspy import Highs", "PuLP"),
+    ("tasks/planning/deep/a.py", "import mlflow", "tasks/planning/"),
+    ("tasks/planning/task.py", "import torch", "tasks/planning/"),
+    ("tasks/evaluation/a.py", "import torch.nn as nn", "torch and"),
+    ("flows/a.py", "import importlib\nx = importlib.import_module('transformers')", "torch and"),
+    ("tasks/a.py", "from mlflow import MlflowClient", "MLflow only"),
+    ("techniques/a.py", "from pydantic import BaseModel", "pydantic"),
+]
+
+
+@pytest.mark.parametrize(("file", "source", "rule"), BREAKS, ids=lambda value: str(value).splitlines()[-1])
+def test_a_broken_rule_is_told_with_file_and_line(file: str, source: str, rule: str, tmp_path: Path):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    (rule,) = (text for text in RULES if text.startswith(rule))
+    (told,) = violations(imports(tmp_path), rule)
+    assert told.startswith(f"{file}:{len(source.splitlines())} imports ")
+    assert told.endswith(rule)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("flows/cli.py", "import prefect, ringmaster.tasks.batch, techniques, model_lineage"),
+        ("tasks/planning/task.py", "from prefect import task\nfrom ringmaster.tasks.planning import solve"),
+        ("tasks/planning/solve.py", "import pulp, highspy"),
+        ("tasks/a.py", "import techniques, model_lineage, torchvision_like, prefecture"),
+        ("techniques/a.py", "import torch\nfrom . import b"),
+        ("model_lineage/a.py", "import mlflow"),
+    ],
+)
+def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Path):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(source)
+    assert [told for rule in RULES for told in violations(imports(tmp_path), rule)] == []
+
+
+def without_root(found: Iterable[Import]) -> list[str]:
+    """Imports of our packages from the top of the import path: a module under two names is two modules."""
+    return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]
+
+
+def test_our_packages_are_imported_from_the_import_root():
+    assert not without_root(imports(ROOT, FOLDERS))
+
+
+def test_an_import_from_the_top_is_found(tmp_path: Path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text("import os\nfrom tasks.batch import Batch\nfrom ringmaster import tasks\n")
+    assert without_root(imports(tmp_path, FOLDERS)) == ["tests/a.py:2 imports tasks.batch.Batch"]
+
+
+def imported_by(*names: str) -> set[str]:
+    """The top-level modules that a fresh process has after importing `names`."""
+    program = f"import sys, {', '.join(names)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("techniques", "ringmaster.techniques.interface.registry"),
+        ("ringmaster.tasks.batch",),
+        ("ringmaster.tasks.cluster",),
+    ],
+    ids=lambda names: names[-1],
+)
+def test_importing_it_does_not_import_torch(names: tuple[str, ...]):
+    assert not imported_by(*names) & {"torch", "transformers"}
+
+
+def test_planning_is_imported_without_torch_prefect_and_mlflow():
+    files = [file for file in modules(ROOT) if file.is_relative_to("tasks/planning") and file.name != "task.py"]
+    names = [".".join((IMPORT_ROOT, *file.with_suffix("").parts)).removesuffix(".__init__") for file in files]
+    assert not imported_by(*names) & {"torch", "transformers", "prefect", "mlflow"}
+
+
+def test_what_is_imported_is_named_among_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
+    # Distributions whose modules bear other names; pydantic_core is pydantic's own, and pinned by it.
+    named |= {"sklearn", "yaml", "pynvml", "pydantic_core"}
+    foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
+    assert foreign - named == set()
+
+
+def test_no_module_bears_a_name_of_the_standard_library():
+    bad = [
+        str(file)
+        for file in modules(ROOT)
+        if (file.parent.name if file.name == "__init__.py" else file.stem) in sys.stdlib_module_names
+    ]
+    assert not bad, f"{bad} bear names of the standard library: a script beside them would import them instead"
+
+
+def test_no_file_is_called_utils():
+    bad = [str(file) for file in modules(ROOT, FOLDERS) if file.name == "utils.py"]
+    assert not bad, f"{bad}: name a module after what it holds"

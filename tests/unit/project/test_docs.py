@@ -1,0 +1,99 @@
+"""What the documents say exists: links, files, commands, batch files and imports."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from ringmaster.flows import cli
+from ringmaster.flows.commands.planning import plan
+from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.batch.reference import reference
+from ringmaster.tasks.planning.problems.families import families
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = r"(?:flows|tasks|techniques|model_lineage|tests|examples|benchmarks|docs)/[\w./-]*"
+
+
+def each(pattern: str) -> list[pytest.ParameterSet]:
+    """A parameter for each thing that the documents say, with the document's name."""
+    return [
+        pytest.param(document, said, id=f"{document.name}-{said}")
+        for document in DOCUMENTS
+        for said in dict.fromkeys(re.findall(pattern, document.read_text(), re.MULTILINE))
+    ]
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("document", "link"), each(r"\]\((?!https?:)([^)\s]+)\)"))
+def test_a_link_leads_somewhere_inside_the_project(document: Path, link: str):
+    path, _, anchor = link.partition("#")
+    target = (document.parent / path).resolve() if path else document
+    assert target.exists()
+    assert target.is_relative_to(ROOT)
+    if anchor:
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+        assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize(("document", "path"), each(rf"`({OURS})`"))
+def test_a_file_that_is_named_is_there(document: Path, path: str):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(("document", "target"), each(r"\bmake ([a-z]+(?:-[a-z]+)*)(?=[ `]*(?:$|`|#| {2,}|[A-Z]+=))"))
+def test_a_target_of_make_that_is_named_is_there(document: Path, target: str):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("document", "command"), each(r"(?:`|^ {4}|bin/)ringmaster ([a-z]+)"))
+def test_a_command_that_is_named_is_there(document: Path, command: str):
+    commands = {info.name or info.callback.__name__ for info in cli.app.registered_commands if info.callback}
+    assert command in commands | {group.name for group in cli.app.registered_groups}
+
+
+def test_the_readme_shows_a_batch_file_that_is_right():
+    (text,) = blocks(ROOT / "README.md", "yaml")
+    assert len(parse_batch(text, folder=ROOT, name="README.md").jobs) > 1
+
+
+def test_the_readme_imports_what_there_is():
+    """The whole of it is run by tests/integration/flows/test_wheel.py, which takes longer."""
+    (source,) = blocks(ROOT / "README.md", "python")
+    modules = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    assert modules
+    assert all(importlib.util.find_spec(module) for module in modules if module)
+
+
+def test_the_readme_stays_short_and_its_code_fits_a_page():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    code = "".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert [line for line in code.splitlines() if len(line) > 100] == []
+
+
+def test_pictures_are_self_contained():
+    for picture in (ROOT / "docs" / "images").glob("*.svg"):
+        text = picture.read_text()
+        assert "<script" not in text, picture
+        assert not re.search(r"(href|src)=\"(?!#)", text), picture
+
+
+def test_the_help_of_plan_names_every_family_that_it_draws():
+    assert plan.__doc__ is not None
+    said = re.search(r"Families .*: (.*)\.", re.sub(r"\s+", " ", plan.__doc__))
+    assert said is not None and sorted(said[1].split(", ")) == families()
+
+
+def test_the_page_of_batch_files_is_what_the_schema_says():
+    page = ROOT / "docs" / "batch-files.md"
+    assert page.read_text() == reference(), (
+        f"make it anew: python -m ringmaster.tasks.batch.reference > {page.relative_to(ROOT)}"
+    )

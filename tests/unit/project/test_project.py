@@ -1,0 +1,232 @@
+"""The project as a newcomer gets it: its files agree, and nothing of anybody's machine is in them."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("flows", "tasks", "techniques", "model_lineage", "tests", "examples", "benchmarks", "docs", ".ci")
+TEXTS = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".svg", ".json", ""}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def texts() -> Iterator[Path]:
+    """The project's text files."""
+    folders = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    for path in [*ROOT.iterdir(), *folders]:
+        if path.is_file() and path.suffix in TEXTS and "__pycache__" not in path.parts:
+            yield path
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    # A make that runs these tests tells its flags to those below it.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def rules() -> dict[str, str]:
+    """Makefile targets and what they need."""
+    return dict(re.findall(r"^([a-z-]+):(.*?)(?:##.*)?$", MAKEFILE, re.MULTILINE))
+
+
+def test_the_changelog_names_the_version():
+    """That of a release has its date; between releases the version is the next one's, so that both are told apart."""
+    headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    version, _, development = PYPROJECT["project"]["version"].partition(".dev")
+    if development:
+        assert headings[0] == ("Unreleased", f" - will be {version}")
+        headings = headings[1:]
+        assert version not in [name for name, _ in headings]
+    assert all(re.fullmatch(r" - \d{4}-\d\d-\d\d", date) for _, date in headings)
+    assert development or headings[0][0] == version
+
+
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "test-full", "lint", "bench", "bench-planning", "clean", "help", "constraints"]
+)
+def test_the_makefile_has_the_target(target: str):
+    assert target in rules()
+    done = make("--dry-run", target)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_help_tells_every_target_that_is_for_people():
+    told = re.findall(r"^  make ([a-z-]+)", make("help").stdout, re.MULTILINE)
+    phony = set(re.sub(r"\\\n", " ", MAKEFILE).split(".PHONY:")[1].splitlines()[0].split())
+    assert set(told) == {target for target in phony if not target.startswith("check-")}
+
+
+def project_copy(folder: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fails_on", "told"),
+    [
+        ("version_info", 'needs Python 3.11 or newer; "{python}" is Python 3.9.2. To fix: '),
+        ("ensurepip", "cannot make virtual environments. To fix: "),
+    ],
+)
+def test_a_python_that_will_not_do_is_told_before_anything_is_made(fails_on: str, told: str, tmp_path: Path):
+    python = tmp_path / "old-python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in --version) echo Python 3.9.2;; *{fails_on}*) exit 1;; esac\n')
+    python.chmod(0o755)
+    done = make("environment", f"PYTHON={python}", folder=project_copy(tmp_path))
+    assert done.returncode != 0
+    assert told.format(python=python) in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_environment_is_made_again_only_where_what_it_holds_has_changed(tmp_path: Path):
+    folder = project_copy(tmp_path)
+    ready = folder / ".venv" / ".ready"
+    ready.parent.mkdir()
+    ready.touch()
+    newer = ready.stat().st_mtime + 10
+    assert make("--question", "environment", folder=folder).returncode == 0
+    for name in ("pyproject.toml", "constraints.txt"):
+        before = (folder / name).stat().st_mtime
+        os.utime(folder / name, (newer, newer))
+        assert make("--question", "environment", folder=folder).returncode == 1, name
+        os.utime(folder / name, (before, before))
+
+
+@pytest.mark.parametrize("name", ["DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "PREFECT_SERVER_ANALYTICS_ENABLED"])
+def test_make_lets_nothing_phone_home(name: str, tmp_path: Path):
+    wrapper = tmp_path / "Makefile"
+    wrapper.write_text(f'include {ROOT / "Makefile"}\nprint-it:\n\t@echo "$${name}"\n')
+    expected = "false" if name.endswith("ENABLED") else "true"
+    done = make("-f", str(wrapper), "print-it")
+    assert done.stdout.split() == [expected], done.stderr
+
+
+def test_hooks_check_what_make_lint_checks():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == [f"make {target}" for target in rules()["lint"].split()]
+
+
+def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[str], str]:
+    """Runs `.ci/run` with a `make` that only writes down its targets, and fails at one of them."""
+    told = folder / "told"
+    for name in ("initdb", "ip", "chromium"):  # nothing is installed
+        (folder / name).write_text("#!/bin/sh\n")
+    (folder / "make").write_text(f'#!/bin/sh\necho "$@" >> {told}\ncase " $* " in *" {failing} "*) exit 2;; esac\n')
+    for name in ("initdb", "ip", "chromium", "make"):
+        (folder / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
+    return done, told.read_text()
+
+
+SUITES = ["test", *(target for target in rules() if target.startswith("test-"))]
+
+
+def test_ci_runs_lint_and_every_suite(tmp_path: Path):
+    done, told = ci(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(told.split()) >= {"lint", *SUITES}
+    assert re.search(r"test-full PART=[0-9]+/24$", told, re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["lint", *SUITES])
+def test_ci_fails_where_one_of_them_fails(target: str, tmp_path: Path):
+    done, _ = ci(tmp_path, failing=target)
+    assert done.returncode != 0
+    assert re.search(rf"^(env .*)?make .*\b{target}\b.*: \d+ s, exit status 2\.$", done.stdout, re.MULTILINE)
+
+
+def requirements() -> list[Requirement]:
+    project = PYPROJECT["project"]
+    return [Requirement(line) for line in [*project["dependencies"], *project["optional-dependencies"]["dev"]]]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_the_tested_version_of_a_dependency_is_one_that_is_allowed(requirement: Requirement):
+    pins = dict(re.findall(r"^([^#\s=]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    versions = {normal(name): version for name, version in pins.items()}
+    assert requirement.specifier.contains(versions[normal(requirement.name)])
+
+
+def test_constraints_are_versions_and_nothing_else():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_the_log_says_what_a_dependency_is_for(requirement: Requirement):
+    assert f"**{requirement.name}**" in (ROOT / "docs" / "log.md").read_text()
+
+
+# What belongs to one person's machine or day; this checkout's own place among it, whatever that is.
+FOREIGN = {
+    "a home folder": r"/home/(?!me\b)\w+|/root\b|/Users/\w+",
+    "where this checkout lies": re.escape(str(ROOT)) + r"\b",
+    "an index of packages": r"(index-url|find.links)[ =]+['\"]?(https?|file):",
+    "unfinished work": r"\b([T]ODO|[F]IXME|[X]XX)\b",
+    "a conflict": r"^(<{7}|>{7}) ",
+    "a secret": r"BEGIN [A-Z ]*PRIVATE KEY|\b(ghp|gho|hf)_[A-Za-z0-9]{30}",
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_the_project_holds_nothing_of(what: str):
+    pattern = re.compile(FOREIGN[what])
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in texts()
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_what_is_searched_is_the_whole_project():
+    found = {str(path.relative_to(ROOT)) for path in texts()}
+    assert {"Makefile", "README.md", "pyproject.toml", ".ci/run", "flows/cli.py", "docs/log.md"} <= found
+
+
+def test_modules_bear_no_name_of_the_standard_library():
+    folders = [
+        path for folder in ("flows", "tasks", "techniques", "model_lineage") for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert [str(path) for path in folders if path.stem in sys.stdlib_module_names - {"__init__"}] == []
+
+
+def test_the_license_is_the_one_that_is_named():
+    text = (ROOT / "LICENSE").read_text()
+    assert PYPROJECT["project"]["license"] == "Apache-2.0"
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def entrypoints() -> list[str]:
+    file = ROOT / "prefect.yaml"
+    deployments = yaml.safe_load(file.read_text())["deployments"] if file.exists() else []
+    scripts = [path.replace(":", ".") for path in PYPROJECT["project"]["scripts"].values()]
+    return [*scripts, *(deployment["entrypoint"] for deployment in deployments)]
+
+
+@pytest.mark.parametrize("entrypoint", entrypoints())
+def test_an_entry_point_is_there(entrypoint: str):
+    module, _, function = entrypoint.rpartition(".")
+    file = ROOT / "src" / f"{module.replace('.', '/')}.py"
+    defined = [node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
+    assert function in defined

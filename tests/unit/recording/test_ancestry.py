@@ -1,0 +1,121 @@
+"""A job's kind and parents in the lineage, whatever it comes from."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from ringmaster.model_lineage import ADAPTATION_KINDS, LedgerError
+from ringmaster.model_lineage.tensors import StoreFault
+from ringmaster.tasks.recording import ancestry
+from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface.job import ADAPTATIONS, AdaptationSpec
+
+PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
+
+
+class Notes(dict):
+    """A journal of facts; jobs: their models' URIs by name, None of what is not recorded."""
+
+    def __init__(self, facts=(), *, jobs=None):
+        super().__init__(facts)
+        self._jobs = jobs or {}
+
+    def put(self, key, value):
+        self[key] = value
+
+    def jobs(self):
+        return {name: SimpleNamespace(details={"model_uri": uri}) for name, uri in self._jobs.items()}
+
+
+def family(journal=None, *, told=None, **jobs):
+    """jobs: the URIs of their models."""
+    journal = Notes(jobs=jobs) if journal is None else journal
+    notice = (told if told is not None else []).append
+    return Ancestry(ledger=None, journal=journal, jobs=dict.fromkeys(jobs, PLAIN), tensors=None, notice=notice)
+
+
+@pytest.mark.parametrize(
+    ("job", "has_parents", "kind"),
+    [
+        (PLAIN, False, "pretrained"),
+        (replace(PLAIN, base="a"), True, "fine-tuned"),
+        (replace(PLAIN, base="a", adapter=Adapter(kind="lora")), True, "lora"),
+        (replace(PLAIN, base="a", adapter=Adapter(kind="prefix")), True, "prefix-tuned"),
+        (replace(PLAIN, base="a", adapter=Adapter(kind="ia3")), True, "ia3"),
+        *((replace(PLAIN, adaptation=AdaptationSpec(kind=kind)), True, kind) for kind in ADAPTATIONS),
+    ],
+)
+def test_a_job_says_of_what_kind_its_model_is(job, has_parents, kind):
+    assert kind_of(job, has_parents=has_parents) == kind
+    assert kind in ADAPTATION_KINDS
+
+
+def test_all_that_a_model_comes_from_are_its_parents():
+    distilled = replace(PLAIN, base="student", adaptation=AdaptationSpec(kind="distilled", teacher="big"))
+    assert family(student="models:/n.student/1", big="models:/n.big/2").parents(distilled) == [
+        "models:/n.student/1", "models:/n.big/2",
+    ]  # fmt: skip
+    merged = replace(PLAIN, adaptation=AdaptationSpec(kind="merged", parents=("a", "models:/b@champion", "a")))
+    notes = Notes({"base:models:/b@champion": "models:/b/7"}, jobs={"a": "models:/n.a/1"})
+    assert family(notes, a="").parents(merged) == ["models:/n.a/1", "models:/b/7"]
+    warm = replace(PLAIN, base="models:/b@champion")
+    assert family(Notes({"base:me": "models:/b/3"})).parents(warm) == ["models:/b/3"]
+
+
+def test_a_parent_that_is_not_recorded_is_told():
+    with pytest.raises(LedgerError, match="its base a is not, and would be lost"):
+        family(a=None).parents(replace(PLAIN, base="a"))
+    with pytest.raises(LedgerError, match="its parent big is not"):
+        family(big=None).parents(replace(PLAIN, adaptation=AdaptationSpec(kind="distilled", teacher="big")))
+
+
+def test_what_weights_are_read_from_becomes_a_node_once(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: asked.append(source) or f"m-{source}")
+    journal = Notes()
+    tuned = replace(PLAIN, model=ModelSpec(from_pretrained="org/base"), adapter=Adapter(from_pretrained="/adapters/a"))
+    for _ in range(2):
+        assert family(journal).parents(tuned) == ["m-org/base", "m-/adapters/a"]
+    assert asked == ["org/base", "/adapters/a"]
+    # where a base says whose weights they are, what the model was built from is none
+    assert family(a="models:/n.a/1").parents(replace(tuned, base="a", adapter=None)) == ["models:/n.a/1"]
+    assert family(Notes()).parents(replace(PLAIN, base="/models/mine")) == ["m-/models/mine"]
+
+
+@pytest.mark.parametrize("fault", [StoreFault("cut off"), OSError("gone"), LedgerError("wrong name")])
+def test_a_base_that_cannot_be_recorded_is_told_and_loses_no_child(monkeypatch, fault):
+    def record_base(*_, **__):
+        raise fault
+
+    monkeypatch.setattr(ancestry, "record_base", record_base)
+    told = []
+    assert family(Notes(), told=told).parents(replace(PLAIN, model=ModelSpec(from_pretrained="org/base"))) == []
+    assert told == [f"org/base is not in the lineage: {fault}"]
+
+
+def test_a_server_that_is_away_is_waited_for(monkeypatch):
+    def record_base(*_, **__):
+        raise LedgerError("away", may_pass=True)
+
+    monkeypatch.setattr(ancestry, "record_base", record_base)
+    with pytest.raises(LedgerError, match="away"):
+        family(Notes()).parents(replace(PLAIN, base="/models/mine"))
+
+
+def test_a_model_stands_beside_its_parents():
+    def measured(model, num_bytes, batch_s, **metrics):
+        return {"model": model, "weight_bytes": num_bytes, "batch_s": batch_s, "sparsity": 0.0, "metrics": metrics}
+
+    own = measured("small", 250_000, 0.002, accuracy=0.9)
+    teacher = measured("models:/big@champion", 1_000_000, 0.008, accuracy=0.95)
+    assert beside_parents([own, teacher]).splitlines() == [
+        "|  | this one | `models:/big@champion` |",
+        "| --- | --- | --- |",
+        "| weights | 0.25 MB | 1.00 MB (4.0 times as large) |",
+        "| a batch | 2.0 ms | 8.0 ms (4.0 times as long) |",
+        "| accuracy | 0.9 | 0.95 |",
+    ]
+    assert beside_parents([{**own, "sparsity": 0.5}, teacher]).splitlines()[-1] == "| zeros | 50% | 0% |"
+    assert beside_parents([]) == beside_parents([own]) == ""

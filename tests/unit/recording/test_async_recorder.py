@@ -1,0 +1,256 @@
+"""Records come late where MLflow is away, in order, and none is lost or doubled."""
+
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ringmaster.model_lineage import waiting
+from ringmaster.model_lineage.faults import LedgerError
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentStarted
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.profiling.options import planning_problem
+from ringmaster.tasks.recording import async_recorder
+from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, PoolRecorder, Recorded
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
+from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.techniques.interface.preflight import Preflight
+from tests.unit.execution.fakes import cluster, in_a_row, job, profile
+from tests.unit.recording.ledgers import FakeLedger
+
+KEY = "nightly-1"
+JOBS = (job("a"), job("b"))
+BATCH = Batch(name="nightly", jobs=JOBS, folder=None, text="name: nightly\n")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(waiting, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(async_recorder, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+def preflight(name):
+    data = {"name": "d", "digest": "1", "source": "s", "num_samples": 1, "num_held_out": 0}
+    return Preflight(job=name, data=data, facts={"num_parameters": 5}, candidates=(), refusals=())
+
+
+def recorded():
+    profiles = {each.name: (profile(),) for each in JOBS}
+    return Recorded(
+        jobs={j.name: j for j in JOBS}, preflights={j.name: preflight(j.name) for j in JOBS}, profiles=profiles
+    )
+
+
+def planned():
+    problem = planning_problem(JOBS, {j.name: (profile(),) for j in JOBS}, cluster(1), name="nightly")
+    return Planned(problem=problem, plan=in_a_row(problem), why="start")
+
+
+def story(name="a", *, status=DONE):
+    """What is told of one job."""
+    segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
+    started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
+    steps = {"event": "steps", "first_step": 0, "losses": [2.0, 1.0], "seconds": [1.0, 1.0], "wall_s": 5.0}
+    metrics = {"event": "metrics", "step": 2, "metrics": {"loss": 0.5}}
+    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == DONE else {}
+    ended = JobEnded(job=name, status=status, message="", details=details)
+    return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]
+
+
+def check(ledger):
+    """Everything of job a is there, once."""
+    named = sorted((point.key, point.step) for run, point in ledger.points if run == "run of a")
+    rows = [("held_out/loss", 2), ("train/loss", 1), ("train/loss", 2), ("train/step_s", 1), ("train/step_s", 2)]
+    assert named == rows
+    assert [model.registered_name for model in ledger.models.values()] == ["nightly.a"]
+    assert ledger.statuses["run of a"] == "FINISHED"
+    assert len([run for run in ledger.runs if isinstance(run, str)]) == 1
+
+
+def finish(recorder):
+    recorder.finish(status="FINISHED", metrics={"makespan_s": 1.0}, table=[])
+
+
+def test_what_is_said_while_mlflow_is_away_is_recorded_once_it_is_back(database):
+    ledger, notices = FakeLedger(), []
+    ledger.away = -1
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH, notice=notices.append)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in [planned(), *story()]:
+        recorder.listen(event)
+    finish(recorder)
+    assert ledger.refused.wait(120)
+    ledger.away = 0
+    assert recorder.close() == []
+    assert recorder.is_complete
+    check(ledger)
+    assert ledger.statuses["run of nightly"] == "FINISHED"
+    assert AWAY in notices[0] and notices[-1].startswith("MLflow is back")
+
+
+def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with_the_reason(database):
+    ledger = FakeLedger()
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(replace(recorded(), preflights={}, profiles={}), devices=["d"], num_trials=0)
+    recorder.listen(JobEnded(job="b", status=FAILED, message="no such file", details={}))
+    assert recorder.close() == []
+    assert ledger.statuses["run of b"] == "FAILED"
+    assert ledger.notes["run of b"] == "**Failed**: no such file"
+    assert ledger.tags["run of b"] == {"ringmaster.reason": "no such file"}
+
+
+def test_a_batchs_page_leads_to_its_flow_run(database):
+    ledger, journal = FakeLedger(), Journal(database, batch=KEY)
+    journal.put(FLOW_RUN_PAGE, "http://host:4200/runs/flow-run/1")
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    finish(recorder)
+    assert recorder.close() == []
+    assert "(http://host:4200/runs/flow-run/1)" in ledger.notes["run of nightly"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_that_fail_now_and_then_double_nothing(database, seed):
+    ledger, chance = FakeLedger(), random.Random(seed)
+    answer = ledger._answer
+
+    def now_and_then():
+        ledger.away = int(chance.random() < 0.4)
+        answer()
+
+    ledger._answer = now_and_then
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story():
+        recorder.listen(event)
+    assert recorder.close() == []
+    assert ledger.num_refused
+    check(ledger)
+
+
+def test_patience_ends_and_what_is_missing_is_told(database):
+    ledger = FakeLedger()
+    ledger.away = -1
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story():
+        recorder.listen(event)
+    (fault,) = recorder.close(patience_s=0.0)
+    assert "start it. Then `ringmaster run --resume` records the rest" in fault
+    assert not recorder.is_complete
+
+
+def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
+    insist, done = Insistence(lambda _: None), []
+
+    def refused():
+        raise LedgerError("no such run")
+
+    assert insist.do(refused)
+    assert insist.do(partial(done.append, 1))
+    assert (insist.faults, done) == (["no such run"], [1])
+
+
+def pool_recorder(ledger, database):
+    notice = lambda _: None  # noqa: E731
+    recorder = PoolRecorder(
+        ledger, Journal(database, batch=KEY), batch=BATCH, told=EventLog(database), key=KEY, notice=notice
+    )
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    recorder.follow()
+    return recorder
+
+
+def test_a_recorder_goes_on_where_the_last_one_ended_however_it_ended(database):
+    journal, told, ledger = Journal(database, batch=KEY), EventLog(database), FakeLedger()
+    events = [planned(), *story()]
+    for event in events[:3]:
+        told.tell(KEY, event)
+    first = pool_recorder(ledger, database)
+    assert first.close() == []
+    at = journal.get(PoolRecorder.CURSOR)
+    assert at == {"told": 3, "plans": 1}
+
+    told.tell(KEY, events[3])
+    ledger.away = -1  # the second one ends before MLflow is back
+    assert pool_recorder(ledger, database).close(patience_s=0.0)
+    assert journal.get(PoolRecorder.CURSOR) == at
+
+    ledger.away = 0
+    told.tell(KEY, events[4])
+    third = pool_recorder(ledger, database)
+    finish(third)
+    assert third.close() == []
+    check(ledger)
+
+    journal.put(PoolRecorder.CURSOR, {"told": 0, "plans": 0})  # killed before it could write down where it was
+    fourth = pool_recorder(ledger, database)
+    finish(fourth)
+    assert fourth.close() == []
+    check(ledger)
+
+
+def test_a_pools_recorder_waits_for_mlflow_and_keeps_the_order(database):
+    told, ledger = EventLog(database), FakeLedger()
+    ledger.away = -1
+    recorder = pool_recorder(ledger, database)
+    for event in story():
+        told.tell(KEY, event)
+    finish(recorder)
+    assert ledger.refused.wait(120)
+    ledger.away = 0
+    assert recorder.close() == []
+    check(ledger)
+
+
+def test_a_cancelled_job_is_no_failed_one(database):
+    ledger = FakeLedger()
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story(status=CANCELLED):
+        recorder.listen(event)
+    assert recorder.close() == []
+    assert ledger.statuses["run of a"] == "KILLED"
+
+
+def told(database, ledger, notices):
+    """Records a job whose models go to a tensor store as well; returns the faults."""
+    tensors = TensorStore(Path("/nowhere"))
+    journal = Journal(database, batch=KEY)
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append, tensors=tensors)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in story():
+        recorder.listen(event)
+    return recorder.close()
+
+
+def test_a_recorded_model_is_kept_in_the_tensor_store(database):
+    ledger, notices = FakeLedger(), []
+    assert told(database, ledger, notices) == []
+    assert (ledger.kept, notices) == ([("nightly.a", Path("/models/a"))], [])
+
+
+def test_a_tensor_store_that_fails_is_told_and_is_no_fault(database):
+    ledger, notices = FakeLedger(), []
+
+    def keep_tensors(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    ledger.keep_tensors = keep_tensors
+    assert told(database, ledger, notices) == []
+    check(ledger)
+    assert notices == ["nightly.a is not in the tensor store: [Errno 28] No space left on device"]

@@ -1,0 +1,87 @@
+"""What becomes of candidates: each by itself, whatever another one says."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ringmaster.flows.retraining import compare_models
+from ringmaster.flows.retraining.comparison import Judged
+from ringmaster.flows.retraining.inspect_models import Checked
+from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
+from ringmaster.tasks.promotion.policy import decide
+from ringmaster.tasks.promotion.stage import ServingVersions
+from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.observing import Trained
+from ringmaster.tasks.retraining.production import ProductionModel, Watched
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from tests.unit.promotion.fakes import version
+
+ACCURACIES = {"broken": np.nan, "good": 0.9}
+
+
+def check(name):
+    model = ModelSpec(architecture="ViTForImageClassification")
+    own = Job(name=name, model=model, data=DataSpec(source="digits"), num_steps=4)
+    watched = Watched(predictions=Path("log.jsonl"))
+    standing = ServingVersions(name=f"shop.{name}", champion=version(1, name=f"shop.{name}"))
+    production = ProductionModel(registered_name=standing.name, job=own, watched=watched)
+    return Checked(model=production, standing=standing, data={}, due=Due(is_due=False, why="it waits"))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    checks = {name: check(name) for name in ACCURACIES}
+    content, kept = {}, {}
+
+    def standings():
+        return {
+            f"shop.{name}": ServingVersions(name=f"shop.{name}", candidate=version(2, name=f"shop.{name}"))
+            for name in checks
+        }
+
+    def judge(*_, **__):
+        return {
+            name: Judged(decision=decide(value, 0.8, metric="accuracy"), candidate_value=value, champion_value=0.8)
+            for name, value in ACCURACIES.items()
+        }
+
+    def score(folders, *, job, **_):
+        probabilities = np.full((5, 2), 0.5 if job.name == "good" else np.nan)
+        scores = Scores(kind=CLASSIFIER, num_rows=5, predictions=np.zeros(5, int), probabilities=probabilities)
+        return SimpleNamespace(scores={"candidate": scores})
+
+    monkeypatch.setattr(compare_models, "_rivals", lambda *_: [])
+    monkeypatch.setattr(compare_models, "judge", judge)
+    monkeypatch.setattr(compare_models, "score_models", score)
+    monkeypatch.setattr(compare_models, "promote_task", lambda *_, **__: None)
+    trained = Trained(run_date="2026-11-20", at_s=0.0, digest="d", num_samples=5)
+    monkeypatch.setattr(compare_models, "trained_of", lambda *_: trained)
+    monkeypatch.setattr(compare_models, "keep_trained", lambda _, record, kept_of: kept.update({record.uri: kept_of}))
+    return SimpleNamespace(
+        checks=checks,
+        kept=kept,
+        content=content,
+        save=lambda **said: content.update(said),
+        standings=standings,
+        device=lambda: nullcontext(None),
+        download=lambda record: Path("/model"),
+        production=SimpleNamespace(policy=None, broken={}),
+        ledger=None,
+        moves=None,
+        bench=SimpleNamespace(site=None),
+    )
+
+
+def test_a_candidate_that_says_nothing_but_nan_is_kept_off_and_the_others_are_decided(run):
+    verdicts = compare_models.judge_all(run, run.checks, Chosen(), None)
+    assert [(v.model, v.outcome) for v in verdicts] == [("broken", "kept"), ("good", "promoted")]
+    assert verdicts[0].why == "its accuracy is nan"
+    assert {uri: list(kept.predictions) for uri, kept in run.kept.items()} == {
+        "models:/shop.broken/2": ["prediction"],
+        "models:/shop.good/2": ["prediction", "confidence"],
+    }
+    assert list(run.content["verdicts"]) == ["broken", "good"]

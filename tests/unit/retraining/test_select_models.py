@@ -1,0 +1,119 @@
+"""What a night reckons with: the groups that its batch would train together, in seconds and in device-hours."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ringmaster.flows.retraining import select_models
+from ringmaster.flows.retraining.inspect_models import Checked
+from ringmaster.flows.retraining.retraining_run import current_clock
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.profiling.groups.candidates import classes
+from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
+from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
+from ringmaster.tasks.profiling.stage import Known, Profiled
+from ringmaster.tasks.promotion.stage import ServingVersions
+from ringmaster.tasks.retraining.dates import Hours
+from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.production import Production, ProductionModel
+from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.interface.preflight import Candidate, Preflight
+
+# By itself a job takes 50 s to start and 50 s to train; n of them together start once.
+STARTUP_S, STEPS, NAMES = 50.0, 50, ("a", "b", "c", "d")
+DEVICES = (Device(kind="cpu", index=0, name="x", memory_bytes=1 << 30, cores=(0,)),)
+CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))
+SHAPE = dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))
+BEGAN_S = datetime(2026, 11, 20, 2, tzinfo=UTC).timestamp()
+
+
+def job(name):
+    model = ModelSpec(from_pretrained="owner/llama")
+    data = DataSpec(source="python-stdlib", seq_len=16)
+    return Job(name=name, model=model, data=data, adapter=Adapter(), global_batch_size=4, num_steps=STEPS)
+
+
+def preflight(name):
+    config = {"micro_batch": 4, "recompute": "none"}
+    whole = Candidate(technique="single", config=config, num_devices=1, num_ranks=1, least_bytes=1100)
+    facts = {"has_dropout": False, "parameter_bytes": 1000}
+    return Preflight(job=name, data={**SHAPE, "num_held_out": 9}, facts=facts, candidates=(whole,), refusals=())
+
+
+def profiled_jobs(*, with_groups=True):
+    alone = Profile(technique="single", num_devices=1, num_ranks=1, step_s=1.0, startup_s=STARTUP_S, peak_bytes=1100)
+    jobs = [job(name) for name in NAMES]
+    preflights, profiles = {name: preflight(name) for name in NAMES}, dict.fromkeys(NAMES, (alone,))
+    found = classes(jobs, preflights, profiles, keys=dict.fromkeys(NAMES, "key"))
+    searches = group_searches({ONE_DEVICE: found}, cluster=CLUSTER, num_nodes=1)
+    groups = (
+        group_profiles(searches, num_jobs=len(NAMES), find=lambda _: {}, measure=None, notice=print)
+        if with_groups
+        else {}
+    )
+    return Profiled(jobs=tuple(jobs), preflights=preflights, profiles=profiles, groups=groups)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    token = current_clock.set(lambda: BEGAN_S)
+
+    def choose(*, minutes=None, budget=None, priorities=None, with_groups=True):
+        monkeypatch.setattr(select_models, "_profiled", lambda *_: profiled_jobs(with_groups=with_groups))
+        deadline = None if minutes is None else f"02:{minutes:02}"
+        models = tuple(
+            ProductionModel(registered_name=f"shop.{name}", job=job(name), priority=(priorities or {}).get(name, 0))
+            for name in NAMES
+        )
+        hours = Hours(starts="02:00", deadline=deadline)
+        production = Production(
+            name="shop", models=models, devices="auto", folder=Path("/"), hours=hours, budget=budget
+        )
+        bench = SimpleNamespace(cluster=CLUSTER, known=Known(), site=SimpleNamespace(import_paths=()))
+        run = SimpleNamespace(
+            production=production,
+            bench=bench,
+            deadline_s=hours.deadline_of("2026-11-20"),
+            left_by_earlier=lambda _: {},
+        )
+        checks = {
+            model.name: Checked(
+                model=model, standing=ServingVersions(name=model.registered_name), due=Due(is_due=True, why="new data")
+            )
+            for model in models
+        }
+        return select_models._choose(run, checks)
+
+    yield choose
+    current_clock.reset(token)
+
+
+def test_more_fits_in_the_night_where_jobs_are_trained_together(chosen):
+    together, alone = chosen(minutes=5), chosen(minutes=5, with_groups=False)
+    assert [job.name for job in together.batch.jobs] == list(NAMES)
+    assert together.left == {}
+    assert (together.plan["num_groups"], together.plan["num_fused"]) == (1, 4)
+    assert together.plan["makespan_s"] == pytest.approx(STARTUP_S + 4 * STEPS)
+    assert "a +3" in together.svg
+    assert [job.name for job in alone.batch.jobs] == ["a", "b", "c"]
+    assert alone.plan["num_groups"] == 0
+
+
+def test_those_that_fit_are_grouped_as_a_batch_of_their_own(chosen):
+    """Without the job that would lead all of them."""
+    found = chosen(minutes=4, priorities={"b": 1, "c": 1, "d": 1})
+    assert [job.name for job in found.batch.jobs] == ["b", "c", "d"]
+    assert found.plan["makespan_s"] == pytest.approx(STARTUP_S + 3 * STEPS)
+    assert list(found.left) == ["a"]
+
+
+@pytest.mark.full
+def test_the_devices_of_a_group_are_paid_once(chosen):
+    budget = (STARTUP_S + 4 * STEPS + 1) / 3600
+    together, alone = chosen(budget=budget), chosen(budget=budget, with_groups=False)
+    assert [job.name for job in together.batch.jobs] == list(NAMES)
+    assert together.plan["cost"] == pytest.approx((STARTUP_S + 4 * STEPS) / 3600)
+    assert [job.name for job in alone.batch.jobs] == ["a", "b"]
+    assert "would cost 0.0833" in alone.left["c"]

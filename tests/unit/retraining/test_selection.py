@@ -1,0 +1,92 @@
+"""What of the models that are due fits in a night."""
+
+import pytest
+
+from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.problems.terms import HOUR_S, Terms
+from ringmaster.tasks.retraining.selection import Limits, Wanted, choose, cost_of
+
+SECONDS = {"a": 60.0, "b": 30.0, "c": 20.0, "a-2": 60.0, "a-3": 60.0}
+
+
+def chosen(wanted, limits=Limits()):
+    """On one device, where a job takes as long as SECONDS says."""
+
+    def problem_of(names):
+        jobs = tuple(PlanningJob(id=name, options=(Option("single", 1, SECONDS[name]),)) for name in names)
+        problem = Problem(name="night", nodes=(Node("n", 1),), jobs=jobs, switch_cost_s=1.0)
+        deadlines_s = {} if limits.left_s is None else dict.fromkeys(names, limits.left_s)
+        return Terms(deadlines_s=deadlines_s).on(problem)
+
+    return choose(wanted, limits, problem_of=problem_of, make_plan=lambda p: checked_plan(p, time_limit_s=5.0, seed=0))
+
+
+def until(seconds):
+    return Limits(left_s=seconds, deadline_s=1_795_000_000.0)
+
+
+A, B, C = (Wanted(model=name, job=name) for name in "abc")
+
+
+def test_without_limits_all_is_trained():
+    found = chosen([A, B, C])
+    assert (found.models, found.jobs, dict(found.left)) == (("a", "b", "c"), ("a", "b", "c"), {})
+    assert found.plan is not None
+    assert found.plan.makespan_s == pytest.approx(110.0)
+    assert found.cost == pytest.approx(110.0 / HOUR_S)
+
+
+def test_what_does_not_fit_is_left_and_the_smaller_behind_it_may_fit():
+    found = chosen([B, A, C], until(55.0))
+    assert found.models == ("b", "c")
+    assert found.left == {"a": "with it the run would not be over at 2026-11-18 11:06 UTC"}
+
+
+def test_the_higher_priority_comes_first_then_who_waited_longest():
+    first = Wanted(model="c", job="c", priority=1)
+    assert chosen([A, B, first], until(55.0)).models == ("c", "b")
+    waited = Wanted(model="a", job="a", waited=2)
+    found = chosen([B, C, waited], until(85.0))
+    assert found.models == ("a", "c")
+    assert list(found.left) == ["b"]
+
+
+def test_a_budget_is_kept():
+    found = chosen([A, B, C], Limits(budget=0.02))
+    assert found.models == ("a",)
+    assert found.left["b"] == "with it the run would cost 0.025 of 0.02 device-hours"
+    paid = chosen([A, B], Limits(budget=0.18, price_per_device_hour=7.2))
+    assert (paid.models, paid.cost) == (("a", "b"), pytest.approx(0.18))
+
+
+def test_a_sweep_is_left_out_before_its_model_is():
+    swept = Wanted(model="a", job="a", variants=("a-2", "a-3"))
+    found = chosen([swept, B], until(100.0))
+    assert found.jobs == ("a", "b")
+    assert found.models == ("a", "b")
+    assert found.left["a"].startswith("its sweep does not fit in the run: with it")
+
+
+def test_a_model_that_does_not_fit_with_or_without_its_sweep_is_left():
+    found = chosen([Wanted(model="a", job="a", variants=("a-2",)), B], until(40.0))
+    assert found.jobs == ("b",)
+    assert found.left["a"].startswith("with it the run")
+
+
+def test_after_the_deadline_nothing_is_trained():
+    found = chosen([A, B], until(-1.0))
+    assert (found.jobs, found.plan) == ((), None)
+    assert set(found.left) == {"a", "b"}
+    assert "was over at 2026-11-18 11:06 UTC" in found.left["a"]
+
+
+def test_nothing_due_needs_no_plan():
+    assert chosen([]).plan is None
+
+
+def test_the_cost_counts_every_device_of_a_gang():
+    job = PlanningJob(id="a", options=(Option("ddp", 2, 90.0),))
+    problem = Problem(name="p", nodes=(Node("n", 2),), jobs=(job,), switch_cost_s=1.0)
+    plan = checked_plan(problem, time_limit_s=5.0, seed=0)
+    assert cost_of(plan, price_per_device_hour=2.0) == pytest.approx(2 * 90 * 2 / 3600)

@@ -1,0 +1,121 @@
+"""A night that is gone on with: what it has trained itself is taken over, and nothing that was there before it."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ringmaster.flows.retraining import compare_models, train_models
+from ringmaster.flows.retraining.inspect_models import Checked, _plain, _read
+from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.model_lineage import Origin
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.promotion import decisions
+from ringmaster.tasks.promotion.decisions import DecisionRecord
+from ringmaster.tasks.promotion.stage import ServingVersions
+from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.production import ProductionModel
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from tests.unit.promotion.fakes import FakeLedger, version
+
+NAME, BATCH_RUN = "shop.a", "the night's"
+LOSSES = {"a": 2.0, "a-lr1": 1.0, "a-lr2": 3.0}
+
+
+class Begun(Exception):
+    """A batch was begun; jobs: which."""
+
+    def __init__(self, jobs):
+        self.jobs = jobs
+
+
+class Ledger(FakeLedger):
+    def metrics_of(self, record):
+        return {"loss": LOSSES[record.origin.job]}
+
+    def add_version(self, record, name, *, text):
+        self.records.append(replace(record, registered_name=name, version=3))
+
+
+def job(name):
+    model = ModelSpec(architecture="LlamaForCausalLM")
+    return Job(name=name, model=model, data=DataSpec(source="python-stdlib", seq_len=16), num_steps=4)
+
+
+def made(number, *, job, name=NAME):
+    return replace(version(number, digest="d1", name=name), origin=Origin(job=job, batch_run_id=BATCH_RUN))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """One whose batch was to be begun when its process died; version 1 is of the same data, and an earlier night."""
+    old = replace(version(1, digest="d1", name=NAME), origin=Origin(job="a", batch_run_id="an earlier one"))
+    ledger, content = Ledger([old]), {}
+    jobs = tuple(map(job, LOSSES))
+    batch = Batch.of(name="shop", jobs=jobs, objective="makespan", devices="auto", folder=Path("/"))
+    content["training"] = batch.to_json()
+
+    def standings():
+        latest = [record for record in ledger.records if record.registered_name == NAME][-1]
+        return {NAME: ServingVersions(name=NAME, champion=old, challenger=old, latest=latest)}
+
+    def train_batch(said, **_):
+        raise Begun([job.name for job in Batch.from_json(said).jobs])
+
+    model = ProductionModel(registered_name=NAME, job=jobs[0], variants=jobs[1:])
+    check = Checked(
+        model=model, standing=standings()[NAME], data={"digest": "d1"}, due=Due(is_due=True, why=""), newest_before=1
+    )
+    monkeypatch.setattr(train_models, "_can_go_on", lambda batch: False)
+    monkeypatch.setattr(train_models, "_keep_what_was_read", lambda *_: None)
+    monkeypatch.setattr(train_models, "train_batch", train_batch)
+    production = SimpleNamespace(policy=None)
+    return SimpleNamespace(
+        content=content, ledger=ledger, standings=standings, save=lambda **said: content.update(said),
+        batch=batch, check=check, production=production,
+    )  # fmt: skip
+
+
+def train(run):
+    return train_models.train(run, {"a": run.check}, Chosen(batch=run.batch), seed=0)
+
+
+def test_a_batch_that_was_never_begun_is_trained_though_an_old_version_is_of_the_same_data(run):
+    with pytest.raises(Begun) as begun:
+        train(run)
+    assert begun.value.jobs == list(LOSSES)
+
+
+def test_what_this_night_has_trained_is_not_trained_again_and_the_best_of_its_sweep_is_found(run):
+    run.ledger.records += [made(2, job="a"), *(made(1, job=f"a-lr{i}", name=f"shop.a-lr{i}") for i in (1, 2))]
+    assert train(run) is None
+    assert run.content["is_trained"]
+    newest = run.ledger.records[-1]
+    assert (newest.registered_name, newest.version, newest.origin.job) == (NAME, 3, "a-lr1")
+
+
+def test_a_night_of_a_former_release_is_gone_on_with_by_its_data_alone(run):
+    run.check = replace(run.check, newest_before=None)
+    assert train(run) is None
+
+
+@pytest.mark.parametrize(("newest", "outcome"), [(1, "failed"), (2, "promoted")])
+def test_only_what_was_decided_of_this_nights_version_is_its_verdict(run, newest, outcome):
+    if newest == 2:
+        run.ledger.records.append(made(2, job="a"))
+    decisions.write(
+        run.ledger,
+        run.ledger.records[-1],
+        DecisionRecord(version=newest, outcome="promoted", reasons=("better",)),
+    )
+    verdict = compare_models._not_compared(run, run.check, run.standings()[NAME], Chosen(batch=run.batch), None)
+    assert verdict.outcome == outcome
+
+
+def test_the_newest_version_is_kept_with_what_a_night_saw(run):
+    run.download = lambda record: Path("/champion")
+    said, where = _plain(run.check), run.standings()
+    assert _read(run, run.check.model, where, said).newest_before == 1
+    del said["newest"]
+    assert _read(run, run.check.model, where, said).newest_before is None

@@ -1,0 +1,203 @@
+"""Saves on the way, rank by rank in lockstep, as the sums of every step drive them."""
+
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ringmaster.techniques.runtime.checkpoints.checkpoint import (
+    CheckpointError,
+    CheckpointStore,
+    Piece,
+    Pieces,
+    StoredTensor,
+)
+from ringmaster.techniques.runtime.checkpoints.saving import THREAD_NAME, Asks, Saver
+from ringmaster.techniques.runtime.checkpoints.tensor_files import blocks_of
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Told:
+    """What a rank told of."""
+
+    events: list = field(default_factory=list)
+    num_beats: int = 0
+
+    def beat(self):
+        self.num_beats += 1
+
+    def send(self, event, **details):
+        self.events.append((event, details))
+
+
+class Trained:
+    """What a saver needs of a trainer; `gate` holds the writing back, `fault` ends it."""
+
+    def __init__(self, rank, num_ranks):
+        self.ranks = SimpleNamespace(rank=rank, num_ranks=num_ranks, device=CPU)
+        self.next_step, self.fault, self.gate = 0, None, threading.Event()
+        self.gate.set()
+
+    def checkpoint_meta(self):
+        return {"job": "a"}
+
+    def pieces(self, *, copies):
+        value = {"w": torch.full((1,), float(self.next_step))}
+        value = value if copies is None else copies.take(value)
+
+        def pieces(file):
+            self.gate.wait()
+            if self.fault is not None:
+                raise self.fault
+            piece = Piece(file=file, key="w", offset=(self.ranks.rank,), shape=(1,))
+            stored = StoredTensor(dtype="F32", shape=(self.ranks.num_ranks,), pieces=(piece,))
+            return Pieces(tensors={"w": stored}, blocks=blocks_of(value))
+
+        return pieces
+
+
+class Gang:
+    """The ranks of a gang, one step after another."""
+
+    def __init__(self, root, *, num_ranks=2):
+        self.root = root
+        self.trainers = [Trained(rank, num_ranks) for rank in range(num_ranks)]
+        self.told = [Told() for _ in self.trainers]
+        self.savers = [
+            Saver(
+                trainer,
+                CheckpointStore(root, rank=rank, num_ranks=num_ranks, attempt="a"),
+                told,
+                ranks=trainer.ranks,
+            )
+            for rank, (trainer, told) in enumerate(zip(self.trainers, self.told, strict=True))
+        ]
+
+    def step(self):
+        sums = Asks(*map(sum, zip(*[saver.asks() for saver in self.savers], strict=True)))
+        for saver, trainer in zip(self.savers, self.trainers, strict=True):
+            trainer.next_step += 1
+            saver.follow(sums)
+
+    def save(self):
+        """From its beginning to its end; returns the steps that were trained meanwhile."""
+        for saver in self.savers:
+            saver.begin()
+        num_steps = 0
+        while not all(saver.is_idle for saver in self.savers):
+            written()
+            self.step()
+            num_steps += 1
+        return num_steps
+
+    def newest(self):
+        found = CheckpointStore(self.root).newest()
+        return found.manifest.step if found else None
+
+
+def written():
+    """Waits for what is being written just now."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_save_is_published_two_steps_after_it_was_written(tmp_path, num_ranks):
+    gang = Gang(tmp_path, num_ranks=num_ranks)
+    gang.step()
+    assert gang.save() == 2
+    assert gang.newest() == 1 and gang.trainers[0].next_step == 3
+    for told in gang.told:
+        ((event, said),) = told.events
+        assert event == "checkpoint" and said["step"] == 1 and 0 < said["stall_s"] < said["seconds"]
+
+
+def test_training_goes_on_while_a_rank_writes(tmp_path):
+    gang = Gang(tmp_path)
+    gang.step()
+    gang.trainers[1].gate.clear()
+    for saver in gang.savers:
+        saver.begin()
+    for _ in range(5):
+        gang.step()
+    assert gang.trainers[0].next_step == 6 and gang.newest() is None
+    gang.trainers[1].gate.set()
+    for _ in range(2):
+        written()
+        gang.step()
+    assert gang.newest() == 1
+
+
+def test_where_one_rank_fails_all_drop_it_and_the_next_is_tried(tmp_path):
+    gang = Gang(tmp_path)
+    gang.step()
+    gang.save()
+    gang.trainers[1].fault = OSError(28, "No space left on device")
+    gang.save()
+    assert gang.newest() == 1 and not list(tmp_path.glob("*.tmp"))
+    (zero, one) = (told.events[-1] for told in gang.told)
+    assert zero[0] == one[0] == "checkpoint_failed"
+    assert zero[1]["message"].endswith("on another rank")
+    assert "No space left on device" in one[1]["message"]
+    gang.trainers[1].fault = None
+    gang.save()
+    assert gang.newest() == 5
+    assert gang.told[1].events[-1][0] == "checkpoint"
+
+
+def test_what_cannot_be_published_is_dropped_on_all_ranks(tmp_path):
+    gang = Gang(tmp_path)
+    (tmp_path / "latest.tmp").mkdir()  # where a file is to be written
+    gang.step()
+    gang.save()
+    assert [told.events[-1][0] for told in gang.told] == ["checkpoint_failed"] * 2
+    assert "latest.tmp" in gang.told[0].events[-1][1]["message"]
+    assert not list(tmp_path.glob("step-*.tmp"))
+
+
+def test_a_mistake_in_the_thread_is_raised_where_training_is(tmp_path):
+    gang = Gang(tmp_path, num_ranks=1)
+    gang.trainers[0].fault = ZeroDivisionError("a mistake")
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        gang.save()
+
+
+def test_the_end_waits_for_the_save_under_way(tmp_path):
+    gang = Gang(tmp_path, num_ranks=1)
+    gang.trainers[0].ranks.sum = lambda values: values
+    gang.savers[0].begin()
+    gang.trainers[0].next_step = 7
+    assert gang.savers[0].save_at_once() > 0
+    assert gang.savers[0].is_idle and gang.newest() == 7
+    assert [(event, said["step"]) for event, said in gang.told[0].events] == [("checkpoint", 0)]
+
+
+def test_the_end_fails_where_its_save_does(tmp_path):
+    gang = Gang(tmp_path, num_ranks=1)
+    gang.trainers[0].ranks.sum = lambda values: values
+    gang.trainers[0].fault = OSError(28, "No space left on device")
+    with pytest.raises(CheckpointError, match=r"step-00000000 could not be written under .*No space left"):
+        gang.savers[0].save_at_once()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_is_alive_for_as_long_as_it_writes(tmp_path):
+    gang = Gang(tmp_path, num_ranks=1)
+    gang.trainers[0].gate.clear()
+    sums = []
+
+    def total(values):
+        sums.append(values)
+        if len(sums) == 4:  # it has hung for three rounds, and goes on
+            gang.trainers[0].gate.set()
+        return values
+
+    gang.trainers[0].ranks.sum = total
+    gang.savers[0].save_at_once()
+    assert sums[0] == sums[1] == sums[2]
+    assert gang.told[0].num_beats < len(sums)

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data import fetch, open_data, prepare
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(columns, features=None): a data set in a folder; several splits where `columns` is by split."""
+
+    def save(columns, features=None):
+        import datasets  # here: it takes seconds, and each process of the tests imports all files
+
+        folder = str(tmp_path / "saved")
+        if all(isinstance(value, dict) for value in columns.values()):
+            splits = {name: datasets.Dataset.from_dict(part, features=features) for name, part in columns.items()}
+            datasets.DatasetDict(splits).save_to_disk(folder)
+        else:
+            datasets.Dataset.from_dict(columns, features=features).save_to_disk(folder)
+        return folder
+
+    return save
+
+
+def image(value, size=6):
+    return Image.fromarray(np.full((size, size, 3), value, dtype=np.uint8))
+
+
+def test_a_text_column_becomes_tokens(saved, text, tmp_path):
+    folder = saved({"text": [text(3, seed) for seed in range(40)]})
+    spec = DataSpec(dataset=folder, seq_len=16, vocab_size=300, held_out=0.2)
+    prepared = prepare(spec, cache_dir=tmp_path)
+    training, held_out = open_data(spec, cache_dir=tmp_path)
+    assert (prepared.kind, prepared.vocab_size) == ("tokens", 300)
+    assert len(training) > len(held_out) > 0
+    assert training[0]["input_ids"].shape == (16,)
+
+
+def test_named_splits_are_taken_as_they_are(saved, text, tmp_path):
+    parts = {name: {"body": [text(9, seed)]} for seed, name in enumerate(("fit", "check"))}
+    spec = DataSpec(
+        dataset=saved(parts), text_column="body", split="fit", held_out_split="check", seq_len=8, vocab_size=300
+    )
+    prepared = prepare(spec, cache_dir=tmp_path)
+    assert prepared.num_samples > 1
+    assert prepared.num_held_out > 1
+
+
+def test_images_become_pixels_with_labels(saved, tmp_path):
+    import datasets
+
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["dark", "light"]),
+            "id": datasets.Value("string"),
+        }
+    )
+    shades = [0, 255] * 10
+    rows = {"image": [image(s) for s in shades], "label": [s // 255 for s in shades], "id": ["x"] * 20}
+    spec = DataSpec(dataset=saved(rows, features), held_out=0.3)
+    prepared = prepare(spec, cache_dir=tmp_path)
+    assert (prepared.kind, prepared.num_labels, prepared.image_size, prepared.num_channels) == ("images", 2, 6, 3)
+    training, held_out = open_data(spec, cache_dir=tmp_path)
+    assert len(training) + len(held_out) == 20
+    batch = fetch(training, range(len(training)))
+    assert sorted(batch) == ["labels", "pixel_values"]
+    assert batch["pixel_values"].shape[1:] == (3, 6, 6)
+    assert batch["pixel_values"][:, 0, 0, 0].tolist() == [2.0 * label - 1 for label in batch["labels"].tolist()]
+
+
+def test_numbers_stay_what_they_are(saved, tmp_path):
+    rows = {"x": [[float(n), 0.5] for n in range(30)], "label": [n % 3 for n in range(30)]}
+    spec = DataSpec(dataset=saved(rows), held_out=0.2)
+    prepared = prepare(spec, cache_dir=tmp_path)
+    training, _ = open_data(spec, cache_dir=tmp_path)
+    assert (prepared.kind, prepared.num_labels) == ("other", 3)
+    batch = fetch(training, [0, 1])
+    assert batch["x"].shape == (2, 2)
+    assert [int(x) % 3 for x in batch["x"][:, 0]] == batch["labels"].tolist()
+
+
+def test_rows_that_are_tokenised_keep_their_labels(saved, tmp_path):
+    rows = {"input_ids": [[n, 1, 2] for n in range(20)], "attention_mask": [[1, 1, 0]] * 20, "label": [1] * 20}
+    spec = DataSpec(dataset=saved(rows), held_out=0.2)
+    prepared = prepare(spec, cache_dir=tmp_path)
+    sample = open_data(spec, cache_dir=tmp_path)[0][0]
+    assert (prepared.kind, prepared.seq_len, prepared.vocab_size) == ("tokens", 3, 20)
+    assert sorted(sample) == ["attention_mask", "input_ids", "labels"]
+    assert sample["labels"].shape == ()
+
+
+def test_a_folder_of_files_is_loaded_as_datasets_does(jsonl, tmp_path):
+    file = jsonl("rows.jsonl", 30)
+    spec = DataSpec(
+        dataset="json",
+        kwargs={"data_files": str(file), "cache_dir": str(tmp_path / "hf")},
+        seq_len=16,
+        vocab_size=300,
+        held_out=0.2,
+    )
+    assert prepare(spec, cache_dir=tmp_path).num_samples > 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "says"),
+    [
+        ({"train": {"text": ["a"]}}, {"split": "fit"}, "no split 'fit'; it has train"),
+        ({"text": ["a b"]}, {"seq_len": None}, "seq_len is missing"),
+        ({"text": [""]}, {"seq_len": 8}, "fewer than one sample"),
+        ({"name": ["a"] * 9}, {}, "neither text in 'text'.*it has name"),
+        ({"x": [[1], [1, 2]] * 5}, {}, "column 'x': rows differ in shape"),
+    ],
+)
+def test_a_fault_says_what_to_do(saved, tmp_path, columns, fields, says):
+    spec = DataSpec(dataset=saved(columns), **{"vocab_size": 300, **fields})
+    with pytest.raises(ValueError, match=says):
+        prepare(spec, cache_dir=tmp_path)
+
+
+def test_a_folder_that_is_no_data_set_is_told(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"cannot be loaded.*check the name or folder"):
+        prepare(DataSpec(dataset=str(tmp_path / "empty")), cache_dir=tmp_path)

@@ -1,0 +1,43 @@
+"""Parts of a data set's rows, by time and by number."""
+
+import pytest
+
+from ringmaster.techniques.runtime.data.windows import DAY_S, in_window, moment
+
+ROWS = [float(day) * DAY_S for day in (3, 1, 9, 8, 4)]
+
+
+@pytest.mark.parametrize(
+    ("window", "days"),
+    [
+        (None, [3, 1, 9, 8, 4]),
+        ({"last_rows": 2}, [8, 4]),
+        ({"last_rows": 99}, [3, 1, 9, 8, 4]),
+        ({"last_days": 1}, [9, 8]),
+        ({"last_days": 5}, [9, 8, 4]),
+        ({"since": "1970-01-05"}, [9, 8, 4]),
+        ({"until": "1970-01-05"}, [3, 1]),
+        ({"since": 3 * DAY_S, "until": "1970-01-09T00:00:00+00:00"}, [3, 4]),
+        ({"since": "2030-01-01"}, []),
+    ],
+)
+def test_a_window_keeps_the_order_of_rows(window, days):
+    found = in_window(lambda: ROWS, window, moment_s=lambda row: row)
+    assert [row / DAY_S for row in found] == days
+
+
+def test_days_count_back_from_the_newest_row_whatever_the_day_is_today():
+    later = [row + 1000 * DAY_S for row in ROWS]
+    found = in_window(lambda: later, {"last_days": 1}, moment_s=lambda row: row)
+    assert [row / DAY_S for row in found] == [1009, 1008]
+
+
+@pytest.mark.parametrize(("said", "seconds"), [(5, 5.0), ("1970-01-02", DAY_S), ("1970-01-01T01:00:00+01:00", 0.0)])
+def test_moments(said, seconds):
+    assert moment(said) == seconds
+
+
+@pytest.mark.parametrize("said", [True, None, "soon", []])
+def test_what_is_no_moment(said):
+    with pytest.raises(ValueError, match="is no moment"):
+        moment(said)

@@ -1,0 +1,80 @@
+"""Llama 7B on a machine that could not hold one of its layers' gradients: rehearsed, and checked by arithmetic."""
+
+import pytest
+
+from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.data import PreparedData
+from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.runtime.estimates.memory_cache import FEW_LAYERS, _with_layers
+from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate
+from ringmaster.techniques.runtime.models import model_facts
+
+SEQ_LEN, HIDDEN, LAYERS, VOCABULARY = 512, 4096, 32, 32000
+TOKENS = PreparedData(
+    name="text",
+    digest="",
+    num_samples=1 << 20,
+    num_held_out=16,
+    kind="tokens",
+    vocab_size=VOCABULARY,
+    seq_len=SEQ_LEN,
+    source="",
+)
+JOB = Job(
+    name="llama-7b",
+    model=ModelSpec(
+        architecture="LlamaForCausalLM",
+        config={
+            "hidden_size": HIDDEN,
+            "intermediate_size": 11008,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 32,
+        },
+    ),
+    data=DataSpec(source="python-stdlib", seq_len=SEQ_LEN),
+    optimizer=OptimizerSpec(name="adamw"),
+    global_batch_size=64,
+    num_steps=1,
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_devices", [8, 64])
+def test_llama_7b_holds_its_share_of_the_state_and_what_it_gathers_and_computes(tmp_path, num_devices):
+    facts = model_facts(JOB.model, data=TOKENS)
+    assert facts.num_parameters == pytest.approx(6.74e9, rel=0.001)
+    workload = Workload(
+        job=JOB, data=to_json(TOKENS), facts=facts, techniques=registry.dotted_paths(), cache_dir=str(tmp_path)
+    )
+    technique = registry.load(registry.dotted_path("fsdp"))
+    shape = GangShape(kind="gpu", num_devices=num_devices, memory_bytes=80 << 30)
+    config = {"micro_batch": 1, "recompute": "full", "reshard": True}
+    workload = Workload(**{**vars(workload), "job": Job(**{**vars(JOB), "global_batch_size": num_devices})})
+    (forecast,) = forecast_memory(workload, [(technique, config, shape)])
+    assert forecast.source == "rehearsed", forecast.message
+    state = 16 * facts.num_parameters / num_devices
+    outside = 2 * VOCABULARY * HIDDEN * 4  # embedding and head, gathered with the root for the whole step
+    kept = LAYERS * SEQ_LEN * HIDDEN * 4
+    least = state + outside + kept
+    # Beside these: the gathered weights and whole gradients of a layer or of the root, with their buffers, and one
+    # layer's activations, or the logits.
+    layer = (facts.num_parameters - 2 * VOCABULARY * HIDDEN) * 4 / LAYERS
+    assert least < forecast.device_bytes < least + 4 * outside + 4 * layer
+
+
+def test_a_phase_is_linear_in_the_number_of_layers():
+    def rehearsed(num_layers):
+        forward = {f"forward {i}": 100 + 10 * i for i in range(num_layers)}
+        backward = {f"backward {i}": 130 + 7 * num_layers + 3 * i for i in range(num_layers)}
+        peaks = {"step": 50, **forward, **backward, "update": 20 * num_layers}
+        return RankEstimate(peaks=peaks, saved_bytes=0, num_flops=5 * num_layers, num_bytes=7, num_operators=num_layers)
+
+    few, many = [rehearsed(n) for n in FEW_LAYERS], rehearsed(40)
+    found = _with_layers(*few, 40)
+    assert max(found.peaks.values()) == max(many.peaks.values())
+    assert found.peaks["forward -1"] == many.peaks["forward 39"]
+    assert found.peaks["backward 0"] == many.peaks["backward 0"]
+    assert (found.num_flops, found.num_bytes, found.num_operators) == (200, 7, 40)

@@ -1,0 +1,113 @@
+"""Predicted steps: what a config computes, begins and sends orders the trials, whatever the devices are bound by."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.runtime.estimates.device_rates import Rates
+from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes
+from ringmaster.techniques.runtime.estimates.memory import Workload
+from ringmaster.techniques.runtime.estimates.step_times import Outline, predicted_step_s
+from ringmaster.techniques.runtime.models import ModelFacts
+from ringmaster.techniques.runtime.models.decoder import Decoder
+
+FACTS = ModelFacts(
+    num_parameters=1_000_000,
+    parameter_bytes=4_000_000,
+    largest_layer_bytes=200_000,
+    num_layers=4,
+    has_dropout=False,
+    decoder=Decoder(
+        architecture="LlamaForCausalLM",
+        hidden_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=512,
+        seq_len=64,
+        window=None,
+        is_tied=False,
+        modules=(),
+    ),
+)
+JOB = Job(name="a", model=ModelSpec(), data=DataSpec(), global_batch_size=16, num_steps=1)
+WORKLOAD = Workload(job=JOB, data={}, facts=FACTS, techniques={}, cache_dir="")
+OUTLINE = Outline(num_flops=3e8, num_bytes=3e7, num_operators=500, kept_bytes=3e6)
+RATES = Rates(
+    flops_s=1e11,
+    bytes_s=9e10,
+    operators_s=2e5,
+    watched_operators_s=5e4,
+    link_bytes_s=2e9,
+    message_s=5e-4,
+    wrapped_message_s=1.5e-3,
+)
+FREE = replace(RATES, operators_s=1e15, watched_operators_s=1e15, message_s=0.0, wrapped_message_s=0.0)
+
+
+def step_s(technique, *, rates=RATES, times=None, num_devices=2, **config):
+    shape = GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
+    config = {"micro_batch": 16 // num_devices, "recompute": "none", **config}
+    laid_out = registry.load(registry.BUILTIN[technique])
+    return predicted_step_s(laid_out, config, shape, workload=WORKLOAD, model=OUTLINE, rates=rates, times=times)
+
+
+def test_small_micro_batches_begin_more_operators():
+    assert step_s("ddp", micro_batch=2) - step_s("ddp", micro_batch=4) == pytest.approx(2 * 500 / 2e5)
+    assert step_s("ddp", rates=FREE, micro_batch=2) == pytest.approx(step_s("ddp", rates=FREE, micro_batch=8))
+
+
+def test_a_pipeline_weighs_waiting_against_beginning():
+    def sizes(rates):
+        options = {"schedule": "1f1b", "rates": rates}
+        return sorted((2, 4, 8), key=lambda rows: step_s("pipeline", micro_batch=rows, **options))
+
+    assert sizes(FREE) == [2, 4, 8]
+    assert sizes(RATES) != [2, 4, 8]
+
+
+def test_schedules_wait_less_and_begin_more():
+    def order(rates):
+        schedules = ("1f1b", "interleaved", "zero_bubble")
+        return sorted(schedules, key=lambda name: step_s("pipeline", micro_batch=8, schedule=name, rates=rates))
+
+    assert order(FREE) == ["zero_bubble", "interleaved", "1f1b"]
+    assert order(replace(FREE, operators_s=1e3))[-1] == "zero_bubble"
+
+
+def test_recomputation_that_chooses_is_dear_where_operators_are():
+    assert step_s("ddp", rates=FREE, recompute="selective") < step_s("ddp", rates=FREE, recompute="full")
+    slow = replace(FREE, operators_s=2e4, watched_operators_s=5e3)
+    assert step_s("ddp", rates=slow, recompute="selective") > step_s("ddp", rates=slow, recompute="full")
+
+
+@pytest.mark.parametrize("knob", ["none", "full"])
+def test_cut_layers_wait_for_messages_and_more_of_them_with_divided_sequences(knob):
+    plain, divided = (step_s("tensor", recompute=knob, sequence_parallel=s, loss_parallel=True) for s in (False, True))
+    assert step_s("ddp", recompute=knob) < plain < divided
+
+
+def test_shards_are_gathered_for_every_micro_batch():
+    kept, again = (step_s("fsdp", micro_batch=2, reshard=reshard) for reshard in (False, True))
+    assert kept < again
+    # Four micro-batches and four layers: two gathers each instead of one.
+    assert again - kept == pytest.approx(1.1 * (16 * 1.5e-3 + 4 * 2e6 / 2e9))
+
+
+def test_heads_are_more_messages_than_keys_and_sharded_weights_more_than_whole_ones():
+    def context(exchange, sharded):
+        return step_s("context", micro_batch=16, exchange=exchange, sharded=sharded)
+
+    assert context("all_gather", False) < context("ulysses", False) < context("ulysses", True)
+    assert context("all_gather", False) < context("all_gather", True)
+
+
+def test_the_slowest_stage_is_waited_for():
+    times = LayerTimes(layers_s=(1, 1, 1, 1), forward_s=(0, 0, 0, 0), entry_s=0, exit_s=2)
+    options = {"micro_batch": 2, "schedule": "1f1b", "rates": FREE, "times": times}
+    even, balanced = (step_s("pipeline", stage_layers=cut, **options) for cut in ([2, 2], [3, 1]))
+    assert even > 1.2 * balanced
+    assert balanced == pytest.approx(step_s("pipeline", micro_batch=2, schedule="1f1b", rates=FREE))

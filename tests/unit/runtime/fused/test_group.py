@@ -1,0 +1,52 @@
+"""The step of a group is one step of each job, whatever befalls another's."""
+
+import math
+
+import torch
+from torch import nn
+
+from ringmaster.techniques.runtime.fused.base.shared_base import Learnt
+from ringmaster.techniques.runtime.fused.group import Group
+
+
+class Taught:
+    """In a base's place: has learnt so much of every job."""
+
+    model = nn.Module()
+
+    def __init__(self, *learnt):
+        self._learnt = [Learnt(loss_sum=torch.tensor(total), count=count, idle=frozenset()) for total, count in learnt]
+
+    def learn(self, parts, losses):
+        return self._learnt
+
+
+class Counting:
+    """In a member's place: counts its updates."""
+
+    def __init__(self, name):
+        self.name, self.next_step = name, 0
+
+    def batch(self):
+        return {}
+
+    def part(self, batch):
+        return None
+
+    def expect_gradients(self):
+        pass
+
+    def drop_gradients(self):
+        pass
+
+    def update(self, *, count, idle):
+        self.next_step += count / count
+
+
+def test_a_batch_without_labels_is_that_jobs_affair_alone():
+    group = Group(Taught((2.0, 2.0), (0.0, 0.0), (3.0, 1.0)))
+    group.members = [Counting(name) for name in "abc"]
+    reports = group.step()
+    assert [member.next_step for member in group.members] == [1, 0, 1]
+    assert math.isnan(reports["b"].loss) and reports["b"].count == 0
+    assert (reports["a"].loss, reports["c"].loss) == (1.0, 3.0)

@@ -1,0 +1,99 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+
+from ringmaster.techniques.interface.job import DataSpec, ModelSpec
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.models import build_model, export_model
+from tests.unit.runtime.models.conftest import FOUR, GPT2, LLAMA, TOKENS
+
+
+def trained(model):
+    """A state that no model is built with, as separate tensors, as a gathered one is."""
+    return {name: tensor.detach().clone() + 1 for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("spec", "data"), FOUR)
+def test_what_is_exported_is_what_from_pretrained_loads(tmp_path, spec, data):
+    model = build_model(spec, data=data, seed=0)
+    state = trained(model)
+    export_model(tmp_path / "m", spec=spec, model=model, state=state, prepared=data)
+    cls = getattr(transformers, spec.architecture)
+    loaded, info = cls.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+    assert getattr(loaded.config, "use_cache", True)
+    assert loaded.config.architectures == [spec.architecture]
+
+
+def test_a_tied_weight_is_written_once_whichever_names_the_state_has(tmp_path):
+    model = build_model(GPT2, data=TOKENS, seed=0)
+    for left_out in ("lm_head.weight", "transformer.wte.weight", None):
+        state = {name: tensor for name, tensor in trained(model).items() if name != left_out}
+        export_model(tmp_path / "m", spec=GPT2, model=model, state=state, prepared=TOKENS)
+        with safe_open(tmp_path / "m" / "model.safetensors", "pt") as file:
+            assert "transformer.wte.weight" in file.keys()  # noqa: SIM118 - not a dict
+            assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+        loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "m")
+        assert torch.equal(loaded.lm_head.weight, model.lm_head.weight + 1)
+
+
+def test_a_head_of_its_own_where_the_architecture_ties_it_is_written_too(tmp_path):
+    """As of a model whose adapter, now in its weights, had saved the head whole."""
+    model = build_model(GPT2, data=TOKENS, seed=0)
+    model.config.tie_word_embeddings = False
+    state = trained(model)
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+    export_model(tmp_path / "m", spec=GPT2, model=model, state=state, prepared=TOKENS)
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "m")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("spec", [LLAMA, GPT2])
+def test_the_tokenizer_of_the_data_goes_with_the_model(tmp_path, spec):
+    (tmp_path / "a.txt").write_text("many a word, and a few more\n" * 200)
+    data = prepare(
+        DataSpec(path=str(tmp_path / "a.txt"), seq_len=8, vocab_size=280, held_out=0.2), cache_dir=tmp_path / "c"
+    )
+    model = build_model(spec, data=data, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=model.state_dict(), prepared=data)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    assert len(tokenizer) == data.vocab_size == model.config.vocab_size
+    assert tokenizer.eos_token_id == data.end_of_text_id
+    text = "a  word\tof  Unicode: żółć"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_factorys_model_names_its_factory(users, tmp_path):
+    spec = ModelSpec(factory=f"{users}:tied", kwargs={"width": 4})
+    model = build_model(spec, data=TOKENS, seed=0)
+    export_model(tmp_path / "m", spec=spec, model=model, state=trained(model), prepared=TOKENS)
+    assert json.loads((tmp_path / "m" / "model.json").read_text()) == {"factory": spec.factory, "kwargs": spec.kwargs}
+    again = build_model(spec, data=TOKENS, seed=0, weights_from=tmp_path / "m")
+    assert torch.equal(again.head.weight, model.head.weight + 1)
+
+
+def test_an_older_export_is_replaced_and_a_failed_one_leaves_it(tmp_path):
+    model = build_model(LLAMA, data=TOKENS, seed=0)
+    export_model(tmp_path / "m", spec=LLAMA, model=model, state=model.state_dict(), prepared=TOKENS)
+    (tmp_path / "m" / "stale").write_text("of the first")
+    with pytest.raises(AssertionError, match="lacks"):
+        export_model(tmp_path / "m", spec=LLAMA, model=model, state={}, prepared=TOKENS)
+    assert (tmp_path / "m" / "stale").exists()
+    export_model(tmp_path / "m", spec=LLAMA, model=model, state=model.state_dict(), prepared=TOKENS)
+    assert not (tmp_path / "m" / "stale").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_only_the_config_of_the_trained_model_is_needed(tmp_path):
+    """Whatever a technique did to its weights and class."""
+    model = build_model(LLAMA, data=TOKENS, seed=0)
+    state = trained(model)
+    model.to("meta")
+    export_model(tmp_path / "m", spec=dataclasses.replace(LLAMA), model=model, state=state, prepared=TOKENS)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "m")
+    assert torch.equal(loaded.model.norm.weight, state["model.norm.weight"])

@@ -1,0 +1,200 @@
+"""A tiny step of a job: what it refuses, with a remedy, and what it finds of dividing the job's batch."""
+
+import pytest
+from torch import nn
+
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.preflight import PreflightOrder
+from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.estimates.preflight import preflight_job
+from ringmaster.techniques.runtime.probing import StepFault, probe
+from tests.integration.workbench import write_prose
+
+HERE = "tests.unit.runtime.probing.samples"
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LLAMA = ModelSpec(architecture="LlamaForCausalLM", config=TINY)
+BERT = ModelSpec(architecture="BertForSequenceClassification", config={**TINY, "vocab_size": 100})
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2}
+EXPERTS = {
+    **TINY, "num_key_value_heads": 2, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+MIXTRAL = {**TINY, "num_key_value_heads": 2, "num_local_experts": 4}
+
+
+def model(architecture, **config):
+    return ModelSpec(architecture=architecture, config=config)
+
+
+def made(name, **kwargs):
+    return DataSpec(factory=f"{HERE}:{name}", kwargs=kwargs)
+
+
+@pytest.fixture(scope="module")
+def prose(tmp_path_factory):
+    file = write_prose(tmp_path_factory.mktemp("prose") / "prose.txt", num_lines=60)
+    return DataSpec(path=str(file), seq_len=24, vocab_size=300)
+
+
+@pytest.fixture
+def surveyed(tmp_path):
+    """Looks at a job as it is looked at before a batch is planned, for gangs of no devices."""
+
+    def preflight(of, data, **changes):
+        job = Job(name="job", model=of, data=data, num_steps=4, global_batch_size=8, **changes)
+        order = PreflightOrder(jobs=(job,), shapes=(), techniques={}, cache_dir=str(tmp_path))
+        return preflight_job(job, order).facts
+
+    return preflight
+
+
+@pytest.mark.parametrize(
+    ("of", "data", "fault"),
+    [
+        (BERT, made("one_set"), r"returned Samples. To fix: return \(training, held_out\)"),
+        (BERT, made("tuples"), "a sample is tuple. To fix: return a dict of tensors"),
+        (BERT, made("failing"), "data: it cannot be read: KeyError: 'no such column'. To fix"),
+        (BERT, made("uneven"), "samples cannot be read.*equal size.*To fix: give samples .* of equal shapes"),
+        (BERT, made("renamed"), "forward takes attention_mask.*samples have labels, tokens. To fix: name"),
+        (BERT, made("classes", mask=[1] * 8), "samples have mask, which the model's forward does not take; it takes"),
+        (BERT, made("classes", labels=7), "labels are 7 to 7, and the model predicts classes 0 to 1. To fix"),
+        (BERT, made("late_class"), "labels are 0 to 2, and the model predicts classes 0 to 1. To fix"),
+        (BERT, made("classes", labels=[0, 1, 0]), r"labels are of shape \[3\] a sample, .* predicts one number"),
+        (BERT, made("classes", labels=[0.0, 1.0, 0.0]), r"labels are of shape \[3\].* predicts of shape \[2\]"),
+        (BERT, made("classes", input_ids=[100] * 8), "input_ids are 100 to 100, and the model has tokens 0 to 99"),
+        (model("GPT2LMHeadModel", **GPT2, n_layers=2), made("classes", labels=None), "no field n_layers; did you mean"),
+        (ModelSpec(factory=f"{HERE}:narrow"), made("points"), "To fix: name the samples' tensors"),
+    ],
+)  # fmt: skip
+def test_what_would_fail_later_is_refused_with_a_remedy(surveyed, of, data, fault):
+    with pytest.raises(StepFault, match=fault):
+        surveyed(of, data)
+
+
+@pytest.mark.parametrize(
+    ("loss", "fault"),
+    [
+        ("error", None),
+        ("no_gradient", "loss: it has no gradient.*To fix: compute it of what the model returns"),
+        ("contrast", "loss: it cannot be computed of samples with point .*To fix: correct loss or data"),
+    ],
+)
+def test_a_loss_of_ones_own_is_tried_too(surveyed, loss, fault):
+    given = ModelSpec(factory=f"{HERE}:squared"), made("points")
+    if fault is None:
+        assert "whole_batch" not in surveyed(*given, loss=f"{HERE}:{loss}")
+        return
+    with pytest.raises(StepFault, match=fault):
+        surveyed(*given, loss=f"{HERE}:{loss}")
+
+
+def test_several_faults_are_told_at_once(surveyed, prose):
+    with pytest.raises(StepFault, match=r"must be divisible.*no field n_layers; did you mean n_layer") as found:
+        surveyed(model("GPT2LMHeadModel", n_embd=65, n_layers=2, n_head=2), prose)
+    assert len(found.value.faults) == 2
+
+
+def test_a_classifier_of_text_files_lacks_labels(surveyed, prose):
+    with pytest.raises(StepFault, match=r"text has no labels.*To fix: give a data factory"):
+        surveyed(model("BertForSequenceClassification", **TINY), prose)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        model("Qwen3MoeForCausalLM", **EXPERTS, head_dim=8),
+        model("FalconH1ForCausalLM", **TINY, num_key_value_heads=2, head_dim=8, mamba_d_ssm=64, mamba_n_heads=8,
+              mamba_d_head=8, mamba_d_state=16),
+        model("DebertaV2ForMaskedLM", **TINY, relative_attention=True, pos_att_type=["p2c"], position_buckets=8),
+    ],
+    ids=lambda spec: spec.architecture,
+)  # fmt: skip
+def test_a_field_that_the_class_does_not_declare_is_taken_where_the_model_reads_it(surveyed, prose, of):
+    assert surveyed(of, prose)["num_layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("of", "loss", "is_divisible"),
+    [
+        (LLAMA, None, True),
+        (LLAMA, "contrast", False),
+        (model("MixtralForCausalLM", **MIXTRAL), None, True),
+        (model("MixtralForCausalLM", **MIXTRAL, output_router_logits=True), None, False),
+        (model("Qwen3MoeForCausalLM", **EXPERTS), None, True),
+        (model("Qwen3MoeForCausalLM", **EXPERTS, output_router_logits=True), None, False),
+        (model("T5ForConditionalGeneration", d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4), None, True),
+        (model("BertForMaskedLM", **TINY), None, True),
+        (model("GPT2LMHeadModel", **GPT2), None, True),
+    ],
+    ids=lambda value: value.architecture if isinstance(value, ModelSpec) else str(value),
+)
+def test_whether_a_batch_may_be_divided_is_measured(surveyed, prose, of, loss, is_divisible):
+    reason = surveyed(of, prose, loss=loss and f"{HERE}:{loss}").get("whole_batch", "")
+    assert ("dividing a batch changes its gradients" in reason) != is_divisible
+
+
+@pytest.mark.parametrize(
+    ("normalised", "loss", "is_divisible"),
+    [(False, "error", True), (True, "error", False), (False, "mean_error", False)],
+)
+def test_batch_statistics_and_means_are_seen_too(surveyed, normalised, loss, is_divisible):
+    of = ModelSpec(factory=f"{HERE}:squared", kwargs={"normalised": normalised})
+    reason = surveyed(of, made("points"), loss=f"{HERE}:{loss}").get("whole_batch", "")
+    assert ("dividing a batch changes its gradients" in reason) != is_divisible
+
+
+def test_tokens_that_are_routed_to_experts_have_no_mask_of_their_own(surveyed, prose):
+    of = model("SwitchTransformersForConditionalGeneration", d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4)
+    assert "without a dimension of samples" in surveyed(of, prose)["whole_batch"]
+
+
+def test_the_real_model_is_not_built(tmp_path, prose, monkeypatch):
+    """A model of many layers is tried with two thin ones."""
+    sizes = []
+    before = nn.Module.train
+
+    def train(module, mode=True):
+        if hasattr(module, "lm_head"):
+            sizes.append(sum(parameter.numel() for parameter in module.parameters()))
+        return before(module, mode)
+
+    deep = model("LlamaForCausalLM", hidden_size=1024, num_hidden_layers=24, num_attention_heads=8)
+    job = Job(name="deep", model=deep, data=prose, num_steps=1)
+    data = prepare(job.data, cache_dir=tmp_path)
+    monkeypatch.setattr(nn.Module, "train", train)
+    assert probe(job, data=data, cache_dir=tmp_path).undivided == ""
+    assert max(sizes) < 1_000_000
+
+
+def test_a_tiny_model_still_shows_what_does_not_go_together(surveyed, prose):
+    """It is as wide as eight times its heads, and whatever the real width lacks to be a multiple of them."""
+    with pytest.raises(StepFault, match="model: "):
+        surveyed(model("LlamaForCausalLM", hidden_size=100, num_attention_heads=8, num_key_value_heads=3), prose)
+
+
+def test_survey_orders_of_devices_say_why(tmp_path, prose):
+    job = Job(name="job", model=LLAMA, data=prose, num_steps=4, global_batch_size=8, loss=f"{HERE}:contrast")
+    shapes = tuple(GangShape(kind="cpu", num_devices=n, memory_bytes=1 << 33) for n in (1, 2))
+    techniques = {name: registry.dotted_path(name) for name in ("single", "ddp", "tensor", "pipeline")}
+    preflight = preflight_job(
+        job, PreflightOrder(jobs=(job,), shapes=shapes, techniques=techniques, cache_dir=str(tmp_path))
+    )
+    assert {candidate.technique for candidate in preflight.candidates} == {"single", "tensor"}
+    assert {candidate.config["micro_batch"] for candidate in preflight.candidates} == {8}
+    reasons = {refusal.technique: refusal.reason for refusal in preflight.refusals if refusal.num_devices == 2}
+    assert "dividing a batch changes its gradients" in reasons["ddp"]
+
+
+def test_a_parameter_that_is_a_number_is_not_sharded(tmp_path):
+    of = ModelSpec(factory=f"{HERE}:scaled")
+    job = Job(name="job", model=of, data=made("points"), num_steps=4, global_batch_size=8, loss=f"{HERE}:error")
+    shapes = (GangShape(kind="cpu", num_devices=2, memory_bytes=1 << 33),)
+    techniques = {name: registry.dotted_path(name) for name in ("ddp", "fsdp", "fsdp_static")}
+    preflight = preflight_job(
+        job, PreflightOrder(jobs=(job,), shapes=shapes, techniques=techniques, cache_dir=str(tmp_path))
+    )
+    assert {candidate.technique for candidate in preflight.candidates} == {"ddp"}
+    assert all(r.reason.startswith("parameter scale is a single number") for r in preflight.refusals)

@@ -1,0 +1,130 @@
+"""A command's order, its lines and its checkpoints, without a command; and how a batch file names one."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ringmaster.tasks.batch import BatchFileError, load_batch
+from ringmaster.tasks.profiling.fingerprint import speed_key
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.runtime.commands.checkpoints import adopt, incoming
+from ringmaster.techniques.runtime.commands.protocol import Report, checked, environment, words_of
+from ringmaster.techniques.runtime.data import prepare
+from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder, Slot
+
+GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))
+CPUS = tuple(Slot(kind="cpu", index=i, cores=(4 * i, 4 * i + 1)) for i in range(2))
+
+
+def order(slots, command=("torchrun", "--n={num_devices}", "--port", "{port}")):
+    model = ModelSpec(command=command)
+    job = Job(name="theirs", model=model, data=DataSpec(source="command"), num_steps=4)
+    return GangOrder(
+        purpose=TRAIN, job=job, technique="", config={}, slots=slots, folder="/gang", cache_dir="/cache", last_step=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("loss 3.1", "is not JSON"),
+        ("[1]", "To fix: give `event` one of start, step"),
+        ('{"event": "stop"}', "To fix: give `event` one of"),
+        ('{"event": "step", "step": 3, "loss": 1.0}', "without 'seconds'"),
+        ('{"event": "step", "step": "3", "loss": 1.0, "seconds": 1}', "'step' is no int"),
+        ('{"event": "step", "step": true, "loss": 1.0, "seconds": 1}', "'step' is no int"),
+        ('{"event": "done"}', "without 'step'"),
+        ('{"event": "model", "seconds": "long"}', "'seconds' is no int or float"),
+    ],
+)
+def test_a_line_that_is_not_of_the_protocol_says_so(line, complaint):
+    with pytest.raises(ValueError, match="the command said") as caught:
+        checked(line.encode())
+    assert complaint in str(caught.value)
+
+
+def test_lines_come_whole_however_they_are_written(tmp_path):
+    report = Report(tmp_path / "report")
+    with (tmp_path / "report").open("wb", buffering=0) as writer:
+        writer.write(b'{"event": "be')
+        assert list(report.events()) == []
+        writer.write(b'at"}\n\n{"event": "done", "step": 4}\n')
+        assert [event["event"] for event in report.events()] == ["beat", "done"]
+    assert list(report.events()) == []  # a writer that leaves does not end it
+    report.close()
+
+
+def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkeypatch, tmp_path):
+    ours = str(Path(__file__).parents[4] / "src")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([ours, "/their/own"]))
+    on_gpus, on_cpus = (
+        environment(order(slots), port=7, order_file=tmp_path / "o", report_file=tmp_path / "r")
+        for slots in (GPUS, CPUS)
+    )
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-5"
+    assert (on_cpus["CUDA_VISIBLE_DEVICES"], on_cpus["OMP_NUM_THREADS"]) == ("", "2")
+    assert on_cpus["PYTHONPATH"] == "/their/own"
+    assert on_cpus["MASTER_PORT"] == "7"
+    assert words_of(order(GPUS), port=7) == ["torchrun", "--n=2", "--port", "7"]
+
+
+def test_only_what_was_written_below_save_to_becomes_a_checkpoint(tmp_path):
+    root = tmp_path / "checkpoints"
+    folder = incoming(root) / "mine"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="is empty"):
+        adopt(root, folder, step=1, meta={})
+    with pytest.raises(ValueError, match="write it into a folder below save_to"):
+        adopt(root, tmp_path, step=1, meta={})
+    folder = incoming(root) / "again"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"1234")
+    adopt(root, folder, step=3, meta={"job": "theirs"})
+    newest = CheckpointStore(root).newest()
+    assert (newest.manifest.step, dict(newest.manifest.meta)) == (3, {"job": "theirs"})
+    assert not folder.exists()
+
+
+def write_batch(folder, model, **job):
+    (folder / "train.py").write_text("print('training')")
+    entry = {"name": "theirs", "model": model, "data": {"source": "command"}, "num_steps": 3, **job}
+    (folder / "batch.yaml").write_text(json.dumps({"jobs": [entry]}))
+    return folder / "batch.yaml"
+
+
+@pytest.mark.parametrize("command", ["python train.py --rate 0.1", ["python", "train.py", "--rate", "0.1"]])
+def test_a_batch_file_names_a_command(tmp_path, command):
+    (job,) = load_batch(write_batch(tmp_path, {"command": command, "configs": [{"a": 1}]})).jobs
+    assert job.model.command == ("python", str(tmp_path / "train.py"), "--rate", "0.1")
+    assert job.model.configs == ({"a": 1},)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "complaint"),
+    [
+        ({"command": "no-such-program-at-all"}, {}, "there is no program 'no-such-program-at-all'"),
+        ({"command": "python absent.py"}, {}, "there is no file 'absent.py'"),
+        ({"command": "python 'open"}, {}, "cannot be divided into words"),
+        ({"command": []}, {}, "must be a command line or a list of words"),
+        ({"command": "python train.py", "config": {"a": 1}}, {}, "does not go with a command"),
+        ({"command": "python train.py"}, {"num_steps": None, "num_epochs": 2}, "only the command knows"),
+        ({"architecture": "LlamaForCausalLM"}, {}, "is no data of ours"),
+        ({"architecture": "LlamaForCausalLM", "configs": [{}]}, {"data": {"source": "digits"}}, "are for a command"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_told(tmp_path, model, changes, complaint):
+    with pytest.raises(BatchFileError) as caught:
+        load_batch(write_batch(tmp_path, model, **changes))
+    assert complaint in str(caught.value)
+
+
+def test_another_trainer_has_another_speed(tmp_path):
+    (job,) = load_batch(write_batch(tmp_path, {"command": "python train.py"})).jobs
+    data = to_json(prepare(job.data, cache_dir=tmp_path / "cache"))
+    before = speed_key(job, data)
+    (tmp_path / "train.py").write_text("print('training slowly')")
+    assert speed_key(job, data) != before

@@ -1,0 +1,26 @@
+"""Measures in child processes: what they give, and what becomes of those that give nothing."""
+
+import os
+import signal
+
+import pytest
+
+from ringmaster.techniques.runtime.processes.isolated_calls import in_children
+
+
+def test_each_answers_from_a_process_of_its_own():
+    answers = in_children([lambda i=i: {"number": i, "pid": os.getpid()} for i in range(3)])
+    assert [answer["number"] for answer in answers] == [0, 1, 2]
+    assert len({answer["pid"] for answer in answers} | {os.getpid()}) == 4
+
+
+def test_one_that_raises_says_why(capfd):
+    with pytest.raises(RuntimeError, match="could not be measured"):
+        in_children([lambda: {"fine": 1}, lambda: {"wrong": 1 / 0}])
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_one_that_hangs_is_ended(capfd):
+    with pytest.raises(RuntimeError, match="could not be measured"):
+        in_children([signal.pause], patience_s=0.1)
+    assert "took longer than 0.1 s" in capfd.readouterr().err
