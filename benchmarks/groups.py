@@ -22,7 +22,7 @@ from ringmaster.tasks.profiling.groups.candidates import Group, classes
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_searches
 from ringmaster.tasks.profiling.groups.search import GroupSearch, trial_of
-from ringmaster.tasks.profiling.stage import Known, profile_jobs
+from ringmaster.tasks.profiling.stage import ProfileStore, profile_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment, run_wave
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
@@ -41,17 +41,17 @@ def main() -> None:
     jobs = [job_of(i, options) for i in range(options.jobs)]
     cluster = detect({"cpu": options.devices})
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server, tempfile.TemporaryDirectory() as folder:
-        site = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
-        print(json.dumps(compare(jobs, site=site, sizes=options.sizes, cluster=cluster)))
+        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        print(json.dumps(compare(jobs, environment=environment, sizes=options.sizes, cluster=cluster)))
 
 
 def compare(
-    jobs: Sequence[Job], *, site: TrialEnvironment, sizes: Sequence[int], cluster: Cluster
+    jobs: Sequence[Job], *, environment: TrialEnvironment, sizes: Sequence[int], cluster: Cluster
 ) -> list[dict[str, float]]:
     """For each size: seconds of a step, of starting and of what ends the jobs, and bytes; predicted and measured."""
     kept: dict[str, Any] = {}
-    known = Known(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
-    profiled = profile_jobs(jobs, site=site, cluster=cluster, known=known, notice=tell)
+    known = ProfileStore(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
+    profiled = profile_jobs(jobs, environment=environment, cluster=cluster, known=known, notice=tell)
     preflights = profiled.preflights
     keys = {
         job.name: speed_key(job, preflights[job.name].data, facts=preflights[job.name].facts) for job in profiled.jobs
@@ -60,13 +60,13 @@ def compare(
     (search,) = group_searches({ONE_DEVICE: [members]}, cluster=cluster, num_nodes=1)
     search.take(known.results(list(search.tried)))
     tried = {len(group) for name, group in search.tried.items() if name in search.results}
-    return [row_of(search, members[:size], site=site, is_fitted=size in tried) for size in sizes]
+    return [row_of(search, members[:size], environment=environment, is_fitted=size in tried) for size in sizes]
 
 
-def row_of(search: GroupSearch, group: Group, *, site: TrialEnvironment, is_fitted: bool) -> dict[str, float]:
+def row_of(search: GroupSearch, group: Group, *, environment: TrialEnvironment, is_fitted: bool) -> dict[str, float]:
     """One size; is_fitted: whether what profiling measured of it is among what the prediction rests on."""
     predicted = search.laws.profile(group, is_measured=False)
-    measured = run_wave(site, [trial_of(group, fingerprint="now")])["now"]
+    measured = run_wave(environment, [trial_of(group, fingerprint="now")])["now"]
     assert isinstance(measured, Profile), measured
     row = {
         "size": len(group),

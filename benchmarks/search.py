@@ -86,17 +86,19 @@ def measure(num_rounds: int) -> list[Row]:
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple({f"transformers:{job.model.architecture}" for job in JOBS})
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
-        site = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         for job in JOBS:
             named = replace(job, name="job")
-            preflights, faults = preflight_jobs([named], site=site, cluster=cluster, notice=lambda _: None)
+            preflights, faults = preflight_jobs(
+                [named], environment=environment, cluster=cluster, notice=lambda _: None
+            )
             assert not faults, faults
             preflight = preflights["job"]
             mine = [{"job": job.name, "candidate": to_json(c), "seconds": []} for c in preflight.candidates]
             for _ in range(num_rounds):
                 for row, candidate in zip(mine, preflight.candidates, strict=True):
                     trial = Trial(fingerprint="it", job=named, data=preflight.data, candidate=candidate)
-                    result = run_wave(site, [trial])["it"]
+                    result = run_wave(environment, [trial])["it"]
                     row["seconds"].append(result.step_s if isinstance(result, Profile) else None)
             for row in mine:
                 c = row["candidate"]

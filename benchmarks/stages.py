@@ -70,7 +70,7 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple(f"transformers:{model.architecture}" for model in MODELS.values())
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
-        site = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         for number, (name, model) in enumerate(MODELS.items()):
             job = Job(
                 name="job",
@@ -81,7 +81,7 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
                 global_batch_size=MICRO_BATCH * NUM_MICRO_BATCHES,
                 num_steps=10,
             )
-            preflights, faults = preflight_jobs([job], site=site, cluster=cluster, notice=lambda _: None)
+            preflights, faults = preflight_jobs([job], environment=environment, cluster=cluster, notice=lambda _: None)
             assert not faults, faults
             preflight = preflights["job"]
             data = from_json(PreparedData, preflight.data)
@@ -89,7 +89,7 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
             parts = parts_of(skeleton(model, data), 2)
             by_parameters = {**by_time, "stage_layers": [len(part.layers) for part in parts]}
             (gang := Path(folder) / str(number)).mkdir()
-            orders = [_order(job, preflight, config, gang, site) for config in (by_parameters, by_time)]
+            orders = [_order(job, preflight, config, gang, environment) for config in (by_parameters, by_time)]
             ranks = in_children([partial(_run, rank, orders, num_rounds) for rank in (0, 1)])
             rows.append({"model": name, "cuts": [o.config["stage_layers"] for o in orders], "rounds": _rounds(ranks)})
             print(_line(rows[-1]), flush=True)
@@ -101,15 +101,17 @@ def _candidate(preflight: Preflight) -> Candidate:
     return next(c for c in preflight.candidates if wanted.items() <= c.config.items())
 
 
-def _order(job: Job, preflight: Preflight, config: dict[str, Any], folder: Path, site: TrialEnvironment) -> GangOrder:
+def _order(
+    job: Job, preflight: Preflight, config: dict[str, Any], folder: Path, environment: TrialEnvironment
+) -> GangOrder:
     return GangOrder(
         purpose=TRIAL,
         job=job,
         technique=registry.BUILTIN["pipeline"],
         config=config,
-        slots=slots_of(site.devices),
+        slots=slots_of(environment.devices),
         folder=str(folder),
-        cache_dir=str(site.cache_dir),
+        cache_dir=str(environment.cache_dir),
         data=preflight.data,
     )
 

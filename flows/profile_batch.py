@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import as_batch, open_bench
+from ringmaster.flows.batch.context import as_batch, open_node_context
 from ringmaster.flows.batch.records import tell_refused
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.planning import Problem
@@ -16,7 +16,7 @@ from ringmaster.techniques.interface.values import to_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class ProfiledBatch:
     """The profiles of a batch, and its planning problem.
 
     profiled: the profiles, preflights and faults of the jobs.
@@ -45,7 +45,7 @@ class Measured:
         return {"num_trials": found.num_trials, "jobs": jobs, "faults": dict(found.faults)}
 
 
-def profile_batch(batch: str | dict[str, Any]) -> Measured:
+def profile_batch(batch: str | dict[str, Any]) -> ProfiledBatch:
     """Profiles the jobs of a batch that have no stored profiles yet, and stores the new profiles.
 
     batch: as for `train_batch`.
@@ -53,19 +53,19 @@ def profile_batch(batch: str | dict[str, Any]) -> Measured:
     Raises BatchFileError and InputError with every fault of the input.
     """
     view = current_view.get()
-    with open_bench(as_batch(batch), home=settings.home()) as bench:
+    with open_node_context(as_batch(batch), home=settings.home()) as node_context:
         profiled = profile_jobs(
-            bench.batch.jobs,
-            site=bench.site,
-            cluster=bench.cluster,
-            known=bench.known,
+            node_context.batch.jobs,
+            environment=node_context.environment,
+            cluster=node_context.cluster,
+            known=node_context.known,
             notice=view.notice,
-            lend=bench.lend,
+            lend=node_context.lend,
         )
         tell_refused(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:
-            return Measured(profiled=profiled, problem=None)
-        name, groups = bench.batch.name, profiled.groups
-        problem = planning_problem(jobs, profiled.profiles, bench.cluster, name=name, groups=groups)
-        return Measured(profiled=profiled, problem=bench.batch.terms.on(problem))
+            return ProfiledBatch(profiled=profiled, problem=None)
+        name, groups = node_context.batch.name, profiled.groups
+        problem = planning_problem(jobs, profiled.profiles, node_context.cluster, name=name, groups=groups)
+        return ProfiledBatch(profiled=profiled, problem=node_context.batch.terms.on(problem))

@@ -100,52 +100,52 @@ def _train_here(
 ) -> BatchResult:
     """Trains a batch on this machine alone."""
     view = current_view.get()
-    with open_run_context(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as shop:
-        since_s, started_s = time.time(), time.monotonic()
-        shop.journal.put("started_s", shop.journal.get("started_s", since_s))  # a resumed batch keeps its deadlines
-        shop.journal.put("status", RUNNING)
-        shop.journal.put(FLOW_RUN_PAGE, flow_run_page())
-        bench = shop.bench
-        are_over = [name for name, record in shop.journal.jobs().items() if record.status in (DONE, STOPPED)]
+    with open_run_context(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as run_context:
+        began_at_s, profiling_began_s = time.time(), time.monotonic()
+        journal, node_context = run_context.journal, run_context.node_context
+        journal.put("started_s", journal.get("started_s", began_at_s))  # a resumed batch keeps its deadlines
+        journal.put("status", RUNNING)
+        journal.put(FLOW_RUN_PAGE, flow_run_page())
+        are_over = [name for name, record in journal.jobs().items() if record.status in (DONE, STOPPED)]
         try:
             profiled = profile_task(
-                bench.batch.jobs,
-                site=bench.site,
-                cluster=bench.cluster,
-                known=bench.known,
+                node_context.batch.jobs,
+                environment=node_context.environment,
+                cluster=node_context.cluster,
+                known=node_context.known,
                 notice=view.notice,
-                lend=bench.lend,
+                lend=node_context.lend,
                 failed=failures_told(but=are_over),
                 # Trials of a sweep may fail one by one, and a resumed batch goes on without its unfit jobs.
                 all_or_none=sweep_scheduler is None and not resume,
-                share=bench.batch.profiling_share,
+                share=node_context.batch.profiling_share,
             )
         except UnfitJobs as error:
             raise InputError(unfit(error.faults)) from error
         tell_refused(profiled)
         if sweep_scheduler is not None:
             profiled = replace(profiled, jobs=sweep_scheduler.judged(profiled.jobs))
-        profiling_s = time.monotonic() - started_s
+        profiling_s = time.monotonic() - profiling_began_s
         try:
-            with watching(bench.cluster) as measured:
-                execute(shop, profiled, measured=measured, seed=seed, sweep_scheduler=sweep_scheduler)
+            with watching(node_context.cluster) as measured:
+                execute(run_context, profiled, measured=measured, seed=seed, sweep_scheduler=sweep_scheduler)
         finally:
             summary = partial(
                 collect,
-                bench.batch,
-                bench.batch.jobs,
-                shop.journal,
-                since_s=since_s,
+                node_context.batch,
+                node_context.batch.jobs,
+                journal,
+                since_s=began_at_s,
                 num_trials=profiled.num_trials,
                 profiling_s=profiling_s,
                 refused=profiled.refused,
             )
             result = summary()
-            shop.journal.put("status", result.status)
-            finish_records(shop.recorder, result)
-            faults = shop.recorder.close()
+            journal.put("status", result.status)
+            finish_records(run_context.recorder, result)
+            faults = run_context.recorder.close()
             if sweep_scheduler is not None:
-                sweep_scheduler.close(run_id=shop.recorder.run_of())
+                sweep_scheduler.close(run_id=run_context.recorder.run_of())
         result = summary(faults=faults)  # the models have their URIs now
-        show_records(shop.recorder, result)
+        show_records(run_context.recorder, result)
         return result

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.interface.model_facts import ModelFacts
     from ringmaster.techniques.runtime.processes.order import GangOrder
     from ringmaster.techniques.runtime.processes.reporter import Reporter
 

@@ -13,7 +13,7 @@ from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.technique import Config, GangShape
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.interface.model_facts import ModelFacts
     from ringmaster.techniques.runtime.processes.order import GangOrder
     from ringmaster.techniques.runtime.processes.reporter import Reporter
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.interface.model_facts import ModelFacts
 
 
 class Fsdp(DataParallel):

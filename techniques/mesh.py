@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.interface.model_facts import ModelFacts
 
 AXES = ("pp", "dp_shard", "tp")  # neighbouring devices, which have the fastest links, lie along the last axis
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.interface.model_facts import ModelFacts
     from ringmaster.techniques.runtime.parallel.pipe import Pipe
 
 # Schedules, the presumably quickest first, and how many stages a device has under each.

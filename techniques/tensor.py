@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.runtime.models import ModelFacts
-    from ringmaster.techniques.runtime.models.decoder import Decoder, LayerModule
+    from ringmaster.techniques.interface.model_facts import Decoder, LayerModule, ModelFacts
 
 # The linear modules of a Llama-like layer; norms come on top.
 NEEDED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"})

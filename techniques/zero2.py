@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from ringmaster.techniques.interface.model_facts import ModelFacts
     from ringmaster.techniques.runtime.checkpoints.state import Reader
-    from ringmaster.techniques.runtime.models import ModelFacts
     from ringmaster.techniques.runtime.parallel.sharded import ShardedModel
 
 MIB = 1 << 20

@@ -106,8 +106,8 @@ def prediction(options: argparse.Namespace, _: object) -> list[dict]:
     cluster = detect({"cpu": len(os.sched_getaffinity(0))})
     with ForkServer() as server, tempfile.TemporaryDirectory() as folder:
         jobs = jobs_on(save_base(Path(folder), size), size, num=num, steps=ENDLESS, ranks=ranks)
-        site = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
-        return compare(jobs, site=site, sizes=sizes, cluster=cluster)
+        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        return compare(jobs, environment=environment, sizes=sizes, cluster=cluster)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, object], object]] = {

@@ -26,7 +26,7 @@ def peft_model(job: Job) -> PeftModel:
     config = LoraConfig(
         r=job.adapter.rank,
         lora_alpha=job.adapter.alpha,
-        target_modules=[site.name for site in found],
+        target_modules=[environment.name for environment in found],
         task_type="CAUSAL_LM",
         lora_dropout=0.0,
     )

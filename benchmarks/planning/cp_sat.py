@@ -10,7 +10,7 @@ import sys
 from ortools.sat.python import cp_model
 
 from ringmaster.tasks.planning import Problem
-from ringmaster.tasks.planning.bounds.bounds import useful_options
+from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.problems.families import draw
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.parts import Running
 
 Maker = Callable[[int, float | None], Problem]
 """A problem by its seed and switch cost, None for 5 % of the median runtime."""

@@ -36,7 +36,7 @@ from ringmaster.tasks.execution.local.leases import Leases, leases_of
 from ringmaster.tasks.execution.local.runner import LocalRunner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
-from ringmaster.tasks.profiling.stage import Known
+from ringmaster.tasks.profiling.stage import ProfileStore
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import Journal
@@ -54,7 +54,7 @@ class NodeContext:
     cluster: this machine's devices.
     ledger: the MLflow records.
     server: the fork server.
-    site: the trial environment.
+    environment: the trial environment.
     known: access to stored profiles.
     leases: the machine's device leases.
     lend: lends idle devices; meanwhile neither other processes of this machine nor the pool's executor use them.
@@ -65,8 +65,8 @@ class NodeContext:
     cluster: Cluster
     ledger: Ledger
     server: ForkServer
-    site: TrialEnvironment
-    known: Known
+    environment: TrialEnvironment
+    known: ProfileStore
     leases: Leases
     lend: Lend
     is_pool_node: bool
@@ -86,14 +86,14 @@ class NodeContext:
 class RunContext:
     """The resources for running a batch.
 
-    bench: the node context.
+    node_context: the node context.
     journal: the journal of the run.
     recorder: the async recorder.
     runner: starts gangs on this machine.
     run_paths: the run's folders and checkpoint options.
     """
 
-    bench: NodeContext
+    node_context: NodeContext
     journal: Journal
     recorder: AsyncRecorder
     runner: LocalRunner
@@ -153,7 +153,7 @@ def cool_down() -> None:
 
 
 @contextmanager
-def open_bench(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
+def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
     """Opens the resources for profiling, the slow ones in parallel; ends all workers on exit.
 
     If this machine is a node of a pool, its devices are those that the pool has of it. Raises InputError if the
@@ -181,7 +181,9 @@ def open_bench(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             cluster=cluster,
             ledger=ledger,
             server=server,
-            site=TrialEnvironment(server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths),
+            environment=TrialEnvironment(
+                server=server, devices=cluster.nodes[0].devices, cache_dir=cache, import_paths=paths
+            ),
             known=_known(ledger),
             leases=leases,
             lend=lend,
@@ -203,31 +205,31 @@ def open_run_context(
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
     resume = resumed is not None
     note_start(batch, home)
-    with open_bench(batch, home=home) as bench, ExitStack() as stack:
+    with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
         folder = resumed or fresh_folder(batch, home)
         stack.enter_context(alone_in(folder))
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
-        weights = base_weights(batch, bench.ledger, journal, home)
-        bench = replace(bench, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
+        weights = base_weights(batch, node_context.ledger, journal, home)
+        node_context = replace(node_context, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
         checkpoint_root = checkpoint_root_of(journal, resume=resume)
         journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
         begun(batch, home)
         yield RunContext(
-            bench=bench,
+            node_context=node_context,
             journal=journal,
             recorder=AsyncRecorder(
-                bench.ledger,
+                node_context.ledger,
                 journal,
                 batch=batch,
                 notice=current_view.get().notice,
                 tensors=TensorStore(settings.tensors(home)),
             ),
-            runner=LocalRunner(bench.server),
+            runner=LocalRunner(node_context.server),
             run_paths=RunPaths(
                 folder=folder,
-                cache_dir=bench.site.cache_dir,
-                import_paths=bench.site.import_paths,
+                cache_dir=node_context.environment.cache_dir,
+                import_paths=node_context.environment.import_paths,
                 weights=weights,
                 checkpoint_every_s=checkpoint_every_s,
                 checkpoint_root=checkpoint_root,
@@ -286,11 +288,11 @@ def _together(*actions: Callable[[], Any]) -> None:
         raise errors[0]
 
 
-def _known(ledger: Ledger) -> Known:
+def _known(ledger: Ledger) -> ProfileStore:
     def find(fingerprints: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         return ledger.find_profiles(fingerprints)
 
     def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
         ledger.record_profile(fingerprint, json.loads(json.dumps(profile)))
 
-    return Known(find=find, keep=keep)
+    return ProfileStore(find=find, keep=keep)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import NodeContext, open_bench
+from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.form import Profiles
 from ringmaster.flows.batch.local_executor import PLANNING_TIME_LIMIT_S
 from ringmaster.flows.batch.run_folder import stamped_folder
@@ -132,8 +132,8 @@ def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> D
     pool = settings.pool()
     standing = 0
     if pool is None:
-        with open_bench(batch, home=settings.home()) as bench:
-            profiled, cluster = _profile_here(bench, may_try=profiles == "measure"), bench.cluster
+        with open_node_context(batch, home=settings.home()) as node_context:
+            profiled, cluster = _profile_here(node_context, may_try=profiles == "measure"), node_context.cluster
     else:
         with _database(pool) as database:
             profiled, cluster = _profile_on(database, batch, may_try=profiles == "measure")
@@ -143,17 +143,17 @@ def dry_run(batch: Batch, *, profiles: Profiles = "measure", seed: int = 0) -> D
     return found
 
 
-def _profile_here(bench: NodeContext, *, may_try: bool) -> Profiled:
+def _profile_here(node_context: NodeContext, *, may_try: bool) -> Profiled:
     notice = current_view.get().notice
     return profile_jobs(
-        bench.batch.jobs,
-        site=bench.site,
-        cluster=bench.cluster,
-        known=bench.known,
+        node_context.batch.jobs,
+        environment=node_context.environment,
+        cluster=node_context.cluster,
+        known=node_context.known,
         notice=notice,
-        lend=bench.lend,
+        lend=node_context.lend,
         may_try=may_try,
-        share=bench.batch.profiling_share,
+        share=node_context.batch.profiling_share,
     )
 
 
@@ -161,12 +161,12 @@ def _profile_on(database: Database, batch: Batch, *, may_try: bool) -> tuple[Pro
     """Returns the profiles for the pool's nodes, and those nodes."""
     cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database)))
     if not may_try:
-        with open_bench(batch, home=settings.home()) as bench:
+        with open_node_context(batch, home=settings.home()) as node_context:
             kinds = {Cluster(nodes=(node,)).device_kind() for node in cluster.nodes}
-            if not bench.is_pool_node or kinds != {bench.cluster.device_kind()}:
+            if not node_context.is_pool_node or kinds != {node_context.cluster.device_kind()}:
                 remedy = "have it measured, or start it from Prefect's UI, on a node"
                 raise InputError([f"this machine cannot predict for the pool's {', '.join(kinds)}. To fix: {remedy}"])
-            return _profile_here(bench, may_try=False), cluster
+            return _profile_here(node_context, may_try=False), cluster
     key = f"dry-run-{uuid.uuid4().hex}"
     journal = Journal(database, batch=key)
     journal.put("batch", batch.to_json())

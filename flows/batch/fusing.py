@@ -22,7 +22,7 @@ from ringmaster.techniques import Job, Profile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
+class ChosenGroups:
     """The chosen groups.
 
     profiles: by lead job, the profiles of its group.
@@ -42,12 +42,12 @@ def choose_together(
     name: str,
     cluster: Cluster,
     journal: Journal,
-    on_terms: Callable[[Problem], Problem],
+    add_terms: Callable[[Problem], Problem],
     objective: Objective,
     time_limit_s: float,
     goals: Mapping[str, int] | None = None,
     seed: int = 0,
-) -> Together:
+) -> ChosenGroups:
     """Divides the remaining jobs of a batch into groups and jobs that train alone, and reports what that saves.
 
     name: name of the batch.
@@ -61,8 +61,8 @@ def choose_together(
     may_join = {job.name for job in left if (goals or {}).get(job.name) != 0 and not _is_alone(records.get(job.name))}
     groups = _candidates(profiled.groups, may_join)
     if not groups:
-        return Together()
-    problem = on_terms(
+        return ChosenGroups()
+    problem = add_terms(
         planning_problem(
             left,
             profiled.profiles,
@@ -75,7 +75,7 @@ def choose_together(
     try:
         fusion = choose_groups_task(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
     except ProblemError:
-        return Together()  # no plan meets the deadlines: the planner of the jobs reports it, with details
+        return ChosenGroups()  # no plan meets the deadlines: the planner of the jobs reports it, with details
     current_view.get().notice(fusion.in_words())
     journal.put(
         FUSION,
@@ -92,7 +92,7 @@ def choose_together(
         lead: tuple(p for p in groups[lead] if {f.job for f in p.members} == set(members))
         for lead, members in fusion.groups.items()
     }
-    return Together(profiles=chosen, fusion=fusion, plan=as_executed(problem, fusion.together)[1])
+    return ChosenGroups(profiles=chosen, fusion=fusion, plan=as_executed(problem, fusion.together)[1])
 
 
 def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from ringmaster.flows.batch.artifacts import DecisionArtifact
 from ringmaster.flows.batch.context import RunContext
-from ringmaster.flows.batch.fusing import Together, choose_together, goals_in
+from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
 from ringmaster.flows.batch.records import failure, log_decision
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
@@ -19,7 +19,7 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.execution.events import JobEnded, Listener
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.execution.local.device_metrics import Measured
+from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.execution.local.step_events import StepEvents
 from ringmaster.tasks.execution.replanning.plan_manager import MakePlan
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
@@ -30,7 +30,7 @@ from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.planning.task import plan_task
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.recording.async_recorder import Recorded
+from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.storage.journal import FAILED, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques import Job
@@ -39,91 +39,97 @@ PLANNING_TIME_LIMIT_S = 10.0
 
 
 def execute(
-    shop: RunContext,
+    run_context: RunContext,
     profiled: Profiled,
     *,
-    measured: Measured | None,
+    measured: SegmentTelemetry | None,
     seed: int,
     sweep_scheduler: SweepScheduler | None,
 ) -> None:
     """Runs the batch until it ends or is interrupted.
 
-    shop: the run context.
+    run_context: the run context.
     profiled: the profiles of its jobs.
     measured: metrics of the devices during the run.
     seed: seed of the planner.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    failures = _begin(shop, profiled, sweep_scheduler=sweep_scheduler)
-    together = _choose_together(shop, profiled, seed=seed)
+    failures = _begin(run_context, profiled, sweep_scheduler=sweep_scheduler)
+    together = _choose_together(run_context, profiled, seed=seed)
     with ExitStack() as stack:
-        listeners = stack.enter_context(_listeners(shop, profiled, failures=failures, sweep_scheduler=sweep_scheduler))
+        listeners = stack.enter_context(
+            _listeners(run_context, profiled, failures=failures, sweep_scheduler=sweep_scheduler)
+        )
         executor = Executor(
-            name=shop.bench.batch.name,
-            cluster=shop.bench.cluster,
-            leases=shop.bench.leases,
-            holder=shop.bench.holder,
-            entries=_entries(shop, profiled, together),
-            journal=shop.journal,
-            submit=submit_with(shop.runner, measured=measured),
-            make_plan=_planner(shop, seed=seed, start=together.plan),
-            on_terms=partial(_on_terms, shop),
-            replanner=_replanner(shop, seed=seed),
-            steer=shop.runner.steer,
+            name=run_context.node_context.batch.name,
+            cluster=run_context.node_context.cluster,
+            leases=run_context.node_context.leases,
+            holder=run_context.node_context.holder,
+            entries=_entries(run_context, profiled, together),
+            journal=run_context.journal,
+            submit=submit_with(run_context.runner, measured=measured),
+            make_plan=_planner(run_context, seed=seed, start=together.plan),
+            add_terms=partial(_on_terms, run_context),
+            replanner=_replanner(run_context, seed=seed),
+            steer=run_context.runner.steer,
             listeners=listeners,
             is_open=sweep_scheduler.is_open if sweep_scheduler is not None else lambda: False,
         )
         if sweep_scheduler is not None:
-            sweep_scheduler.attach(executor.direct, later=executor.call, started_s=float(shop.journal.get("started_s")))
+            sweep_scheduler.attach(
+                executor.direct, later=executor.call, started_s=float(run_context.journal.get("started_s"))
+            )
         # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
-        stack.callback(shop.bench.leases.give_back, shop.bench.device_names)
-        stack.callback(shop.runner.join)
-        stack.callback(shop.runner.kill_all)
-        stack.enter_context(stopped_by_signals(partial(_stop, executor, shop)))
+        stack.callback(run_context.node_context.leases.give_back, run_context.node_context.device_names)
+        stack.callback(run_context.runner.join)
+        stack.callback(run_context.runner.kill_all)
+        stack.enter_context(stopped_by_signals(partial(_stop, executor, run_context)))
         executor.run()
 
 
-def _begin(shop: RunContext, profiled: Profiled, *, sweep_scheduler: SweepScheduler | None) -> list[JobEnded]:
+def _begin(run_context: RunContext, profiled: Profiled, *, sweep_scheduler: SweepScheduler | None) -> list[JobEnded]:
     """Records the jobs that are about to run, and those that have failed already; returns the events of the latter."""
-    every = {job.name: job for job in shop.bench.batch.jobs}
-    shop.recorder.begin(
-        Recorded(jobs=every | _jobs(profiled), preflights=profiled.preflights, profiles=profiled.profiles),
-        devices=shop.bench.device_names,
+    every = {job.name: job for job in run_context.node_context.batch.jobs}
+    run_context.recorder.begin(
+        JobsToRecord(jobs=every | _jobs(profiled), preflights=profiled.preflights, profiles=profiled.profiles),
+        devices=run_context.node_context.device_names,
         num_trials=profiled.num_trials,
     )
-    begin(shop.journal, shop.bench.batch.jobs, faults=profiled.faults)
-    records = shop.journal.jobs()
+    begin(run_context.journal, run_context.node_context.batch.jobs, faults=profiled.faults)
+    records = run_context.journal.jobs()
     failures = [failure(name, why) for name, why in profiled.faults.items() if records[name].status == FAILED]
     for event in failures:
-        shop.recorder.listen(event)
+        run_context.recorder.listen(event)
     if sweep_scheduler is not None:
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
-        sweep_scheduler.begin(shop.journal, jobs, num_slots=len(shop.bench.cluster.devices))
+        sweep_scheduler.begin(run_context.journal, jobs, num_slots=len(run_context.node_context.cluster.devices))
         for name, details in sweep_scheduler.details().items():
-            shop.journal.write_job(name, details=details)
+            run_context.journal.write_job(name, details=details)
     return failures
 
 
-def _choose_together(shop: RunContext, profiled: Profiled, *, seed: int) -> Together:
+def _choose_together(run_context: RunContext, profiled: Profiled, *, seed: int) -> ChosenGroups:
     """Returns the groups of jobs that are better trained together, and the plan on which the choice is based."""
-    batch = shop.bench.batch
+    batch = run_context.node_context.batch
     return choose_together(
         profiled,
         jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
         name=batch.name,
-        cluster=shop.bench.cluster,
-        journal=shop.journal,
-        goals=goals_in(shop.journal.jobs()),
-        on_terms=partial(_on_terms, shop),
+        cluster=run_context.node_context.cluster,
+        journal=run_context.journal,
+        goals=goals_in(run_context.journal.jobs()),
+        add_terms=partial(_on_terms, run_context),
         objective=batch.terms.objective,
         time_limit_s=PLANNING_TIME_LIMIT_S,
         seed=seed,
     )
 
 
-def _entries(shop: RunContext, profiled: Profiled, together: Together) -> list[JobState]:
+def _entries(run_context: RunContext, profiled: Profiled, together: ChosenGroups) -> list[JobState]:
     """Returns the batch's jobs as the executor takes them."""
-    place = replace(shop.run_paths, data={name: preflight.data for name, preflight in profiled.preflights.items()})
+    place = replace(
+        run_context.run_paths, data={name: preflight.data for name, preflight in profiled.preflights.items()}
+    )
     jobs = _jobs(profiled)
     return [
         JobState(
@@ -132,21 +138,23 @@ def _entries(shop: RunContext, profiled: Profiled, together: Together) -> list[J
             place=place,
             together=together.profiles.get(job.name, ()),
         )
-        for job in shop.bench.batch.jobs
+        for job in run_context.node_context.batch.jobs
     ]
 
 
 @contextmanager
 def _listeners(
-    shop: RunContext, profiled: Profiled, *, failures: Sequence[JobEnded], sweep_scheduler: SweepScheduler | None
+    run_context: RunContext, profiled: Profiled, *, failures: Sequence[JobEnded], sweep_scheduler: SweepScheduler | None
 ) -> Iterator[list[Listener]]:
     """Yields the executor's listeners: the view, the records, the artifacts in Prefect, the sweep.
 
     failures: events that only the table of decisions has not received yet.
     """
-    batch, database = shop.bench.batch, shop.journal.database
-    deadlines = DeadlineAlarms(batch.name, deadlines_s=batch.deadlines_s, started_s=shop.journal.get("started_s"))
-    progress = ProgressArtifact(shop.journal, total_steps=sum(job.total_steps for job in profiled.jobs))
+    batch, database = run_context.node_context.batch, run_context.journal.database
+    deadlines = DeadlineAlarms(
+        batch.name, deadlines_s=batch.deadlines_s, started_s=run_context.journal.get("started_s")
+    )
+    progress = ProgressArtifact(run_context.journal, total_steps=sum(job.total_steps for job in profiled.jobs))
     gantt = GanttArtifact(
         TimelineReader(database, name=batch.name), look=lambda run_timeline: deadlines.tell(run_timeline, sound)
     )
@@ -158,7 +166,7 @@ def _listeners(
             stack.callback(artifact.close)
         yield [
             current_view.get().listen,
-            shop.recorder.listen,
+            run_context.recorder.listen,
             progress.listen,
             gantt.listen,
             StepEvents(database).listen,
@@ -168,14 +176,14 @@ def _listeners(
         ]
 
 
-def _replanner(shop: RunContext, *, seed: int) -> Replanner:
+def _replanner(run_context: RunContext, *, seed: int) -> Replanner:
     """Returns the replanner, which plans the remaining work while the batch runs."""
-    objective = shop.bench.batch.terms.objective
+    objective = run_context.node_context.batch.terms.objective
     return Replanner(
-        name=shop.bench.batch.name,
+        name=run_context.node_context.batch.name,
         # No Prefect task: most of these plans are not adopted, and one may still be in progress when the flow ends.
         make_plan=partial(checked_plan, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=objective),
-        on_terms=partial(_on_terms, shop),
+        add_terms=partial(_on_terms, run_context),
         policy=replace(POLICY, objective=objective),
     )
 
@@ -185,33 +193,35 @@ def _jobs(profiled: Profiled) -> dict[str, Job]:
     return {job.name: job for job in profiled.jobs}
 
 
-def _on_terms(shop: RunContext, problem: Problem) -> Problem:
+def _on_terms(run_context: RunContext, problem: Problem) -> Problem:
     """Applies the batch's terms to a problem; deadlines count from the batch's first start."""
-    return shop.bench.batch.terms.on(problem, elapsed_s=_elapsed_s(shop))
+    return run_context.node_context.batch.terms.on(problem, elapsed_s=_elapsed_s(run_context))
 
 
-def _elapsed_s(shop: RunContext) -> float:
+def _elapsed_s(run_context: RunContext) -> float:
     """Returns the seconds since the first start of the batch, from which its deadlines count."""
-    return time.time() - float(shop.journal.get("started_s"))
+    return time.time() - float(run_context.journal.get("started_s"))
 
 
-def _planner(shop: RunContext, *, seed: int, start: Plan | None) -> MakePlan:
+def _planner(run_context: RunContext, *, seed: int, start: Plan | None) -> MakePlan:
     """Returns the planner of the batch: the first plan must meet all deadlines, later ones those that are still
     feasible.
 
     start: the plan on which the choice of groups is based, which the first plan reuses if it is as good.
     """
-    objective = shop.bench.batch.terms.objective
+    objective = run_context.node_context.batch.terms.objective
     make_plan = partial(plan_task, time_limit_s=PLANNING_TIME_LIMIT_S, seed=seed, objective=objective)
 
     def first(problem: Problem) -> Plan:
         try:
             return make_plan(problem, start=start)
         except ProblemError as error:
-            so_far_s = _elapsed_s(shop)
+            so_far_s = _elapsed_s(run_context)
             faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
             remedy = "To fix: give the jobs that are named more time, fewer steps or more devices"
-            raise ProblemError([*faults, remedy] if shop.bench.batch.deadlines_s else error.faults) from None
+            raise ProblemError(
+                [*faults, remedy] if run_context.node_context.batch.deadlines_s else error.faults
+            ) from None
 
     def later(problem: Problem) -> Plan:
         plan, given_up = plan_giving_up_deadlines(problem, make_plan)
@@ -219,10 +229,10 @@ def _planner(shop: RunContext, *, seed: int, start: Plan | None) -> MakePlan:
             current_view.get().notice(f"deadlines that cannot be met any more: {', '.join(given_up)}")
         return plan
 
-    return lambda problem: later(problem) if shop.journal.plans() else first(problem)
+    return lambda problem: later(problem) if run_context.journal.plans() else first(problem)
 
 
-def _stop(executor: Executor, shop: RunContext) -> None:
+def _stop(executor: Executor, run_context: RunContext) -> None:
     """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
     executor.stop()
-    shop.runner.stop_all()
+    run_context.runner.stop_all()

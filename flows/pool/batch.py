@@ -53,7 +53,7 @@ from ringmaster.tasks.pool.releases import check_release
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.stage import Profiled
-from ringmaster.tasks.recording.async_recorder import PoolRecorder, Recorded
+from ringmaster.tasks.recording.async_recorder import JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -190,7 +190,7 @@ def _hand_over(
         cluster=Cluster(nodes=tuple(healthy(node) for node in Nodes(run.database).all() if healthy(node).devices)),
         journal=journal,
         goals={name: said[GOAL] for name, said in details.items() if GOAL in said},
-        on_terms=batch.terms.on,
+        add_terms=batch.terms.on,
         objective=batch.terms.objective,
         time_limit_s=FUSING_TIME_LIMIT_S,
     )
@@ -246,7 +246,7 @@ def _follow(
     tensors = TensorStore(settings.tensors(settings.home()))
     recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=notice, tensors=tensors)
     recorder.begin(
-        Recorded(
+        JobsToRecord(
             jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
             preflights=preflights,
             profiles=submission.profiles,

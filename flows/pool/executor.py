@@ -85,7 +85,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         runner = PoolRunner(database, launch=runs.launch)
         stack.callback(runner.close)
         controller = PoolController(database, runner=runner, timeouts=Timeouts.of_environment(), seed=seed)
-        replanner = Replanner(name=NAME, make_plan=controller.make_plan, on_terms=controller.on_terms)
+        replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
         controller.on_objective, controller.on_speed = replanner.pursue, replanner.hear
         executor = Executor(
             name=NAME,
@@ -95,7 +95,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             journal=Journal(database, batch=None),
             submit=runner.submit,
             make_plan=controller.make_plan,
-            on_terms=controller.on_terms,
+            add_terms=controller.add_terms,
             listeners=[controller.listen, _log],
             replanner=replanner,
             steer=runner.steer,

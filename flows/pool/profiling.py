@@ -19,7 +19,7 @@ from prefect.exceptions import PrefectException
 from prefect.states import Cancelled
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import NodeContext, open_bench
+from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import NodeGone, healthy, is_here
@@ -53,10 +53,10 @@ def profile_node(node: str, key: str) -> None:
     database = Database(address.database)
     try:
         journal = Journal(database, batch=key)
-        with open_bench(Batch.from_json(journal.get("batch")), home=settings.home()) as bench:
-            if not bench.is_pool_node or bench.cluster.nodes[0].name != node:
+        with open_node_context(Batch.from_json(journal.get("batch")), home=settings.home()) as node_context:
+            if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
-            journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, database))))
     except NodeGone:
         return cast(None, Cancelled(message=GONE))
     finally:
@@ -92,13 +92,13 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
 
 def _measure_here(batch: Batch, journal: Journal, database: Database) -> dict[str, str]:
     """Profiles the batch on this machine; returns the reason, by node, if it has left the pool."""
-    with open_bench(batch, home=settings.home()) as bench:
-        if not bench.is_pool_node:  # it was one a moment ago
+    with open_node_context(batch, home=settings.home()) as node_context:
+        if not node_context.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
         try:
-            journal.put(_fact(bench.cluster), to_json(_slim(_measure(bench, database))))
+            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, database))))
         except NodeGone as error:
-            return {bench.cluster.nodes[0].name: str(error)}
+            return {node_context.cluster.nodes[0].name: str(error)}
     return {}
 
 
@@ -151,20 +151,20 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
     )
 
 
-def _measure(bench: NodeContext, database: Database) -> Profiled:
-    notice, node = current_view.get().notice, bench.cluster.nodes[0]
+def _measure(node_context: NodeContext, database: Database) -> Profiled:
+    notice, node = current_view.get().notice, node_context.cluster.nodes[0]
     serving = [healthy(each) for each in Nodes(database).all() if each.status == SERVING]
-    kind = bench.cluster.device_kind()
+    kind = node_context.cluster.device_kind()
     alike = [each for each in serving if _is_like(each, node, kind)]
     return profile_task(
-        bench.batch.jobs,
-        site=bench.site,
-        cluster=bench.cluster,
-        known=bench.known,
+        node_context.batch.jobs,
+        environment=node_context.environment,
+        cluster=node_context.cluster,
+        known=node_context.known,
         notice=notice,
-        lend=bench.lend,
+        lend=node_context.lend,
         num_nodes=max(len(alike), 1),
-        share=bench.batch.profiling_share,
+        share=node_context.batch.profiling_share,
     )
 
 

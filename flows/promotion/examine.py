@@ -126,7 +126,7 @@ def examine_models(
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
-    with one_device(folder, notice=notice) as (site, device):
+    with one_device(folder, notice=notice) as (environment, device):
         from ringmaster.tasks.evaluation.examination import examine_each
 
         found = examine_each(
@@ -137,7 +137,7 @@ def examine_models(
             against=None if against is None else against.folder,
             max_rows=max_rows,
             progress=progress,
-            site=site,
+            environment=environment,
             device=device,
             folder=folder,
         )
@@ -148,7 +148,7 @@ def examine_by(
     policy: Policy, model: Found, *, data: DataSpec, against: Found | None, notice: Notice
 ) -> list[Examined]:
     """Evaluates a model for a policy, once for each of its suites, and compares it with another model."""
-    with one_device(policy.folder, notice=notice) as (site, device):
+    with one_device(policy.folder, notice=notice) as (environment, device):
         from ringmaster.tasks.evaluation.examination import examine
 
         return [
@@ -159,7 +159,7 @@ def examine_by(
                 against=None if against is None else against.folder,
                 metrics=None if policy.metric is None else [policy.metric],
                 max_rows=policy.max_rows,
-                site=site,
+                environment=environment,
                 device=device,
                 folder=policy.folder,
             )
@@ -185,7 +185,7 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
         cluster = detect() if node is None else node.cluster
         devices = cluster.nodes[0].devices
         server = stack.enter_context(ForkServer())
-        site = TrialEnvironment(
+        environment = TrialEnvironment(
             server=server,
             devices=devices,
             cache_dir=home / "cache",
@@ -193,7 +193,7 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
         )
         if node is not None:
             (device,) = stack.enter_context(node.lent("evaluation", DevicesWanted(least=1, most=1, presses=True)))
-            yield site, device
+            yield environment, device
             return
         home.mkdir(parents=True, exist_ok=True)
         leases = leases_of(home)
@@ -205,7 +205,7 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
                 told = True
             threading.Event().wait(LEASE_RETRY_S)
         stack.callback(leases.give_back, [mine])
-        yield site, names[mine]
+        yield environment, names[mine]
 
 
 def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:

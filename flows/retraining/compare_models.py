@@ -52,7 +52,13 @@ def judge_all(
     if candidates:
         rivals = _rivals(run, checks, candidates)
         with run.device() as device:
-            judged = judge(rivals, run.production.policy, ledger=run.ledger, site=run.bench.site, device=device)
+            judged = judge(
+                rivals,
+                run.production.policy,
+                ledger=run.ledger,
+                environment=run.node_context.environment,
+                device=device,
+            )
             for name, candidate in candidates.items():
                 _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
@@ -147,9 +153,11 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
     # The tokenizer with which a first candidate reads the comparison data exists only now.
     compared = {name: with_tokenizer_of(folders[name], checks[name].model).compare_on for name in candidates}
     others = [job for job in compared.values() if job is not None]
-    bench, notice = run.bench, current_view.get().notice
+    node_context, notice = run.node_context, current_view.get().notice
     preflights, faults = (
-        preflight_jobs(others, site=bench.site, cluster=bench.cluster, notice=notice) if others else ({}, {})
+        preflight_jobs(others, environment=node_context.environment, cluster=node_context.cluster, notice=notice)
+        if others
+        else ({}, {})
     )
     rivals = []
     for name, candidate in candidates.items():
@@ -177,9 +185,11 @@ def _keep_predictions(run: RetrainingRun, check: Checked, candidate: ModelRecord
     kept = trained_of(run, candidate)
     if check.model.watched.predictions is None or kept is None or kept.predictions:
         return
-    job, site = check.model.job, run.bench.site
+    job, environment = check.model.job, run.node_context.environment
     folder = {"candidate": run.download(candidate)}
-    scored = score_models(folder, job=job, data=check.data, max_rows=MOST_SCORED, site=site, device=device)
+    scored = score_models(
+        folder, job=job, data=check.data, max_rows=MOST_SCORED, environment=environment, device=device
+    )
     if (scores := scored.scores.get("candidate")) is not None:
         keep_trained(run, candidate, replace(kept, predictions=references_of(scored_features(scores))))
 

@@ -64,17 +64,19 @@ class Judged:
 
 
 def judge(
-    rivals: Sequence[Rival], policy: Policy | None, *, ledger: Ledger, site: TrialEnvironment, device: Device
+    rivals: Sequence[Rival], policy: Policy | None, *, ledger: Ledger, environment: TrialEnvironment, device: Device
 ) -> dict[str, Judged]:
     """Returns the decision on each rival, by its name."""
     found = {rival.name: Judged(fault=f"the candidate cannot be evaluated: {rival.fault}") for rival in rivals}
     ready = [rival for rival in rivals if rival.data is not None]
     if policy is None:
-        return found | _by_rule(ready, site=site, device=device)
-    return found | {rival.name: _by_policy(rival, policy, ledger=ledger, site=site, device=device) for rival in ready}
+        return found | _by_rule(ready, environment=environment, device=device)
+    return found | {
+        rival.name: _by_policy(rival, policy, ledger=ledger, environment=environment, device=device) for rival in ready
+    }
 
 
-def _by_rule(rivals: Sequence[Rival], *, site: TrialEnvironment, device: Device) -> dict[str, Judged]:
+def _by_rule(rivals: Sequence[Rival], *, environment: TrialEnvironment, device: Device) -> dict[str, Judged]:
     """Decides by the simple rule: a candidate is promoted if its gain is at least `min_gain`."""
     evaluations = [
         Evaluation(name=f"{rival.name} {role}", job=rival.job, model_dir=folder, data=rival.data or {})
@@ -82,7 +84,7 @@ def _by_rule(rivals: Sequence[Rival], *, site: TrialEnvironment, device: Device)
         for role, folder in ((CANDIDATE, rival.candidate_dir), (CHAMPION, rival.champion_dir))
         if folder is not None
     ]
-    evaluated = evaluate_task(evaluations, site=site, device=device)
+    evaluated = evaluate_task(evaluations, environment=environment, device=device)
     return {rival.name: _compared(rival, evaluated) for rival in rivals}
 
 
@@ -100,10 +102,14 @@ def _compared(rival: Rival, evaluated: Evaluated) -> Judged:
     )
 
 
-def _by_policy(rival: Rival, policy: Policy, *, ledger: Ledger, site: TrialEnvironment, device: Device) -> Judged:
+def _by_policy(
+    rival: Rival, policy: Policy, *, ledger: Ledger, environment: TrialEnvironment, device: Device
+) -> Judged:
     """Decides by the policy, and records what was found on the run that made the candidate."""
     metric = policy.metric or rival.metric
-    site = replace(site, import_paths=tuple(dict.fromkeys([*site.import_paths, str(policy.folder)])))
+    environment = replace(
+        environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(policy.folder)]))
+    )
     found: list[Examined] = [
         examine_task(
             rival.name,
@@ -114,7 +120,7 @@ def _by_policy(rival: Rival, policy: Policy, *, ledger: Ledger, site: TrialEnvir
             suite=suite,
             metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
             max_rows=policy.max_rows,
-            site=site,
+            environment=environment,
             device=device,
             folder=policy.folder,
         )

@@ -113,8 +113,10 @@ def _frozen(run: RetrainingRun, check: Checked) -> Checked:
 
 
 def _preflighted(run: RetrainingRun, jobs: list[Job]) -> tuple[dict[str, Any], dict[str, str]]:
-    bench = run.bench
-    return preflight_jobs(jobs, site=bench.site, cluster=bench.cluster, notice=current_view.get().notice)
+    node_context = run.node_context
+    return preflight_jobs(
+        jobs, environment=node_context.environment, cluster=node_context.cluster, notice=current_view.get().notice
+    )
 
 
 def _decided(run: RetrainingRun, check: Checked, data: Mapping[str, Any], faults: Mapping[str, str]) -> Checked:

@@ -85,7 +85,7 @@ def _report(
     production = run.production
     price = production.price_per_device_hour
     batch = None if result is None else result.to_json()
-    num_devices = len(run.bench.cluster.devices)
+    num_devices = len(run.node_context.cluster.devices)
     measured = chosen.profiling_s * num_devices * price / HOUR_S if chosen.num_trials else 0.0
     return RetrainingReport(
         name=production.name,

@@ -14,7 +14,7 @@ from typing import Any
 from prefect.context import FlowRunContext
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import NodeContext, lent_server, open_bench
+from ringmaster.flows.batch.context import NodeContext, lent_server, open_node_context
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion.moves import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
@@ -44,7 +44,7 @@ class RetrainingRun:
     record: the run as it was found when it was opened.
     last: the run before; None if there is none.
     forced: the models that were requested by name.
-    bench: the node context.
+    node_context: the node context.
     runs: the store of all retraining runs.
     moves: the log of alias moves.
     folder: the folder of the runs' files.
@@ -55,7 +55,7 @@ class RetrainingRun:
     record: RunRecord
     last: RunRecord | None
     forced: tuple[str, ...]
-    bench: NodeContext
+    node_context: NodeContext
     runs: RetrainingRuns
     moves: MoveLog
     folder: Path
@@ -69,7 +69,7 @@ class RetrainingRun:
     @property
     def ledger(self) -> Ledger:
         """The MLflow records."""
-        return self.bench.ledger
+        return self.node_context.ledger
 
     @property
     def deadline_s(self) -> float | None:
@@ -106,7 +106,7 @@ class RetrainingRun:
     @contextmanager
     def device(self) -> Iterator[Device]:
         """Yields a leased device; waits for one. On a node of a pool, a gang may have to stop for it."""
-        with self.bench.lend(DevicesWanted(least=1, most=1, presses=True)) as (device,):
+        with self.node_context.lend(DevicesWanted(least=1, most=1, presses=True)) as (device,):
             yield device
 
 
@@ -139,9 +139,9 @@ def open_run(
             yield answered
             return
         known = runs.find(production.name, key)
-        bench = stack.enter_context(_open_bench(production))
+        node_context = stack.enter_context(_open_node_context(production))
         if production.with_registry:
-            production = with_tagged(production, bench.ledger.tagged(TAG))
+            production = with_tagged(production, node_context.ledger.tagged(TAG))
         production = _of_this_round(production, force, is_over=known is not None and known.is_over)
         record = runs.begin(production.name, _round(runs, production.name, key) if force else key)
         if "looked" in record.content and sorted(force) != record.content.get("forced", []):
@@ -150,13 +150,13 @@ def open_run(
                 [f"the retraining run {record.run_date} was interrupted, and has begun without that. To fix: {remedy}"]
             )
         moves = stack.enter_context(open_move_log())
-        moves.finish_left_behind(bench.ledger)
+        moves.finish_left_behind(node_context.ledger)
         yield RetrainingRun(
             production=production,
             record=record,
             last=runs.before(production.name, record.run_date),
             forced=tuple(force),
-            bench=bench,
+            node_context=node_context,
             runs=runs,
             moves=moves,
             folder=settings.home() / "retraining" / production.name,
@@ -211,7 +211,7 @@ def _of_this_round(production: Production, force: Sequence[str], *, is_over: boo
 
 
 @contextmanager
-def _open_bench(production: Production) -> Iterator[NodeContext]:
+def _open_node_context(production: Production) -> Iterator[NodeContext]:
     """Opens the node context of a retraining run, whose batch also uses its fork server."""
     every_job = Batch(
         name=production.name,
@@ -220,9 +220,9 @@ def _open_bench(production: Production) -> Iterator[NodeContext]:
         folder=production.folder,
         text="",
     )
-    with open_bench(every_job, home=settings.home()) as bench:
-        token = lent_server.set(bench.server)
+    with open_node_context(every_job, home=settings.home()) as node_context:
+        token = lent_server.set(node_context.server)
         try:
-            yield bench
+            yield node_context
         finally:
             lent_server.reset(token)

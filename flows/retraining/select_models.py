@@ -87,14 +87,16 @@ def _choose(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
 
 def _problems(run: RetrainingRun, profiled: Profiled, limits: Limits) -> Callable[[Sequence[str]], Problem]:
     """Returns a function from job names to their planning problem, with the groups that they may be trained in."""
-    bench = run.bench
+    node_context = run.node_context
     resolved = {job.name: job for job in profiled.jobs}
-    groups_among = groups_of_some(profiled, site=bench.site, cluster=bench.cluster, known=bench.known)
+    groups_among = groups_of_some(
+        profiled, environment=node_context.environment, cluster=node_context.cluster, known=node_context.known
+    )
 
     def problem_of(names: Sequence[str]) -> Problem:
         chosen = [resolved[name] for name in names]
         name, groups = run.production.name, groups_among(names)
-        problem = planning_problem(chosen, profiled.profiles, bench.cluster, name=name, groups=groups)
+        problem = planning_problem(chosen, profiled.profiles, node_context.cluster, name=name, groups=groups)
         return _terms(limits, names).on(problem)
 
     return problem_of
@@ -116,16 +118,16 @@ def _jobs(check: Checked) -> Iterator[Job]:
 
 
 def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> Profiled:
-    bench, notice = run.bench, current_view.get().notice
+    node_context, notice = run.node_context, current_view.get().notice
     return profile_task(
         jobs,
-        site=bench.site,
-        cluster=bench.cluster,
-        known=bench.known,
+        environment=node_context.environment,
+        cluster=node_context.cluster,
+        known=node_context.known,
         notice=notice,
-        lend=bench.lend,
+        lend=node_context.lend,
         failed=failures_told(),
-        share=max(bench.batch.profiling_share, PROFILING_SHARE),
+        share=max(node_context.batch.profiling_share, PROFILING_SHARE),
     )
 
 

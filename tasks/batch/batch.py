@@ -14,7 +14,7 @@ from ringmaster.tasks.batch import document, grid, rules, wording
 from ringmaster.tasks.batch.adaptations import with_parents_said
 from ringmaster.tasks.batch.faults import BatchFileError, Fault, Finding, Place, place_text
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
-from ringmaster.tasks.batch.schema import PLANNED, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
+from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
@@ -223,7 +223,7 @@ def _at(position: int, place: Place) -> Place:
 
 
 def _job(entry: JobEntry) -> Job:
-    job = from_json(Job, entry.model_dump(exclude_unset=True, exclude=set(PLANNED)))
+    job = from_json(Job, entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS)))
     return replace(job, adapter=job.adapter and resolved(job.adapter))
 
 

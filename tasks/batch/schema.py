@@ -38,9 +38,10 @@ from ringmaster.tasks.batch.field_types import (
 )
 from ringmaster.techniques.interface import job
 
-PLANNED = ("deadline_s", "weight")
+PLANNER_KEYS = ("deadline_s", "weight")
+"""The keys of a job's entry that only the planner reads."""
 PROFILING_SHARE = 0.2
-"""PLANNED are the keys of a job's entry for the planner only. PROFILING_SHARE is the default of `profiling_share`."""
+"""The default of `profiling_share`."""
 
 
 class Model(Section):

@@ -70,7 +70,7 @@ def examine_each(
     metrics: Sequence[str] | None = None,
     max_rows: int | None = None,
     progress: Progress | None = None,
-    site: TrialEnvironment,
+    environment: TrialEnvironment,
     device: Device,
     folder: Path | None = None,
 ) -> dict[str, Examined]:
@@ -84,7 +84,7 @@ def examine_each(
     folder: the suite's folder, from which its functions are imported.
     """
     suite = suite or Suite(name="metrics")
-    score = partial(score_models, job=job, progress=progress, site=site, device=device)
+    score = partial(score_models, job=job, progress=progress, environment=environment, device=device)
     scored = Scored()
     if held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}

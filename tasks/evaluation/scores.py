@@ -102,7 +102,7 @@ def score_models(
     keep_inputs: bool = False,
     max_rows: int | None = None,
     progress: Progress | None = None,
-    site: TrialEnvironment,
+    environment: TrialEnvironment,
     device: Device,
 ) -> Scored:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
@@ -118,8 +118,8 @@ def score_models(
     progress: called from time to time as progress(num_done, num_rows), summed over all rows of all models.
     """
     assert data is None or cases is None, "either data or cases"
-    site.cache_dir.mkdir(parents=True, exist_ok=True)
-    log = site.cache_dir / "scoring.log"
+    environment.cache_dir.mkdir(parents=True, exist_ok=True)
+    log = environment.cache_dir / "scoring.log"
     scores: dict[str, Scores] = {}
     faults: dict[str, str] = {}
     with ScratchFolder(prefix="ringmaster-scores-") as scratch:
@@ -127,7 +127,7 @@ def score_models(
             job=job,
             models={name: str(path) for name, path in models.items()},
             slot=slots_of([device])[0],
-            cache_dir=str(site.cache_dir),
+            cache_dir=str(environment.cache_dir),
             folder=str(scratch.path),
             data=data,
             cases=None if cases is None else _write_cases(cases, scratch.path),
@@ -135,10 +135,10 @@ def score_models(
             slicers=slicers or {},
             keep_inputs=keep_inputs,
             max_rows=max_rows,
-            import_paths=site.import_paths,
+            import_paths=environment.import_paths,
         )
         status = 0
-        with _channel(site, order, log) as channel:
+        with _channel(environment, order, log) as channel:
             while (event := channel.receive())["event"] != "exit":
                 if event["event"] == "scores":
                     scores[event["model"]] = _read(Path(event["file"]), event["kind"])
@@ -154,8 +154,8 @@ def score_models(
 
 
 @contextmanager
-def _channel(site: TrialEnvironment, order: ScoringOrder, log: Path) -> Iterator[Any]:
-    channel = site.server.spawn(target=SCORER, argument=to_json(order), log=log)
+def _channel(environment: TrialEnvironment, order: ScoringOrder, log: Path) -> Iterator[Any]:
+    channel = environment.server.spawn(target=SCORER, argument=to_json(order), log=log)
     try:
         yield channel
     finally:

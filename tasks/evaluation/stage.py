@@ -40,7 +40,7 @@ class Evaluated:
     faults: Mapping[str, str] = field(default_factory=dict)
 
 
-def evaluate_models(evaluations: Sequence[Evaluation], *, site: TrialEnvironment, device: Device) -> Evaluated:
+def evaluate_models(evaluations: Sequence[Evaluation], *, environment: TrialEnvironment, device: Device) -> Evaluated:
     """Evaluates models on one device.
 
     Adapters of one base are evaluated together in one process, over one copy of the base. All other models are
@@ -50,34 +50,34 @@ def evaluate_models(evaluations: Sequence[Evaluation], *, site: TrialEnvironment
     """
     metrics: dict[str, Mapping[str, float]] = {}
     faults: dict[str, str] = {}
-    site.cache_dir.mkdir(parents=True, exist_ok=True)
-    orders = {evaluation.name: _order(evaluation, site, device) for evaluation in evaluations}
+    environment.cache_dir.mkdir(parents=True, exist_ok=True)
+    orders = {evaluation.name: _order(evaluation, environment, device) for evaluation in evaluations}
     for together in _groups(orders).values():
         if len(together) > 1:
-            for event in _events(site, TOGETHER, to_json(TogetherOrder(orders=together))):
+            for event in _events(environment, TOGETHER, to_json(TogetherOrder(orders=together))):
                 if event["event"] == "metrics":
                     metrics[event["name"]] = event["metrics"]
     for name, order in orders.items():
         if name in metrics:
             continue
-        for event in _events(site, EVALUATOR, to_json(order)):
+        for event in _events(environment, EVALUATOR, to_json(order)):
             if event["event"] == "metrics":
                 metrics[name] = event["metrics"]
             elif event["event"] == "fault":
                 faults[name] = event["message"]
             elif event["event"] == "exit" and name not in metrics and name not in faults:
-                faults[name] = f"its process ended with status {event['status']}; see {_log(site)}"
+                faults[name] = f"its process ended with status {event['status']}; see {_log(environment)}"
     return Evaluated(metrics=metrics, faults=faults)
 
 
-def _order(evaluation: Evaluation, site: TrialEnvironment, device: Device) -> EvaluationOrder:
+def _order(evaluation: Evaluation, environment: TrialEnvironment, device: Device) -> EvaluationOrder:
     return EvaluationOrder(
         job=evaluation.job,
         model_dir=str(evaluation.model_dir),
         data=evaluation.data,
         slot=slots_of([device])[0],
-        cache_dir=str(site.cache_dir),
-        import_paths=site.import_paths,
+        cache_dir=str(environment.cache_dir),
+        import_paths=environment.import_paths,
     )
 
 
@@ -90,9 +90,9 @@ def _groups(orders: Mapping[str, EvaluationOrder]) -> dict[str, dict[str, Evalua
     return groups
 
 
-def _events(site: TrialEnvironment, target: str, argument: Any) -> Iterator[Mapping[str, Any]]:
+def _events(environment: TrialEnvironment, target: str, argument: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the events of a worker process, including its exit."""
-    channel = site.server.spawn(target=target, argument=argument, log=_log(site))
+    channel = environment.server.spawn(target=target, argument=argument, log=_log(environment))
     try:
         while (event := channel.receive())["event"] != "exit":
             yield event
@@ -101,5 +101,5 @@ def _events(site: TrialEnvironment, target: str, argument: Any) -> Iterator[Mapp
         channel.close()
 
 
-def _log(site: TrialEnvironment) -> Path:
-    return site.cache_dir / "evaluation.log"
+def _log(environment: TrialEnvironment) -> Path:
+    return environment.cache_dir / "evaluation.log"

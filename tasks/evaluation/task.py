@@ -15,9 +15,9 @@ from ringmaster.tasks.profiling.trials import TrialEnvironment
 
 
 @task(name="evaluate", retries=1, cache_policy=NO_CACHE, persist_result=False)
-def evaluate_task(evaluations: Sequence[Evaluation], *, site: TrialEnvironment, device: Device) -> Evaluated:
+def evaluate_task(evaluations: Sequence[Evaluation], *, environment: TrialEnvironment, device: Device) -> Evaluated:
     """Evaluates models on the held-out data of their jobs."""
-    return evaluate_models(evaluations, site=site, device=device)
+    return evaluate_models(evaluations, environment=environment, device=device)
 
 
 @task(name="examine", task_run_name="examine {name}", retries=1, cache_policy=NO_CACHE, persist_result=False)

@@ -26,7 +26,7 @@ from ringmaster.tasks.execution.orders import Submit
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.execution.replanning.plan_manager import MakePlan, OnTerms, PlanManager
+from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePlan, PlanManager
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringRequest
@@ -49,7 +49,7 @@ class Executor:
     cluster: the devices to use.
     leases, holder: the ledger that leases devices, and the name under which this executor leases them.
     submit: starts a segment in the background.
-    make_plan, on_terms: plan a problem; add the terms beside the jobs to a problem.
+    make_plan, add_terms: plan a problem; add the terms beside the jobs to a problem.
     listeners: receive each execution event.
     replanner, steer: given together, they enable re-planning while the batch runs; without them the first plan is
         followed.
@@ -68,7 +68,7 @@ class Executor:
         submit: Submit,
         make_plan: MakePlan,
         entries: Sequence[JobState] = (),
-        on_terms: OnTerms = lambda problem: problem,
+        add_terms: AddTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
         replanner: Replanner | None = None,
         steer: Steer | None = None,
@@ -97,7 +97,7 @@ class Executor:
             plan_progress=self._plan_progress,
             journal=journal,
             make_plan=make_plan,
-            on_terms=on_terms,
+            add_terms=add_terms,
             replanner=replanner,
             command=self._command,
             tell=self._tell,

@@ -10,22 +10,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from ringmaster.tasks.storage.journal import ENDED, PAUSED
+from ringmaster.tasks.storage.journal import ENDED, PAUSED, JobRecord
 from ringmaster.techniques import Profile
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.execution.job_table import JobTable
 
 PARTED, LEFT = "parted", "left_group"
 """Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group."""
 
 
+class GroupedJob(Protocol):
+    """A job, with the options under which it can run alone, and with its group if it is a lead job."""
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]: ...  # noqa: D102
+    @property
+    def together(self) -> tuple[Profile, ...]: ...  # noqa: D102
+
+
+class GroupedJobs(Protocol):
+    """The job table, as far as groups use it."""
+
+    records: dict[str, JobRecord]
+    profiles: dict[str, list[Profile]]
+    totals: dict[str, int]
+
+    @property
+    def entries(self) -> Mapping[str, GroupedJob]: ...  # noqa: D102
+    def write(self, job: str, **changes: Any) -> JobRecord: ...  # noqa: D102
+    def rests(self, job: str) -> bool: ...  # noqa: D102
+
+
 class GroupTable:
     """The groups of the jobs of a job table, and the lead job of each member."""
 
-    def __init__(self, job_table: JobTable) -> None:
+    def __init__(self, job_table: GroupedJobs) -> None:
         self._job_table = job_table
         self._members: dict[str, tuple[str, ...]] = {}  # by lead job; without those that have ended or left
         self._leads: dict[str, str] = {}  # by member

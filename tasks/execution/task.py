@@ -21,7 +21,7 @@ from prefect.exceptions import PrefectException
 
 from ringmaster.tasks.execution.background_worker import Behind
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.local.device_metrics import Measured
+from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.execution.local.runner import LocalRunner
 from ringmaster.tasks.execution.orders import SegmentCall, Submit
 from ringmaster.tasks.execution.timeline.reader import TimelineReader
@@ -34,7 +34,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome
 DRAW_EVERY_S = 10.0
 
 
-def submit_with(runner: LocalRunner, *, measured: Measured | None = None) -> Submit:
+def submit_with(runner: LocalRunner, *, measured: SegmentTelemetry | None = None) -> Submit:
     """Returns a `Submit` function that runs each segment as a Prefect task.
 
     The task takes only a label and a folder, so that Prefect serialises nothing of a running gang. The task returns the

@@ -10,7 +10,8 @@ from typing import Literal
 
 from ringmaster.tasks.planning.kernels.clock import clock
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
+from ringmaster.tasks.planning.problems.parts import ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
 
 Preemption = Literal["auto", "never", "always"]
 Objective = Literal["makespan", "weighted", "cost"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from ringmaster.tasks.storage.chunked_delete import drop_in_portions
+from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.interface.values import from_json, to_json
@@ -160,7 +160,7 @@ class MessageStore:
         segments = select(ORDERS.c.segment).where(ORDERS.c.batch == batch)
         for table in (SAID, COMMANDS):
             newest = select(func.max(table.c.id)).scalar_subquery()
-            drop_in_portions(self._database, table, table.c.segment.in_(segments) & (table.c.id < newest))
+            delete_in_chunks(self._database, table, table.c.segment.in_(segments) & (table.c.id < newest))
         self._database.write(lambda connection: connection.execute(delete(ORDERS).where(ORDERS.c.batch == batch)))
 
     # -- a node's side -----------------------------------------------------------------------------------------------

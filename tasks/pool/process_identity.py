@@ -15,9 +15,9 @@ def own_process() -> str:
     return UNKNOWN if UNKNOWN in (machine, born) else f"{machine}/{os.getpid()}/{born}"
 
 
-def has_ended(whereabouts: str) -> bool:
+def has_ended(where: str) -> bool:
     """Returns whether that process has ended; False if it cannot be determined because it is on another machine."""
-    machine, _, rest = whereabouts.rpartition("/")
+    machine, _, rest = where.rpartition("/")
     machine, _, pid = machine.rpartition("/")
     if not machine or machine != _machine():
         return False

@@ -124,7 +124,7 @@ def worthwhile(searches: Iterable[ConfigSearch]) -> list[ConfigSearch]:
     continued. Searches without a trial are begun one after another, in the order of their predicted speed, until one is
     close to perfect scaling: with t the fastest step on m devices, the fewest measured, no option on n devices is
     expected to take less than t m / n. A search that is predicted to be far slower than the best is not begun. If
-    predictions exist, at most a quarter of the candidates of a gang size are tried.
+    predictions exist, a quarter of the candidates of a gang size are tried at most, but three in any case.
     """
     every = list(searches)
     groups: dict[tuple[str, int], list[ConfigSearch]] = {}

@@ -55,7 +55,7 @@ def untold(job: str, why: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class ProfileStore:
     """The store of earlier measurements, in JSON forms of Profile and Failure.
 
     find: returns the stored measurements among some fingerprints.
@@ -107,9 +107,9 @@ class UnfitJobs(ValueError):
 def profile_jobs(
     jobs: Sequence[Job],
     *,
-    site: TrialEnvironment,
+    environment: TrialEnvironment,
     cluster: Cluster,
-    known: Known | None = None,
+    known: ProfileStore | None = None,
     notice: Notice = lambda _: None,
     lend: Lend | None = None,
     num_nodes: int = 1,
@@ -129,24 +129,24 @@ def profile_jobs(
     share: the share of the batch's predicted time that trials may take, None for no limit. With a limit, a job that got
         no trial gets predicted profiles too.
     """
-    known = known or Known()
+    known = known or ProfileStore()
     told = untold if all_or_none else failed
-    preflights, faults = preflight_jobs(jobs, site=site, cluster=cluster, notice=notice, failed=told)
+    preflights, faults = preflight_jobs(jobs, environment=environment, cluster=cluster, notice=notice, failed=told)
     if all_or_none and faults:
         raise UnfitJobs(faults)
     for name, preflight in preflights.items():
         if why := preflight.facts.get("whole_batch"):
             notice(f"the batch of {name} stays whole: {why}")
     jobs = [resolve_steps(job, preflights[job.name]) for job in jobs if job.name in preflights]
-    searches, searches_of = _searches(jobs, preflights, cluster, import_paths=site.import_paths)
+    searches, searches_of = _searches(jobs, preflights, cluster, import_paths=environment.import_paths)
     every = sorted({f for search in searches.values() for f in search.fingerprints})
     found = known.results(every)
     by_name = {job.name: (job, preflights[job.name]) for job in jobs}
-    bench = _TrialRunner(site, known, notice, lend=lend or (lambda _: nullcontext(site.devices)))
+    bench = _TrialRunner(environment, known, notice, lend=lend or (lambda _: nullcontext(environment.devices)))
     budget = TrialBudget(
         share=share if may_try else 0.0,
-        num_devices=len(site.devices),
-        batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(site.devices)),
+        num_devices=len(environment.devices),
+        batch_s=partial(predicted_batch_s, jobs, searches_of, num_devices=len(environment.devices)),
     )
     if may_try:
         _run(searches, found, by_name, bench=bench, budget=budget)
@@ -165,7 +165,7 @@ def profile_jobs(
         notice=notice,
     )
     homeless = [job for job in jobs if not profiles[job.name]]
-    profiles |= _over_nodes(homeless, site=site, cluster=cluster, num_nodes=num_nodes, notice=notice)
+    profiles |= _over_nodes(homeless, environment=environment, cluster=cluster, num_nodes=num_nodes, notice=notice)
     for name, mine in searches_of.items():
         if not profiles[name]:
             faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in mine for f in s.failures])
@@ -181,7 +181,7 @@ def profile_jobs(
 
 
 def groups_of_some(
-    profiled: Profiled, *, site: TrialEnvironment, cluster: Cluster, known: Known
+    profiled: Profiled, *, environment: TrialEnvironment, cluster: Cluster, known: ProfileStore
 ) -> Callable[[Collection[str]], dict[str, tuple[Profile, ...]]]:
     """Returns a function that gives, by lead job, the groups of some of the profiled jobs as a batch of their own.
 
@@ -191,7 +191,7 @@ def groups_of_some(
     preflights = profiled.preflights
     keys = {
         job.name: speed_key(
-            job, preflights[job.name].data, facts=preflights[job.name].facts, import_paths=site.import_paths
+            job, preflights[job.name].data, facts=preflights[job.name].facts, import_paths=environment.import_paths
         )
         for job in profiled.jobs
     }
@@ -216,20 +216,20 @@ def _classes(
 
 
 def _over_nodes(
-    jobs: Sequence[Job], *, site: TrialEnvironment, cluster: Cluster, num_nodes: int, notice: Notice
+    jobs: Sequence[Job], *, environment: TrialEnvironment, cluster: Cluster, num_nodes: int, notice: Notice
 ) -> dict[str, tuple[Profile, ...]]:
     """Returns profiles, by job, of gangs over several nodes for jobs that one node cannot train."""
     shapes = shapes_over_nodes(gang_shape(cluster.nodes[0].devices), num_nodes=num_nodes)
     if not jobs or not shapes:
         return {}
-    preflights, _ = preflight_jobs(jobs, site=site, cluster=cluster, notice=notice, shapes=shapes)
+    preflights, _ = preflight_jobs(jobs, environment=environment, cluster=cluster, notice=notice, shapes=shapes)
     return {name: predicted_profiles(preflight, shapes=shapes) for name, preflight in preflights.items()}
 
 
 def preflight_jobs(
     jobs: Sequence[Job],
     *,
-    site: TrialEnvironment,
+    environment: TrialEnvironment,
     cluster: Cluster,
     notice: Notice,
     shapes: Sequence[GangShape] | None = None,
@@ -246,13 +246,13 @@ def preflight_jobs(
         jobs=tuple(jobs),
         shapes=tuple(shapes or (gang_shape(node.devices[:n]) for n in range(1, len(node.devices) + 1))),
         techniques=registry.dotted_paths(),
-        cache_dir=str(site.cache_dir),
+        cache_dir=str(environment.cache_dir),
         cores=tuple(sorted({core for device in node.devices for core in device.cores})),
-        import_paths=site.import_paths,
+        import_paths=environment.import_paths,
         slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
         gpu=next((device.uuid for device in node.devices if device.kind == "gpu"), None),
     )
-    return run_preflight(order, server=site.server, notice=notice, failed=failed)
+    return run_preflight(order, server=environment.server, notice=notice, failed=failed)
 
 
 def run_preflight(
@@ -362,8 +362,8 @@ class _TrialRunner:
     is_closed: whether no devices are available, so that no more trials are made.
     """
 
-    def __init__(self, site: TrialEnvironment, known: Known, notice: Notice, *, lend: Lend) -> None:
-        self._site, self._known, self._notice, self._lend = site, known, notice, lend
+    def __init__(self, environment: TrialEnvironment, known: ProfileStore, notice: Notice, *, lend: Lend) -> None:
+        self._environment, self._known, self._notice, self._lend = environment, known, notice, lend
         self.num_trials = 0
         self.spent_s = 0.0
         self.is_closed = False
@@ -391,18 +391,18 @@ class _TrialRunner:
             wave = waves(alike, num_devices=len(devices))[0]
             self._notice("trying " + ", ".join(str(trial) for trial in wave))
             began_s = time.monotonic()
-            results = self._outcomes(replace(self._site, devices=devices), wave)
+            results = self._outcomes(replace(self._environment, devices=devices), wave)
             self.spent_s += time.monotonic() - began_s
         for name, result in results.items():
             if isinstance(result, Profile) or result.kind == "out_of_memory":
                 self._known.keep(name, _json(result))
         return results
 
-    def _outcomes(self, site: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
+    def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
         """Makes the trials of a wave; repeats those that were killed from outside, which is not the job's fault."""
         found: dict[str, Result] = {}
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            found |= run_wave(site, wave)
+            found |= run_wave(environment, wave)
             self.num_trials += len(wave)
             wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
             if not wave:

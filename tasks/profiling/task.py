@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.lending import Lend
-from ringmaster.tasks.profiling.stage import Failed, Known, Notice, Profiled, UnfitJobs, profile_jobs, untold
+from ringmaster.tasks.profiling.stage import Failed, Notice, Profiled, ProfileStore, UnfitJobs, profile_jobs, untold
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
 
@@ -33,9 +33,9 @@ def _may_go_well_again(_: Any, __: Any, state: State[Any]) -> bool:
 def profile_task(
     jobs: Sequence[Job],
     *,
-    site: TrialEnvironment,
+    environment: TrialEnvironment,
     cluster: Cluster,
-    known: Known,
+    known: ProfileStore,
     notice: Notice,
     lend: Lend | None = None,
     num_nodes: int = 1,
@@ -46,7 +46,7 @@ def profile_task(
     """Runs the preflight of the jobs and measures what is not known about them."""
     return profile_jobs(
         jobs,
-        site=site,
+        environment=environment,
         cluster=cluster,
         known=known,
         notice=notice,

@@ -80,18 +80,18 @@ def waves(trials: Sequence[Trial], *, num_devices: int) -> list[list[Trial]]:
     return result
 
 
-def run_wave(site: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
+def run_wave(environment: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]:
     """Measures the trials of one wave at the same time; free devices run copies of them, as busy neighbours.
 
     Returns a profile or a failure by fingerprint.
     """
     size = wave[0].candidate.num_devices
-    positions = [site.devices[i : i + size] for i in range(0, len(site.devices) - size + 1, size)]
+    positions = [environment.devices[i : i + size] for i in range(0, len(environment.devices) - size + 1, size)]
     crowd = [trial for trial, _ in zip(itertools.cycle(wave), positions, strict=False)]
     # The folder is on the disk where checkpoints will be written, so that the measured cost of a save holds there.
-    with TemporaryDirectory(prefix="trials-", dir=site.cache_dir) as folder:
+    with TemporaryDirectory(prefix="trials-", dir=environment.cache_dir) as folder:
         runs = [
-            _Run(site, trial, position, Path(folder) / str(i))
+            _Run(environment, trial, position, Path(folder) / str(i))
             for i, (trial, position) in enumerate(zip(crowd, positions, strict=True))
         ]
         outcomes = _Wave(runs).conduct()
@@ -101,7 +101,7 @@ def run_wave(site: TrialEnvironment, wave: Sequence[Trial]) -> dict[str, Result]
 class _Run:
     """One running trial."""
 
-    def __init__(self, site: TrialEnvironment, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
+    def __init__(self, environment: TrialEnvironment, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
         self.trial = trial
         order = GangOrder(
             purpose=TRIAL,
@@ -110,14 +110,14 @@ class _Run:
             config=trial.candidate.config,
             slots=slots_of(devices),
             folder=str(folder),
-            cache_dir=str(site.cache_dir),
+            cache_dir=str(environment.cache_dir),
             data=trial.data,
-            import_paths=site.import_paths,
+            import_paths=environment.import_paths,
             ordered_at_s=time.monotonic(),
         )
         members = tuple(replace(order, job=job, data=data) for job, data in trial.members)
         order = replace(order, members=members)
-        self.gang = Gang(site.server, order, num_ranks=trial.candidate.num_ranks)
+        self.gang = Gang(environment.server, order, num_ranks=trial.candidate.num_ranks)
 
 
 class _Wave:

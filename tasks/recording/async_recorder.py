@@ -22,10 +22,10 @@ from ringmaster.model_lineage.waiting import Waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.recording.mlflow_writer import MlflowWriter, Recorded
+from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 
-__all__ = ["AsyncRecorder", "Insistence", "PoolRecorder", "Recorded"]
+__all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
@@ -115,7 +115,7 @@ class AsyncRecorder:
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
-    def begin(self, known: Recorded, *, devices: Sequence[str], num_trials: int) -> None:
+    def begin(self, known: JobsToRecord, *, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or resumes it."""
         key = self._journal.get("record_key")
         if key is None:

@@ -39,7 +39,7 @@ NOT_DONE = {CANCELLED: ("Cancelled", "KILLED"), STOPPED: ("Stopped early", "FINI
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class JobsToRecord:
     """What is known of a batch's jobs before they run.
 
     profiles: by job; option k is profile k.
@@ -71,7 +71,7 @@ class MlflowWriter:
     ) -> None:
         self.ledger, self._journal, self._batch = ledger, journal, batch
         self._tensors, self._notice = tensors, notice
-        self._known = Recorded(jobs={}, preflights={}, profiles={})
+        self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
         self._energy = Energy(journal)
         self._code_version = code_version(batch.folder)
@@ -93,7 +93,7 @@ class MlflowWriter:
             notice=self._notice,
         )
 
-    def begin(self, known: Recorded, *, key: str, devices: Sequence[str], num_trials: int) -> None:
+    def begin(self, known: JobsToRecord, *, key: str, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or resumes it.
 
         key: permanently identifies this run of the batch.

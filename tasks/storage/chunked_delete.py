@@ -11,7 +11,7 @@ from ringmaster.tasks.storage.database import Database
 MOST_ROWS = 5000  # per transaction: all other writers wait for it, including nodes' heartbeats, which must be in time
 
 
-def drop_in_portions(
+def delete_in_chunks(
     database: Database, table: Table, where: ColumnElement[bool], *, most_rows: int = MOST_ROWS
 ) -> int:
     """Deletes the rows that match `where` from a table with an `id` column. Returns their number.

@@ -23,7 +23,7 @@ from ringmaster.techniques.adapters.modules import (
 )
 from ringmaster.techniques.adapters.peft_format import WEIGHTS, kv_shape, parameter_name, resolved
 from ringmaster.techniques.interface.job import Adapter
-from ringmaster.techniques.runtime.models import layer_names
+from ringmaster.techniques.runtime.models.layers import layer_names
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 # (targets of (IA)3, those of them whose inputs are scaled), by a config's model_type. These are peft's defaults.

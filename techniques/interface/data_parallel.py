@@ -18,7 +18,7 @@ from ringmaster.techniques.interface.technique import (
 )
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.runtime.models import ModelFacts
+    from ringmaster.techniques.interface.model_facts import ModelFacts
 
 
 class DataParallel(Technique):

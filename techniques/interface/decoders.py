@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.runtime.models.decoder import Decoder
+    from ringmaster.techniques.interface.model_facts import Decoder
 
 # The forward of these models accepts hidden states in place of embeddings, without further processing, and explicit
 # positions. Only attention mixes tokens.

@@ -5,12 +5,12 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
 from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.runtime.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.runtime.models import ModelFacts
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.training.trainer import Trainer

@@ -14,7 +14,7 @@ from ringmaster.techniques.runtime.processes.gang import Event
 Say = Callable[[Event], None]
 
 
-class Measured:
+class SegmentTelemetry:
     """Adds telemetry events to the events of segments. Safe to use from several threads."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -51,7 +51,7 @@ class Measured:
 
 
 @contextmanager
-def watching(cluster: Cluster) -> Iterator[Measured | None]:
+def watching(cluster: Cluster) -> Iterator[SegmentTelemetry | None]:
     """Samples the GPUs of this machine while the context is open. Yields None if it has none.
 
     CPU slots are not sampled, as their metrics say little more than the time.
@@ -63,6 +63,6 @@ def watching(cluster: Cluster) -> Iterator[Measured | None]:
     telemetry = Telemetry(node.name, node.devices)
     telemetry.start()
     try:
-        yield Measured(telemetry)
+        yield SegmentTelemetry(telemetry)
     finally:
         telemetry.close()

@@ -17,7 +17,7 @@ from ringmaster.tasks.storage.journal import Journal
 
 MakePlan = Callable[[Problem], Plan]
 
-OnTerms = Callable[[Problem], Problem]
+AddTerms = Callable[[Problem], Problem]
 """Adds the terms of a problem beside its jobs: weights, prices, and deadlines relative to the present."""
 
 
@@ -40,7 +40,7 @@ class PlanManager:
         plan_progress: PlanProgress,
         journal: Journal,
         make_plan: MakePlan,
-        on_terms: OnTerms,
+        add_terms: AddTerms,
         replanner: Replanner | None,
         command: Callable[[Iterable[Command]], None],
         tell: Callable[[ExecutionEvent], None],
@@ -53,7 +53,7 @@ class PlanManager:
             plan_progress,
             journal,
         )
-        self._make_plan, self._on_terms, self.replanner = make_plan, on_terms, replanner
+        self._make_plan, self._on_terms, self.replanner = make_plan, add_terms, replanner
         self._command, self._tell, self._post = command, tell, post
         self.out: frozenset[DeviceId] = frozenset()
         self._wanted: dict[int, str] = {}  # reasons for a new plan, in order of their requests

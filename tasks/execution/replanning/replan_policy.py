@@ -15,7 +15,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.parts import Running
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.planning.search import Objective
 

@@ -105,7 +105,7 @@ class Replanner:
 
     name: the name of the problems that are planned.
     make_plan: solves a problem.
-    on_terms: adds the terms beside the jobs to a problem.
+    add_terms: adds the terms beside the jobs to a problem.
     policy: the parameters of re-planning.
     clock: monotonic seconds.
     background: runs the solver; by default on a thread.
@@ -116,13 +116,13 @@ class Replanner:
         *,
         name: str,
         make_plan: Callable[[Problem], Plan],
-        on_terms: Callable[[Problem], Problem] = lambda problem: problem,
+        add_terms: Callable[[Problem], Problem] = lambda problem: problem,
         policy: Policy = POLICY,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
     ) -> None:
         self._name, self._policy, self._clock = name, policy, clock
-        self._make_plan, self._on_terms = make_plan, on_terms
+        self._make_plan, self._on_terms = make_plan, add_terms
         self._background = background or _in_a_thread
         self._began_s = clock()
         self._speeds, self._when = Speeds(), When(policy)

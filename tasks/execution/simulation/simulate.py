@@ -169,7 +169,7 @@ class _Run:
                 self._fail()
             self._measure()
             if self._is_time(ended):
-                self._introspect()
+                self._replan()
         return Simulated(self.now.now_s, self.now.num_switches, self.num_plans, self.num_adopted, self.num_failures)
 
     def _is_time(self, ended: Collection[str]) -> bool:
@@ -189,7 +189,7 @@ class _Run:
         )
         self.num_failures += failed is not None
 
-    def _introspect(self) -> None:
+    def _replan(self) -> None:
         now = self.now
         todo = [job for job in self.problem.jobs if job.id not in now.ended_s]
         steps = {job.id: now.step_of(job.id) for job in todo}

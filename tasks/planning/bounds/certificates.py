@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 MAX_STATES = 600  # limit of the dynamic program that checks work prices
 

@@ -7,7 +7,8 @@ plan without preemption.
 
 import math
 
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 COUNTING = "counting equal jobs"
 """Name of the proof in plans."""

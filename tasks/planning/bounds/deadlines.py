@@ -7,7 +7,8 @@ from dataclasses import replace
 from ringmaster.tasks.planning.bounds.bounds import by_area, earliest_ends_s, in_order, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import costs_of, shortest_of
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 MAX_LOOKED_AT = 1_000  # limit of jobs x deadlines that are checked: half a second
 MAX_TRIALS = 200  # subsets of jobs that are checked to find a small one that conflicts

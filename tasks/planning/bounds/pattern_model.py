@@ -16,8 +16,10 @@ from enum import Enum
 from typing import Any
 
 from ringmaster.tasks.planning.bounds.certificates import whole_of
+from ringmaster.tasks.planning.bounds.dominance import useful_groups, useful_options
 from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 Group = frozenset[str]  # ids of the jobs that an option trains together
 
@@ -117,8 +119,6 @@ class PatternModel:
         return work, time
 
     def _find_options(self) -> list[_Column]:
-        from ringmaster.tasks.planning.bounds.bounds import useful_groups, useful_options
-
         class_of = {self.problem.jobs[j].id: c for c, jobs in enumerate(self.classes) for j in jobs}
         found = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]
         found += useful_groups(self.problem)

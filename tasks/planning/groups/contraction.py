@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from ringmaster.tasks.planning.bounds.pattern_model import Group, members_of
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.faults import cycle_in
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem, Running, likeness
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob, Running
+from ringmaster.tasks.planning.problems.problem import Problem, likeness
 
 Place = tuple[int, int]  # index of a job, index of its option
 

@@ -16,7 +16,8 @@ from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
 from ringmaster.tasks.planning.plans.local_search import rank
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import WORTH_S
 
 MAX_JUDGED, JOBS_JUDGED = 150, 6_000  # limits of the local search: divisions estimated, and jobs in all of them

@@ -15,7 +15,8 @@ from ringmaster.tasks.planning.kernels.clock import clock
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.verify import objective_value
-from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
+from ringmaster.tasks.planning.problems.parts import ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.bounds import useful_options
 from ringmaster.tasks.planning.bounds.certificates import whole_of
+from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.kernels.tables import Floats, Ints
 from ringmaster.tasks.planning.plans.node_orders import Order, segments_of, without_overheads
 from ringmaster.tasks.planning.plans.plan import Segment

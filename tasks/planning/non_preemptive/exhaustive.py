@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound, useful_options
+from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import pack_of
+from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.non_preemptive.node_contents import GRID, NEVER, Contents, SpentError
 from ringmaster.tasks.planning.plans.node_orders import Order
 from ringmaster.tasks.planning.plans.plan import Certificate

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.tasks.planning.plans.node_orders import Order
-from ringmaster.tasks.planning.problems.problem import Node, Problem
+from ringmaster.tasks.planning.problems.parts import Node
+from ringmaster.tasks.planning.problems.problem import Problem
 
 MAX_STATES = 2_000_000  # per node, at 50 bytes each
 SLICE = 100_000_000  # steps between checks of the time limit: a tenth of a second

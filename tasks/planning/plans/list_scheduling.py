@@ -6,7 +6,8 @@ import numpy as np
 
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.overheads import overhead_s
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option

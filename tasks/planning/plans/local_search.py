@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from ringmaster.tasks.planning.bounds.bounds import useful_options
+from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice, NoRoomError, schedule
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.verify import objective_value

@@ -6,7 +6,8 @@ from dataclasses import replace
 from ringmaster.tasks.planning.bounds.certificates import whole_of
 from ringmaster.tasks.planning.plans.list_scheduling import Choice, DeviceTimeline
 from ringmaster.tasks.planning.plans.plan import Segment
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 Order = tuple[Choice, ...]  # (job's id, index of its option), in the order of their starts on one node
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.overheads import overhead_s
-from ringmaster.tasks.planning.problems.problem import PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 LATE = 1e3  # weight of a second of lateness, in seconds of the objective
 TRIFLE = 1e-6  # weight of early ends, which break ties

@@ -3,10 +3,9 @@
 import reprlib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, Running
+from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob, Running
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
 MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
@@ -24,22 +23,22 @@ _OPTION_AMOUNTS = {
 _SECONDS = "a number of seconds >= 0"
 
 
-def faults_of(problem: "Problem") -> Iterator[str]:
+def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], switch_cost_s: float) -> Iterator[str]:
     """Yields a message for everything that is wrong with a problem."""
-    if not _is_text(problem.name):
-        yield f"problem: name must be text, not {shown(problem.name)}"
-    if not _is_amount(problem.switch_cost_s):
-        yield f"problem: switch_cost must be {_SECONDS}, not {shown(problem.switch_cost_s)}"
-    yield from _id_faults("node", [node.id for node in problem.nodes])
-    yield from _id_faults("job", [job.id for job in problem.jobs])
-    nodes = []
-    for i, node in enumerate(problem.nodes):
+    if not _is_text(name):
+        yield f"problem: name must be text, not {shown(name)}"
+    if not _is_amount(switch_cost_s):
+        yield f"problem: switch_cost must be {_SECONDS}, not {shown(switch_cost_s)}"
+    yield from _id_faults("node", [node.id for node in nodes])
+    yield from _id_faults("job", [job.id for job in jobs])
+    sound = []
+    for i, node in enumerate(nodes):
         faults = list(_node_faults(f"node {_name(node.id, i)}", node))
         yield from faults
-        nodes += [] if faults else [node]
-    jobs = {job.id: job for job in problem.jobs if _is_text(job.id)}
-    room = _Room(nodes)
-    for j, job in enumerate(problem.jobs):
+        sound += [] if faults else [node]
+    by_id = {job.id: job for job in jobs if _is_text(job.id)}
+    room = _Room(sound)
+    for j, job in enumerate(jobs):
         place = f"job {_name(job.id, j)}"
         if not job.options:
             yield f"{place}: has no options; give at least one"
@@ -47,15 +46,15 @@ def faults_of(problem: "Problem") -> Iterator[str]:
             yield f"{place}: every option carries further jobs; give at least one that does the job alone"
         for k, option in enumerate(job.options):
             yield from _option_faults(f"{place}, option {k}", option, room)
-            yield from _fused_faults(f"{place}, option {k}", job, option, jobs)
+            yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
         if not _is_flag(job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
             yield from _running_faults(f"{place}, running", job, job.running, room)
-            yield from _carried_faults(f"{place}, running", job, job.running, jobs)
-    yield from _shared_device_faults(problem.jobs)
-    yield from _after_faults(problem.jobs)
+            yield from _carried_faults(f"{place}, running", job, job.running, by_id)
+    yield from _shared_device_faults(jobs)
+    yield from _after_faults(jobs)
 
 
 def shown(value: Any) -> str:

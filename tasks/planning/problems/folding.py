@@ -8,7 +8,8 @@ approximate; `retiming` makes the resulting plan exact again.
 from dataclasses import replace
 from statistics import median
 
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 
 def is_foldable(problem: Problem) -> bool:

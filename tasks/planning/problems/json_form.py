@@ -1,10 +1,10 @@
 """JSON form of problems, with the short keys of this field's benchmark files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringmaster.tasks.planning.problems.faults import shown
-from ringmaster.tasks.planning.problems.problem import Node, Option, PlanningJob, Problem, ProblemError, Running
+from ringmaster.tasks.planning.problems.parts import Node, Option, PlanningJob, Running
 
 # JSON key -> (attribute, whether it is required)
 _PROBLEM_KEYS = {
@@ -53,8 +53,8 @@ _OPTION_KEYS = {
 _MISSING: Any = None  # replaces a required value that the file lacks; validation then reports it
 
 
-def read_problem(data: Any) -> Problem:
-    """Reads a problem from a JSON object. Raises ProblemError with every fault and its place."""
+def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
+    """Reads a problem's attributes from a JSON object; returns them, and a message for each fault with its place."""
     faults: list[str] = []
     fields = _read(data, "problem", faults, _PROBLEM_KEYS, strict=False)
     nodes, jobs = [], []
@@ -62,27 +62,22 @@ def read_problem(data: Any) -> Problem:
         nodes.append(Node(**_read(item, f"node {i}", faults, _NODE_KEYS)))
     for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)):
         jobs.append(_read_job(item, i, faults))
-    fields |= {"nodes": tuple(nodes), "jobs": tuple(jobs)}
-    try:
-        problem = Problem(**fields)
-    except ProblemError as error:
-        raise ProblemError([*faults, *error.faults]) from None
-    if faults:
-        raise ProblemError(faults)
-    return problem
+    return fields | {"nodes": tuple(nodes), "jobs": tuple(jobs)}, faults
 
 
-def write_problem(problem: Problem) -> dict[str, Any]:
-    """The JSON object that `read_problem` reads, without values that are at their default."""
+def write_fields(
+    *, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], switch_cost_s: float
+) -> dict[str, Any]:
+    """The JSON object that `read_fields` reads, without values that are at their default."""
     return {
-        "name": problem.name,
-        "switch_cost": problem.switch_cost_s,
-        "nodes": [_write(node, _NODE_KEYS) for node in problem.nodes],
+        "name": name,
+        "switch_cost": switch_cost_s,
+        "nodes": [_write(node, _NODE_KEYS) for node in nodes],
         "jobs": [
             _write(job, _JOB_KEYS)
             | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
             | ({"running": _write_running(job.running)} if job.running else {})
-            for job in problem.jobs
+            for job in jobs
         ],
     }
 

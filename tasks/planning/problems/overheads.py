@@ -1,6 +1,7 @@
 """Overhead of a segment: the seconds of start-up, save, evaluation and switch, which do no work."""
 
-from ringmaster.tasks.planning.problems.problem import Option, PlanningJob, Problem
+from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem import Problem
 
 
 def overhead_s(

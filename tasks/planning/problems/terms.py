@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.problems.problem import Problem, ProblemError
+from ringmaster.tasks.planning.problems.parts import ProblemError
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import Objective
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.bounds import useful_options
+from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.kernels.pieces import anneal_pieces
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, Piece, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Segment

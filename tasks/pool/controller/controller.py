@@ -68,7 +68,7 @@ PLANNING_TIME_LIMIT_S = 10.0
 
 
 class PoolController:
-    """Serves one executor from `take_over` on. The executor calls `listen`, `on_terms` and `make_plan`.
+    """Serves one executor from `take_over` on. The executor calls `listen`, `add_terms` and `make_plan`.
 
     database: the database with the leader's guarded write access.
     clock: monotonic seconds.
@@ -115,7 +115,7 @@ class PoolController:
 
     # -- what the executor needs -------------------------------------------------------------------------------------
 
-    def on_terms(self, problem: Problem) -> Problem:
+    def add_terms(self, problem: Problem) -> Problem:
         """Returns the problem under the combined terms of all batches, as `combined_terms` defines them."""
         return self._terms.on(problem, elapsed_s=self._wall_clock())
 

@@ -7,7 +7,7 @@ from sqlalchemy import exists, select
 from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.requests import DONE, REFUSED, WITHDRAWN
 from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED
-from ringmaster.tasks.storage.chunked_delete import drop_in_portions
+from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, TOLD
 
@@ -37,7 +37,7 @@ def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
         TOLD: (TOLD.c.told_s < until_s) & of_done_batches,
         PLANS: (PLANS.c.made_s < until_s) & (PLANS.c.batch == POOLS_OWN) & (PLANS.c.id != newest),
     }
-    return sum(drop_in_portions(database, table, where) for table, where in drops.items())
+    return sum(delete_in_chunks(database, table, where) for table, where in drops.items())
 
 
 def clear_messages(database: Database) -> None:

@@ -27,7 +27,7 @@ from ringmaster.tasks.profiling.over_nodes import PREDICTED
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.interface.turns import AT_ONCE
-from ringmaster.techniques.shared_base import NAME
+from ringmaster.techniques.runtime.fused.requirements import NAME
 
 LEAST_STARTUP_S = 1e-3
 

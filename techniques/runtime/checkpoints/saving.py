@@ -23,7 +23,7 @@ from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.checkpoints.state import HostCopies
 from ringmaster.techniques.runtime.checkpoints.storage import Block
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.processes.reporter import BEAT_EVERY_S, Teller
+from ringmaster.techniques.runtime.processes.reporter import BEAT_EVERY_S, EventSender
 
 THREAD_NAME = "checkpoint"
 
@@ -52,7 +52,7 @@ class Saved(Protocol):
 class Saver:
     """The saves of one segment on one rank, one at a time; all ranks begin and end them at the same steps."""
 
-    def __init__(self, saved: Saved, store: CheckpointStore, reporter: Teller, *, ranks: Ranks) -> None:
+    def __init__(self, saved: Saved, store: CheckpointStore, reporter: EventSender, *, ranks: Ranks) -> None:
         self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
         self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")
         self._save: _Save | None = None

@@ -9,12 +9,12 @@ from ringmaster.techniques.runtime.dropout.draws import (
     Draws,
     NoSample,
     current,
-    drawing,
     name_modules,
     resumed,
     seed_generators,
     use,
 )
+from ringmaster.techniques.runtime.dropout.functions import drawing
 from ringmaster.techniques.runtime.dropout.sites import DrawSites, find_sites
 
 __all__ = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -143,18 +142,6 @@ class resumed:
     def __exit__(self, *_: object) -> None:
         global _current
         _current = self._before.pop()
-
-
-@contextmanager
-def drawing() -> Iterator[None]:
-    """Replaces torch's random functions that a model in training calls; outside of it nothing is drawn by hash."""
-    from ringmaster.techniques.runtime.dropout.functions import replaced
-
-    with replaced():
-        try:
-            yield
-        finally:
-            use(None)
 
 
 def name_modules(model: nn.Module) -> None:

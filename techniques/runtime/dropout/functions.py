@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ringmaster.techniques.runtime.dropout.draws import Draws, current
+from ringmaster.techniques.runtime.dropout.draws import Draws, current, use
 
 _rand, _rand_like = torch.rand, torch.rand_like
 _attention = functional.scaled_dot_product_attention
@@ -24,8 +24,17 @@ _dropouts: dict[str, Callable[..., Tensor]] = {
 
 
 @contextmanager
-def replaced() -> Iterator[None]:
-    """Replaces torch's functions by those of this module."""
+def drawing() -> Iterator[None]:
+    """Replaces torch's random functions that a model in training calls; outside of it nothing is drawn by hash."""
+    with _replaced():
+        try:
+            yield
+        finally:
+            use(None)
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
     names: list[tuple[Any, str, Any]] = [
         (functional, "scaled_dot_product_attention", scaled_dot_product_attention),
         (torch, "rand", rand),

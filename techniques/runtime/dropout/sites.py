@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.runtime.dropout.draws import Draws, Site, drawing, kind_of, use
+from ringmaster.techniques.runtime.dropout.draws import Draws, Site, kind_of, use
+from ringmaster.techniques.runtime.dropout.functions import drawing
 
 FEW, MORE = 2, 3  # numbers of samples in the two forward passes that are compared
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.interface.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 from ringmaster.techniques.runtime.estimates.memory_cache import Fault, estimate_ranks
 from ringmaster.techniques.runtime.estimates.rank_memory import RankEstimate, Scene
-from ringmaster.techniques.runtime.models import ModelFacts
 
 # Rough share of the activations that is stored under each kind of recomputation.
 KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}

@@ -15,12 +15,13 @@ from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.attention import why_no_attention
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import GangShape, Technique
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.runtime.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.runtime.models import ModelFacts, model_facts
+from ringmaster.techniques.runtime.models import model_facts
 from ringmaster.techniques.runtime.probing import Probe, StepFault, explained, probe
 from ringmaster.techniques.runtime.processes.channel import Channel
 

@@ -13,6 +13,7 @@ from typing import Any
 from ringmaster.techniques.adaptations.support import bytes_beside
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.interface.job import Job
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.interface.technique import Config, GangShape, Technique
 from ringmaster.techniques.interface.values import digest, from_json
@@ -21,7 +22,6 @@ from ringmaster.techniques.runtime.estimates.device_rates import Rates, rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.runtime.estimates.memory import Workload, data_parallel, forecast_memory
 from ringmaster.techniques.runtime.estimates.step_times import Outline, outline, predicted_step_s
-from ringmaster.techniques.runtime.models import ModelFacts
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MOST_CONFIGS = 18  # configs listed for one technique and gang size; trials end sooner

@@ -12,17 +12,16 @@ from torch import nn
 from ringmaster.techniques.adapters.leaves import own_leaves
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json
 from ringmaster.techniques.runtime.data import PreparedData, prepare
 from ringmaster.techniques.runtime.fused.base.sharding import shard
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group
 from ringmaster.techniques.runtime.fused.probing import packed_attention
+from ringmaster.techniques.runtime.fused.requirements import mesh_shape, why_not_together
 from ringmaster.techniques.runtime.models import build_model, model_facts
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks, join
-from ringmaster.techniques.shared_base import SharedBase, why_not_together
 
 
 def orders_of(order: GangOrder) -> list[GangOrder]:
@@ -49,11 +48,8 @@ def orders_of(order: GangOrder) -> list[GangOrder]:
 
 def join_group(order: GangOrder, rank: int) -> Ranks:
     """Joins the other ranks of a group's gang, if there are any."""
-    slot = order.slots[0]
-    shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
-    technique = SharedBase()
-    axes = technique.mesh_shape(shape, order.config)
-    return join(order, rank, num_ranks=technique.num_ranks(shape), axes=axes)
+    num_ranks = order.num_devices  # one a device
+    return join(order, rank, num_ranks=num_ranks, axes=mesh_shape(num_ranks, order.config))
 
 
 def open_group(order: GangOrder, ranks: Ranks) -> Group:

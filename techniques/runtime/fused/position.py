@@ -19,9 +19,9 @@ class Position:
 
     def __init__(self, member: Member, ranks: Ranks, reporter: Reporter) -> None:
         self.member, self.first_step, self.last_step = member, member.next_step, member.order.last_step
-        self._teller = reporter.about(member.name)
-        self._progress = Progress(self._teller)
-        self._saver = Saver(member, member.store(), self._teller, ranks=ranks)
+        self._sender = reporter.about(member.name)
+        self._progress = Progress(self._sender)
+        self._saver = Saver(member, member.store(), self._sender, ranks=ranks)
         self._saved_s, self._saved_step = time.monotonic(), member.next_step
         self._seconds: dict[str, float] = {}
         self._metrics: Mapping[str, float] | None = None
@@ -56,8 +56,8 @@ class Position:
     def ready(self, *, startup_s: float) -> None:
         """Reports that the member is about to take its first step, and which damaged checkpoints were skipped."""
         self._seconds["startup_s"] = startup_s
-        self._teller.send("ready", step=self.first_step, startup_s=startup_s)
-        tell_passed_over(self.member.passed_over, self._teller, step=self.first_step)
+        self._sender.send("ready", step=self.first_step, startup_s=startup_s)
+        tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
 
     def stepped(self, *, step: int, loss: float, seconds: float) -> None:
         """Reports a step. seconds: the duration of the gang's step."""
@@ -69,7 +69,7 @@ class Position:
             self._metrics, self._seconds["evaluate_s"] = metrics, seconds
         else:
             self._progress.flush()
-            self._teller.send("metrics", step=self.member.next_step, metrics=metrics)
+            self._sender.send("metrics", step=self.member.next_step, metrics=metrics)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

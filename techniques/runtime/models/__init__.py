@@ -12,10 +12,10 @@ from ringmaster.techniques.runtime.models.architectures import known_architectur
 if TYPE_CHECKING:
     from ringmaster.techniques.runtime.models.build import build_model, check_model
     from ringmaster.techniques.runtime.models.export import export_model
-    from ringmaster.techniques.runtime.models.facts import ModelFacts, layer_names, model_facts
+    from ringmaster.techniques.runtime.models.facts import model_facts
+    from ringmaster.techniques.runtime.models.layers import layer_names
 
 __all__ = [
-    "ModelFacts",
     "build_model",
     "check_model",
     "export_model",
@@ -25,11 +25,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ModelFacts": "facts",
     "build_model": "build",
     "check_model": "build",
     "export_model": "export",
-    "layer_names": "facts",
+    "layer_names": "layers",
     "model_facts": "facts",
 }
 

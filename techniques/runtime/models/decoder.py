@@ -3,51 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torch import nn
 
+from ringmaster.techniques.interface.model_facts import Decoder, LayerModule
 from ringmaster.techniques.runtime.data.prepared import PreparedData
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerModule:
-    """A module inside a layer that has its own parameters, e.g. "self_attn.q_proj", "Linear", (out, in).
-
-    name: its name within the layer.
-    kind: its class.
-    shape: the shape of its weight; empty if it has none.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """A causal language model that reads samples of `seq_len` tokens.
-
-    architecture: the name of its class.
-    num_kv_heads: the number of key-value heads, which groups of query heads may share.
-    head_dim: the width of an attention head.
-    window: the number of tokens that attention reaches back, None for all.
-    is_tied: whether embedding and head share their weight.
-    modules: the modules of its layers, without duplicates.
-    """
-
-    architecture: str
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    seq_len: int
-    window: int | None
-    is_tied: bool
-    modules: tuple[LayerModule, ...]
 
 
 def decoder_of(model: nn.Module, layers: Iterable[nn.Module], data: PreparedData) -> Decoder | None:

@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class BucketRange:
     """The place of a parameter in its bucket: [start, start + parameter.numel())."""
 
     index: int  # among all trained parameters
@@ -38,7 +38,7 @@ class Share:
     weight: these elements of the bucket's weights themselves, for the optimizer to update.
     """
 
-    slot: Slot
+    slot: BucketRange
     first: int
     length: int
     start: int
@@ -61,7 +61,7 @@ class Bucket:
     ) -> None:
         self.slots, end = [], 0
         for i, (name, parameter) in enumerate(named):
-            self.slots.append(Slot(first_index + i, name, parameter, start=end))
+            self.slots.append(BucketRange(first_index + i, name, parameter, start=end))
             end += _aligned(parameter.numel())
         self.num_ranks, self.shard_size = num_ranks, _aligned(-(-end // num_ranks))
         self.weights = torch.zeros(num_ranks * self.shard_size, dtype=torch.float32, device=named[0][1].device)

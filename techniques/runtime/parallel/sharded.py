@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ringmaster.techniques.runtime.parallel.buckets import Bucket, Share, Slot, divide
+from ringmaster.techniques.runtime.parallel.buckets import Bucket, BucketRange, Share, divide
 
 # torch 2.13 has new names for them; 2.11 has only the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -107,7 +107,7 @@ class ShardedModel(nn.Module):
         """Waits until all weights are equal on all ranks."""
         self._gathering.wait(self.buckets)
 
-    def _hook(self, bucket: Bucket, slot: Slot) -> Any:
+    def _hook(self, bucket: Bucket, slot: BucketRange) -> Any:
         def arrived(_: Tensor) -> None:
             if self._exchanges and self._overlap:
                 self._reduction.arrived(bucket, slot)
@@ -135,7 +135,7 @@ class _Reduction:
         self._num_sent = 0
         self._missing = {bucket: set(bucket.slots) for bucket in self._buckets}
 
-    def arrived(self, bucket: Bucket, slot: Slot) -> None:
+    def arrived(self, bucket: Bucket, slot: BucketRange) -> None:
         """Collects a gradient. Full buckets are sent at once, in one order that is the same on every rank."""
         assert slot in self._missing[bucket], f"{slot.name} has got its gradient twice in one backward"
         self._collect(bucket, slot)
@@ -171,7 +171,7 @@ class _Reduction:
     def _next(self) -> Bucket:
         return self._buckets[self._num_sent]
 
-    def _collect(self, bucket: Bucket, slot: Slot) -> None:
+    def _collect(self, bucket: Bucket, slot: BucketRange) -> None:
         target = slot.of(self._buffer(bucket))
         gradient = slot.parameter.grad
         if gradient is None:

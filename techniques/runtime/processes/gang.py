@@ -22,7 +22,7 @@ LOST = "lost"
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_PATIENCE_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures
-FENCE_S = 10.0  # time for killed ranks to end and free their devices
+KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
 SUPERVISION = ("started", "failed", "exit")  # events that only `wait` reads
 
@@ -102,7 +102,7 @@ class Gang:
                 outcome = self._supervise(selector, on_event)
             finally:
                 self.kill()
-                self._drain(selector, until=lambda: not self._alive(), seconds=FENCE_S)
+                self._drain(selector, until=lambda: not self._alive(), seconds=KILL_TIMEOUT_S)
                 for rank in self._ranks:
                     rank.channel.close()
         return outcome

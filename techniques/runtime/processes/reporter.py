@@ -24,7 +24,7 @@ def leave(job: str) -> str:
     return f"{LEAVE}{job}"
 
 
-class Teller(Protocol):
+class EventSender(Protocol):
     """Receiver of a rank's reports."""
 
     def beat(self) -> None:
@@ -61,7 +61,7 @@ class Reporter:
         self._said_s = time.monotonic()
         self._channel.send({"event": event, **details})
 
-    def about(self, job: str) -> Teller:
+    def about(self, job: str) -> EventSender:
         """Returns a reporter for one of several jobs, which adds the job's name to each event."""
         return _JobReporter(self, job)
 

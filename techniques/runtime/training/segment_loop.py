@@ -12,7 +12,7 @@ from ringmaster.techniques.adaptations.comparing import COMPARING_PATIENCE_S, co
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
 from ringmaster.techniques.runtime.processes.order import GangOrder
-from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter, Teller
+from ringmaster.techniques.runtime.processes.reporter import STOP, EventSender, Reporter
 from ringmaster.techniques.runtime.training.trainer import StepReport, Trainer
 
 REPORT_EVERY_S = 0.2
@@ -52,11 +52,11 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     return {"status": "preempted" if stopped else "done", **result}
 
 
-def tell_passed_over(folders: Sequence[str], teller: Teller, *, step: int) -> None:
+def tell_passed_over(folders: Sequence[str], sender: EventSender, *, step: int) -> None:
     """Reports the damaged newer checkpoints, where training continues from `step`."""
     for folder in folders:
         message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {step}"
-        teller.send("checkpoint_failed", step=step, message=message)
+        sender.send("checkpoint_failed", step=step, message=message)
 
 
 def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
@@ -117,7 +117,7 @@ def evaluation_due(order: GangOrder, step: int) -> bool:
 class Progress:
     """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
 
-    def __init__(self, reporter: Teller) -> None:
+    def __init__(self, reporter: EventSender) -> None:
         self._reporter = reporter
         self._steps: list[StepReport] = []
         self._sent_s = time.monotonic()

@@ -193,11 +193,11 @@ def test_what_comes_in_the_way_is_no_reason_to_say_nothing(words, alone, monkeyp
 
 @pytest.mark.full
 def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
-    site = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=words.cache_dir)
+    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models, data = {"base": words.base, **words.adapters()}, to_json(words.prepared)
-    found = score_models(models, job=words.job, data=data, site=site, device=DEVICE)
+    found = score_models(models, job=words.job, data=data, environment=environment, device=DEVICE)
     bf16 = replace(words.job, precision="bf16")  # alone
-    half = score_models(models, job=bf16, cases=Cases(texts=("banor dukan.",)), site=site, device=DEVICE)
+    half = score_models(models, job=bf16, cases=Cases(texts=("banor dukan.",)), environment=environment, device=DEVICE)
     assert not found.faults
     assert not half.faults
     expected = words.score(models, together=False)
@@ -232,10 +232,10 @@ assertions:
 def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_path):
     (tmp_path / "tests.yaml").write_text(SUITE)
     server = Spawning(bench.server)
-    site = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
+    environment = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models = words.adapters()
     asked = {"job": words.job, "data": to_json(words.prepared), "suite": load_suite(tmp_path / "tests.yaml")}
-    asked |= {"against": words.base, "max_rows": 20, "site": site, "device": DEVICE, "folder": tmp_path}
+    asked |= {"against": words.base, "max_rows": 20, "site": environment, "device": DEVICE, "folder": tmp_path}
     found = examine_each({**models, "gone": tmp_path / "gone"}, **asked)
     assert len(server.targets) == 2  # once the rows, once the cases
     assert {name: examined.num_rows for name, examined in found.items()} == {**dict.fromkeys(models, 20), "gone": 0}
@@ -250,7 +250,7 @@ def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_pat
 @pytest.mark.full
 def test_metrics_of_many_are_those_of_each_alone_also_on_data_of_their_own(words, bench, tmp_path):
     server = Spawning(bench.server)
-    site = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
+    environment = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
     job = replace(words.job, evaluation=EvaluationSpec(metrics=("loss", "accuracy"), max_batches=5))
     text = DataSpec(path=str(write_prose(tmp_path / "more.txt", num_lines=40)), seq_len=16, held_out=0.5)
     others = replace(job, name="others", data=replace(text, tokenizer=str(words.base)), global_batch_size=6)
@@ -259,9 +259,9 @@ def test_metrics_of_many_are_those_of_each_alone_also_on_data_of_their_own(words
     asked = [Evaluation(name=name, job=job, model_dir=folder, data=data["own"]) for name, folder in models.items()]
     asked.append(Evaluation(name="twin elsewhere", job=others, model_dir=models["twin"], data=data["others"]))
     asked.append(Evaluation(name="gone", job=job, model_dir=tmp_path, data=data["own"]))
-    found = evaluate_models(asked, site=site, device=DEVICE)
+    found = evaluate_models(asked, environment=environment, device=DEVICE)
     assert found.faults.keys() == {"gone"}
-    alone = {each.name: evaluate_models([each], site=site, device=DEVICE).metrics for each in asked[:-1]}
+    alone = {each.name: evaluate_models([each], environment=environment, device=DEVICE).metrics for each in asked[:-1]}
     assert found.metrics == {name: metrics[name] for name, metrics in alone.items()}
     assert len({metrics["loss"] for metrics in found.metrics.values()}) == len(found.metrics)
     assert server.targets[:3] == ["evaluating_together:main", "evaluating:main", "evaluating:main"]

@@ -40,7 +40,7 @@ def mean_of_all(output, batch):
 
 
 @pytest.fixture
-def site(bench, tmp_path):
+def environment(bench, tmp_path):
     return TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
 
 
@@ -58,17 +58,24 @@ def words(tmp_path):
     return replace(IMAGES, name="words", model=LLAMA, data=data, global_batch_size=4)
 
 
-def evaluated(job, folder, data, site):
-    found = evaluate_models([Evaluation(name="it", job=job, model_dir=folder, data=data)], site=site, device=DEVICE)
+def evaluated(job, folder, data, environment):
+    found = evaluate_models(
+        [Evaluation(name="it", job=job, model_dir=folder, data=data)], environment=environment, device=DEVICE
+    )
     return found.metrics["it"]
 
 
-def test_sums_over_rows_are_what_an_evaluation_says_of_images(site, tmp_path):
-    folders = {f"m{i}": exported(tmp_path / f"m{i}", IMAGES, cache_dir=site.cache_dir, seed=i) for i in (1, 2)}
-    data = to_json(prepare(IMAGES.data, cache_dir=site.cache_dir))
+def test_sums_over_rows_are_what_an_evaluation_says_of_images(environment, tmp_path):
+    folders = {f"m{i}": exported(tmp_path / f"m{i}", IMAGES, cache_dir=environment.cache_dir, seed=i) for i in (1, 2)}
+    data = to_json(prepare(IMAGES.data, cache_dir=environment.cache_dir))
     slicers = {"parity": f"{__name__}:odd_or_even"}
     found = score_models(
-        {**folders, "none": tmp_path / "none"}, job=IMAGES, data=data, slicers=slicers, site=site, device=DEVICE
+        {**folders, "none": tmp_path / "none"},
+        job=IMAGES,
+        data=data,
+        slicers=slicers,
+        environment=environment,
+        device=DEVICE,
     )
     assert set(found.faults) == {"none"}
     assert "holds no model" in found.faults["none"]
@@ -76,7 +83,7 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_images(site, tmp_path):
         scores = found.scores[name]
         assert scores.kind == "classifier"
         assert scores.num_rows == 96
-        assert scores.metrics(METRICS) == pytest.approx(evaluated(IMAGES, folder, data, site), rel=1e-5)
+        assert scores.metrics(METRICS) == pytest.approx(evaluated(IMAGES, folder, data, environment), rel=1e-5)
         assert scores.probabilities.shape == (96, 10)
         assert np.allclose(scores.probabilities.sum(1), 1)
         assert ((scores.predictions == scores.columns["labels"]) == scores.hits.astype(bool)).all()
@@ -85,36 +92,38 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_images(site, tmp_path):
     assert (found.scores["m1"].loss_sums != found.scores["m2"].loss_sums).any()
 
 
-def test_sums_over_rows_are_what_an_evaluation_says_of_text(site, words, tmp_path):
-    folder = exported(tmp_path / "model", words, cache_dir=site.cache_dir)
-    data = to_json(prepare(words.data, cache_dir=site.cache_dir))
-    scores = score_models({"it": folder}, job=words, data=data, site=site, device=DEVICE).scores["it"]
+def test_sums_over_rows_are_what_an_evaluation_says_of_text(environment, words, tmp_path):
+    folder = exported(tmp_path / "model", words, cache_dir=environment.cache_dir)
+    data = to_json(prepare(words.data, cache_dir=environment.cache_dir))
+    scores = score_models({"it": folder}, job=words, data=data, environment=environment, device=DEVICE).scores["it"]
     assert scores.kind == "causal"
-    assert scores.metrics(METRICS) == pytest.approx(evaluated(words, folder, data, site), rel=1e-5)
+    assert scores.metrics(METRICS) == pytest.approx(evaluated(words, folder, data, environment), rel=1e-5)
     assert (scores.num_tokens == 16).all()
     assert np.allclose(scores.log_probabilities, -scores.loss_sums)
 
 
-def test_a_loss_of_ones_own_is_asked_row_by_row(site, tmp_path):
+def test_a_loss_of_ones_own_is_asked_row_by_row(environment, tmp_path):
     job = replace(IMAGES, loss=f"{__name__}:mean_of_all")
-    folder = exported(tmp_path / "model", job, cache_dir=site.cache_dir)
-    data = to_json(prepare(job.data, cache_dir=site.cache_dir))
-    found = score_models({"it": folder}, job=job, data=data, max_rows=5, keep_inputs=True, site=site, device=DEVICE)
+    folder = exported(tmp_path / "model", job, cache_dir=environment.cache_dir)
+    data = to_json(prepare(job.data, cache_dir=environment.cache_dir))
+    found = score_models(
+        {"it": folder}, job=job, data=data, max_rows=5, keep_inputs=True, environment=environment, device=DEVICE
+    )
     scores = found.scores["it"]
     assert (scores.num_rows, scores.loss_counts.tolist()) == (5, [1.0] * 5)
     # The same rows as literal columns say the same.
     cases = Cases(columns=scores.inputs)
-    again = score_models({"it": folder}, job=job, cases=cases, site=site, device=DEVICE).scores["it"]
+    again = score_models({"it": folder}, job=job, cases=cases, environment=environment, device=DEVICE).scores["it"]
     assert np.allclose(again.loss_sums, scores.loss_sums)
     assert np.allclose(again.probabilities, scores.probabilities)
 
 
-def test_texts_of_any_length_get_the_log_probability_that_they_have_alone(site, words, tmp_path):
-    folder = exported(tmp_path / "model", words, cache_dir=site.cache_dir)
+def test_texts_of_any_length_get_the_log_probability_that_they_have_alone(environment, words, tmp_path):
+    folder = exported(tmp_path / "model", words, cache_dir=environment.cache_dir)
     texts = ("bane", "banor dukan.", "fe", "fo banor dukan tan.", "ba")
 
     def scored(*some):
-        found = score_models({"it": folder}, job=words, cases=Cases(texts=some), site=site, device=DEVICE)
+        found = score_models({"it": folder}, job=words, cases=Cases(texts=some), environment=environment, device=DEVICE)
         assert not found.faults
         return found.scores["it"].log_probabilities
 
@@ -124,7 +133,7 @@ def test_texts_of_any_length_get_the_log_probability_that_they_have_alone(site, 
     assert all(math.isfinite(value) and value < 0 for value in together)
 
 
-def test_texts_for_a_model_without_a_tokenizer_are_told_how_to_be_read(site, tmp_path):
-    folder = exported(tmp_path / "model", IMAGES, cache_dir=site.cache_dir)
-    found = score_models({"it": folder}, job=IMAGES, cases=Cases(texts=("a",)), site=site, device=DEVICE)
+def test_texts_for_a_model_without_a_tokenizer_are_told_how_to_be_read(environment, tmp_path):
+    folder = exported(tmp_path / "model", IMAGES, cache_dir=environment.cache_dir)
+    found = score_models({"it": folder}, job=IMAGES, cases=Cases(texts=("a",)), environment=environment, device=DEVICE)
     assert "`encode`" in found.faults["it"]

@@ -59,16 +59,18 @@ def classifier(tmp_path_factory):
     return folder
 
 
-def results(classifier, suite, *, site, folder):
-    found = examine(classifier, job=JOB, held_out=False, suite=suite, site=site, device=DEVICE, folder=folder)
+def results(classifier, suite, *, environment, folder):
+    found = examine(
+        classifier, job=JOB, held_out=False, suite=suite, environment=environment, device=DEVICE, folder=folder
+    )
     assert not found.faults
     return {test.test: test for test in found.tests}
 
 
 def test_a_classifier_of_texts_is_asked_by_its_own_tokenizer(classifier, bench, tmp_path):
     (tmp_path / "tests.yaml").write_text(SUITE)
-    site = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
-    found = results(classifier, load_suite(tmp_path / "tests.yaml"), site=site, folder=tmp_path)
+    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
+    found = results(classifier, load_suite(tmp_path / "tests.yaml"), environment=environment, folder=tmp_path)
     assert {name: (test.num_cases, test.fault) for name, test in found.items()} == {
         "praise": (4, ""), "each": (2, ""), "thing": (2, ""), "case": (2, ""), "worse": (1, ""), "steady": (1, ""),
     }  # fmt: skip
@@ -87,10 +89,10 @@ def test_a_function_may_make_texts_into_tensors_instead(classifier, bench, tmp_p
         "    return {key: batch[key] for key in ('input_ids', 'attention_mask')}\n"
     )
     (tmp_path / "tests.yaml").write_text(f"encode: own_lower_case:read\n{SUITE}")
-    site = TrialEnvironment(
+    environment = TrialEnvironment(
         server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache", import_paths=(str(tmp_path.resolve()),)
     )
-    found = results(classifier, load_suite(tmp_path / "tests.yaml"), site=site, folder=tmp_path)
+    found = results(classifier, load_suite(tmp_path / "tests.yaml"), environment=environment, folder=tmp_path)
     assert [name for name, test in found.items() if not test.passed] == ["steady"]
 
 
@@ -98,6 +100,6 @@ def test_tests_of_language_models_are_told_to_be_none_of_a_classifiers(classifie
     (tmp_path / "tests.yaml").write_text(
         "name: x\ntests: [{name: grammar, kind: minimum, texts: [the food], over: [food the]}]"
     )
-    site = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
-    found = results(classifier, load_suite(tmp_path / "tests.yaml"), site=site, folder=tmp_path)
+    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
+    found = results(classifier, load_suite(tmp_path / "tests.yaml"), environment=environment, folder=tmp_path)
     assert "causal language model" in found["grammar"].fault and not found["grammar"].passed

@@ -13,8 +13,8 @@ from ringmaster.techniques.runtime.data import prepare
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.group import Group
 from ringmaster.techniques.runtime.fused.member import Member
+from ringmaster.techniques.runtime.fused.requirements import why_not_together
 from ringmaster.techniques.runtime.models import build_model, model_facts
-from ringmaster.techniques.shared_base import why_not_together
 from tests.integration.workbench import (
     ADAMW,
     GPT2,

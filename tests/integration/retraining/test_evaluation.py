@@ -26,7 +26,7 @@ DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
 
 
 @pytest.fixture
-def site(bench, tmp_path):
+def environment(bench, tmp_path):
     return TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
 
 
@@ -38,12 +38,12 @@ def exported(folder: Path, job: Job, *, cache_dir: Path) -> Path:
     return folder
 
 
-def test_models_are_measured_and_what_does_not_fit_is_told_alone(site, tmp_path):
-    data = to_json(prepare(JOB.data, cache_dir=site.cache_dir))
-    small = exported(tmp_path / "small", JOB, cache_dir=site.cache_dir)
+def test_models_are_measured_and_what_does_not_fit_is_told_alone(environment, tmp_path):
+    data = to_json(prepare(JOB.data, cache_dir=environment.cache_dir))
+    small = exported(tmp_path / "small", JOB, cache_dir=environment.cache_dir)
     config = {**VIT.config, "hidden_size": 64}
     other = replace(JOB, model=replace(VIT, config=config))
-    large = exported(tmp_path / "large", other, cache_dir=site.cache_dir)
+    large = exported(tmp_path / "large", other, cache_dir=environment.cache_dir)
     found = evaluate_models(
         [
             Evaluation(name="large", job=JOB, model_dir=large, data=data),
@@ -51,7 +51,7 @@ def test_models_are_measured_and_what_does_not_fit_is_told_alone(site, tmp_path)
             Evaluation(name="again", job=JOB, model_dir=small, data=data),
             Evaluation(name="nothing", job=JOB, model_dir=tmp_path / "nothing", data=data),
         ],
-        site=site,
+        environment=environment,
         device=DEVICE,
     )
     assert set(found.metrics) == {"small", "again"}
@@ -62,11 +62,11 @@ def test_models_are_measured_and_what_does_not_fit_is_told_alone(site, tmp_path)
     assert "does not fit" in found.faults["large"]
 
 
-def test_other_data_than_was_prepared_is_refused(site, tmp_path):
-    prepared = prepare(JOB.data, cache_dir=site.cache_dir)
+def test_other_data_than_was_prepared_is_refused(environment, tmp_path):
+    prepared = prepare(JOB.data, cache_dir=environment.cache_dir)
     changed = {**to_json(prepared), "digest": "another", "folder": str(tmp_path / "gone")}
-    model_dir = exported(tmp_path / "model", JOB, cache_dir=site.cache_dir)
+    model_dir = exported(tmp_path / "model", JOB, cache_dir=environment.cache_dir)
     evaluation = Evaluation(name="digits", job=JOB, model_dir=model_dir, data=changed)
-    found = evaluate_models([evaluation], site=site, device=DEVICE)
+    found = evaluate_models([evaluation], environment=environment, device=DEVICE)
     assert found.metrics == {}
     assert "has changed" in found.faults["digits"]

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
-from ringmaster.tasks.profiling.stage import Known, UnfitJobs, profile_jobs
+from ringmaster.tasks.profiling.stage import ProfileStore, UnfitJobs, profile_jobs
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
@@ -21,8 +21,8 @@ def here(bench):
             Device(kind="cpu", index=i, name="test", memory_bytes=memory_bytes, cores=bench.slot(i).cores)
             for i in range(num_devices)
         )
-        site = TrialEnvironment(server=bench.server, devices=devices, cache_dir=bench.cache_dir)
-        return {"site": site, "cluster": Cluster(nodes=(Node(name="here", devices=devices),))}
+        environment = TrialEnvironment(server=bench.server, devices=devices, cache_dir=bench.cache_dir)
+        return {"site": environment, "cluster": Cluster(nodes=(Node(name="here", devices=devices),))}
 
     return make
 
@@ -30,7 +30,7 @@ def here(bench):
 @pytest.fixture
 def known():
     kept = {}
-    memory = Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
+    memory = ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
     return memory, kept
 
 

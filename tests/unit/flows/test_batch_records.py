@@ -89,7 +89,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal.write_job("b", status=DONE)
     began, heard = [], []
     shop = SimpleNamespace(
-        bench=SimpleNamespace(batch=batch, device_names=["cpu:0"]),
+        node_context=SimpleNamespace(batch=batch, device_names=["cpu:0"]),
         journal=journal,
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
     )

@@ -38,7 +38,7 @@ def without_prefect(monkeypatch):
     monkeypatch.setattr(fusing, "choose_groups_task", choose_groups)
 
 
-def choose(journal, *groups, goals=None, on_terms=lambda problem: problem):
+def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
     profiled = Profiled(jobs=tuple(JOBS), preflights={}, profiles={each.name: (profile(),) for each in JOBS})
     profiled = type(profiled)(**{**vars(profiled), "groups": {"a": tuple(groups)}})
     return choose_together(
@@ -47,7 +47,7 @@ def choose(journal, *groups, goals=None, on_terms=lambda problem: problem):
         name="nightly",
         cluster=cluster(1),
         journal=journal,
-        on_terms=on_terms,
+        add_terms=add_terms,
         objective="makespan",
         time_limit_s=2.0,
         goals=goals,

@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.plans.local_search import rank
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.problems.families import draw
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.parts import Running
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems

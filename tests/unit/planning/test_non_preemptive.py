@@ -8,7 +8,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.non_preemptive.annealing import plan_rigid
 from ringmaster.tasks.planning.non_preemptive.exhaustive import CLOSE, search
 from ringmaster.tasks.planning.plans.node_orders import segments_of, without_overheads
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.parts import Running
 
 
 def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:

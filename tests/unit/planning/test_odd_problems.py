@@ -13,7 +13,7 @@ from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.local_search import lateness_s
 from ringmaster.tasks.planning.plans.verify import objective_value
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.parts import Running
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 from tests.unit.planning.test_whole_problem import whole_problems

@@ -119,7 +119,7 @@ class PoolBench:
         replanner = Replanner(
             name="pool",
             make_plan=plan,
-            on_terms=self.controller.on_terms,
+            add_terms=self.controller.add_terms,
             policy=CALM,
             clock=clock,
             background=at_once,
@@ -134,7 +134,7 @@ class PoolBench:
             journal=Journal(led, batch=None),
             submit=self.runner.submit,
             make_plan=plan,
-            on_terms=self.controller.on_terms,
+            add_terms=self.controller.add_terms,
             listeners=[self.controller.listen],
             replanner=replanner,
             steer=self.runner.steer,

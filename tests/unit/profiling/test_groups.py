@@ -227,15 +227,15 @@ def stage(monkeypatch, tmp_path):
     def profiled(jobs, *, num_devices=2, **options):
         node = cluster(num_devices)
         here.append(node)
-        site = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
-        known = stages.Known(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
-        return stages.profile_jobs(jobs, site=site, cluster=node, known=known, lend=lend, **options)
+        environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
+        known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
+        return stages.profile_jobs(jobs, environment=environment, cluster=node, known=known, lend=lend, **options)
 
     def some_of(found, names, *, num_devices=2):
         node = cluster(num_devices)
-        site = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
-        known = stages.Known(find=lambda names: {n: kept[n] for n in names if n in kept})
-        return stages.groups_of_some(found, site=site, cluster=node, known=known)(names)
+        environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
+        known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept})
+        return stages.groups_of_some(found, environment=environment, cluster=node, known=known)(names)
 
     profiled.some_of = some_of
     monkeypatch.setattr(stages, "preflight_jobs", look)

@@ -303,8 +303,8 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     monkeypatch.setattr(stages, "run_wave", wave)
     devices = cluster(2)
     jobs = [job(f"job-{i}") for i in range(3)]
-    site = TrialEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)
-    profiled = stages.profile_jobs(jobs, site=site, cluster=devices)
+    environment = TrialEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)
+    profiled = stages.profile_jobs(jobs, environment=environment, cluster=devices)
     assert [each for each in tried if each[0] == "shared_base"] == [("shared_base", 1, 2), ("shared_base", 2, 2)]
     problem = planning_problem(jobs, profiled.profiles, devices, name="x", groups=profiled.groups)
     fusion = choose_groups(problem)

@@ -1,13 +1,17 @@
 """Who may import whom: read from the sources of the four packages, and held."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -220,3 +224,46 @@ def test_no_module_bears_a_name_of_the_standard_library():
 def test_no_file_is_called_utils():
     bad = [str(file) for file in modules(ROOT, FOLDERS) if file.name == "utils.py"]
     assert not bad, f"{bad}: name a module after what it holds"
+
+
+MOST_MODULES = 15
+
+
+def test_no_folder_holds_more_modules_than_a_reader_takes_in():
+    """`__init__.py` is not counted."""
+    folders = Counter(file.parent for file in modules(ROOT, FOLDERS) if file.name != "__init__.py")
+    assert {str(folder): number for folder, number in folders.items() if number > MOST_MODULES} == {}
+
+
+def test_no_import_cycle():
+    """Imports inside functions and for type checking count, too."""
+    names = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in modules(ROOT)}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for found in imports_here():
+        name = ".".join(found.file.with_suffix("").parts).removesuffix(".__init__")
+        target = found.module.removeprefix(f"{IMPORT_ROOT}.")
+        while target and target not in names:
+            target = target.rpartition(".")[0]
+        if target and target != name:
+            graph[name].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+# Private words of earlier versions. Stored names (keys, tables, options) are texts, not identifiers.
+FORMER_NAMES = re.compile(
+    "(?i)(steward|(?<!servic)estate|succession|haunt|ghost|roster|enlist|forethought|introspect|workshop|workplace|historian|"
+    "chronicle|conductor|(?<!de)(?<!sub)scribe|whereabouts|rehears|fellow|tending|portions)"
+)
+
+
+def test_no_identifier_is_a_former_name():
+    found = [
+        f"{file}:{token.start[0]}: {token.string}"
+        for file in modules(ROOT, (*PACKAGES, "benchmarks"))
+        for token in tokenize.generate_tokens(io.StringIO((ROOT / file).read_text()).readline)
+        if token.type == tokenize.NAME and FORMER_NAMES.search(token.string)
+    ]
+    assert found == []

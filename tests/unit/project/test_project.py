@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,13 +200,6 @@ def test_the_project_holds_nothing_of(what: str):
 def test_what_is_searched_is_the_whole_project():
     found = {str(path.relative_to(ROOT)) for path in texts()}
     assert {"Makefile", "README.md", "pyproject.toml", ".ci/run", "flows/cli.py", "docs/log.md"} <= found
-
-
-def test_modules_bear_no_name_of_the_standard_library():
-    folders = [
-        path for folder in ("flows", "tasks", "techniques", "model_lineage") for path in (ROOT / folder).rglob("*.py")
-    ]
-    assert [str(path) for path in folders if path.stem in sys.stdlib_module_names - {"__init__"}] == []
 
 
 def test_the_license_is_the_one_that_is_named():

@@ -41,7 +41,7 @@ def test_what_meets_every_rule_is_promoted():
         ([replace(GOOD, gain=0.005)], "better by less than 0.01"),
         ([replace(GOOD, p_better=0.05)], "it may be chance: p 0.05"),
         ([GOOD, sliced(-0.021)], "loses 0.021 of accuracy on class=3 (50 rows)"),
-        ([GOOD, sliced(float("nan"))], "nobody knows"),
+        ([GOOD, sliced(float("nan"))], "an unknown amount"),
         ([replace(GOOD, value=float("nan"))], "its accuracy is nan"),
         ([replace(GOOD, gain=float("nan"), other=float("nan"))], "inspect the data"),
         ([replace(GOOD, metric="loss")], "its accuracy is not known"),

@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Segme
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.recording import async_recorder
-from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, PoolRecorder, Recorded
+from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
@@ -50,7 +50,7 @@ def preflight(name):
 
 def recorded():
     profiles = {each.name: (profile(),) for each in JOBS}
-    return Recorded(
+    return JobsToRecord(
         jobs={j.name: j for j in JOBS}, preflights={j.name: preflight(j.name) for j in JOBS}, profiles=profiles
     )
 

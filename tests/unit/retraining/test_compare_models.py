@@ -72,7 +72,7 @@ def run(monkeypatch):
         production=SimpleNamespace(policy=None, broken={}),
         ledger=None,
         moves=None,
-        bench=SimpleNamespace(site=None),
+        node_context=SimpleNamespace(environment=None),
     )
 
 

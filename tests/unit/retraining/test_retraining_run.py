@@ -90,7 +90,7 @@ def test_a_night_that_was_cut_short_hides_nothing_that_one_before_it_left(produc
         record=runs.begin("shop", "2026-11-20"),
         last=runs.before("shop", "2026-11-20"),
         forced=(),
-        bench=None,
+        node_context=None,
         runs=runs,
         moves=None,
         folder=tmp_path,

@@ -13,7 +13,7 @@ from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.groups.candidates import classes
 from ringmaster.tasks.profiling.groups.layouts import ONE_DEVICE
 from ringmaster.tasks.profiling.groups.profiles import group_profiles, group_searches
-from ringmaster.tasks.profiling.stage import Known, Profiled
+from ringmaster.tasks.profiling.stage import Profiled, ProfileStore
 from ringmaster.tasks.promotion.stage import ServingVersions
 from ringmaster.tasks.retraining.dates import Hours
 from ringmaster.tasks.retraining.due import Due
@@ -71,10 +71,10 @@ def chosen(monkeypatch):
         production = Production(
             name="shop", models=models, devices="auto", folder=Path("/"), hours=hours, budget=budget
         )
-        bench = SimpleNamespace(cluster=CLUSTER, known=Known(), site=SimpleNamespace(import_paths=()))
+        bench = SimpleNamespace(cluster=CLUSTER, known=ProfileStore(), environment=SimpleNamespace(import_paths=()))
         run = SimpleNamespace(
             production=production,
-            bench=bench,
+            node_context=bench,
             deadline_s=hours.deadline_of("2026-11-20"),
             left_by_earlier=lambda _: {},
         )

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.interface.values import from_json, to_json
@@ -17,9 +18,10 @@ from ringmaster.techniques.runtime.estimates.preflight import preflight_job
 from ringmaster.techniques.runtime.fused.base.adapter_modules import AdapterModules
 from ringmaster.techniques.runtime.fused.base.shared_base import Stem
 from ringmaster.techniques.runtime.fused.batches import Part
-from ringmaster.techniques.runtime.models.facts import ModelFacts, model_facts
+from ringmaster.techniques.runtime.fused.requirements import why_not_together
+from ringmaster.techniques.runtime.models.facts import model_facts
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
-from ringmaster.techniques.shared_base import SharedBase, why_not_together
+from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}

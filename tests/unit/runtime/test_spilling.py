@@ -10,8 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.offload import Offload
-from ringmaster.techniques.runtime.models import ModelFacts
 from ringmaster.techniques.runtime.parallel.spilling import MOST_RESIDENT, Spilled, slices_of
 from ringmaster.techniques.single import Single
 

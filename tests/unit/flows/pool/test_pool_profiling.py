@@ -141,7 +141,7 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
     notices = []
 
     @contextmanager
-    def open_bench(batch, *, home):
+    def open_node_context(batch, *, home):
         yield SimpleNamespace(is_pool_node=True, cluster=Cluster(nodes=(healthy(node("n1")),)))
 
     def measure(bench, database):
@@ -149,7 +149,7 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
             raise refused.pop()
         return MEASURED
 
-    monkeypatch.setattr(profiling, "open_bench", open_bench)
+    monkeypatch.setattr(profiling, "open_node_context", open_node_context)
     monkeypatch.setattr(profiling, "_measure", measure)
     monkeypatch.setattr(profiling, "notices", lambda: notices.append)
     assert profile_on_pool(BATCH, key="nightly-1", database=database).num_trials == MEASURED.num_trials

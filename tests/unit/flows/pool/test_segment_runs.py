@@ -13,15 +13,15 @@ from tests.unit.pool.node.test_agent import Site
 
 
 @pytest.fixture
-def site(tmp_path):
+def environment(tmp_path):
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
-    site = Site(database)
-    yield site
-    site.host.close()
+    environment = Site(database)
+    yield environment
+    environment.host.close()
     database.close()
 
 
-def last_state(site, segment, monkeypatch):
+def last_state(environment, segment, monkeypatch):
     """Has a run claimed whose order is not taken; returns what Prefect was told last."""
     told = []
 
@@ -31,19 +31,19 @@ def last_state(site, segment, monkeypatch):
 
     monkeypatch.setattr(segment_runs, "propose_state", propose)
     flow_run = SimpleNamespace(id=uuid4(), name="a 1 on n", parameters={"segment": segment, "node": "n"})
-    asyncio.run(SegmentRuns(site.host, lambda: None).run(flow_run))
+    asyncio.run(SegmentRuns(environment.host, lambda: None).run(flow_run))
     return told[-1]
 
 
-def test_a_run_that_a_leaving_node_claimed_is_lost_and_nobody_takes_its_job_for_cancelled(site, monkeypatch):
-    site.give(1)
-    site.host.drain(within_s=0.0, heed_s=0.0)  # its worker was told to end between the claim and the order
-    state = last_state(site, 1, monkeypatch)
+def test_a_run_that_a_leaving_node_claimed_is_lost_and_nobody_takes_its_job_for_cancelled(environment, monkeypatch):
+    environment.give(1)
+    environment.host.drain(within_s=0.0, heed_s=0.0)  # its worker was told to end between the claim and the order
+    state = last_state(environment, 1, monkeypatch)
     assert (state.type.value, state.message) == ("CRASHED", "node n left before segment 1 began")
-    assert [order.status for order in site.message_store.shares(1)] == ["given"]
+    assert [order.status for order in environment.message_store.shares(1)] == ["given"]
 
 
-def test_a_run_whose_order_was_withdrawn_is_cancelled(site, monkeypatch):
-    site.give(1)
-    assert site.message_store.withdraw(1, "n")
-    assert last_state(site, 1, monkeypatch).type.value == "CANCELLED"
+def test_a_run_whose_order_was_withdrawn_is_cancelled(environment, monkeypatch):
+    environment.give(1)
+    assert environment.message_store.withdraw(1, "n")
+    assert last_state(environment, 1, monkeypatch).type.value == "CANCELLED"

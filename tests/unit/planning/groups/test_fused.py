@@ -18,12 +18,13 @@ from ringmaster.tasks.planning import (
     solve,
     verify,
 )
-from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound, useful_options
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.groups.contraction import contract
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.verify import objective_value
 from ringmaster.tasks.planning.problems.families import draw
-from ringmaster.tasks.planning.problems.problem import Running
+from ringmaster.tasks.planning.problems.parts import Running
 
 
 def adapters(together_s: float, **fields) -> Problem:

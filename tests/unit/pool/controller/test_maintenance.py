@@ -9,7 +9,7 @@ from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.storage.chunked_delete import drop_in_portions
+from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import DONE, Journal
 from ringmaster.tasks.storage.schema import PLANS, REQUESTS, TOLD
@@ -85,6 +85,6 @@ def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(data
         EventLog(database).tell("b1", JobEnded(job=f"j{number}", status=DONE, message="", details={}))
     sizes, write = [], database.write
     monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
-    assert drop_in_portions(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7
+    assert delete_in_chunks(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7
     assert sizes == [3, 3, 1, 0]
     assert EventLog(database).after("b1", 0) == []

@@ -13,7 +13,7 @@ from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
-from ringmaster.tasks.execution.local.device_metrics import Measured
+from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.execution.orders import SegmentCall
 from ringmaster.tasks.pool.node.device_monitor import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
 from ringmaster.tasks.pool.node.probes import pids_are_known
@@ -286,7 +286,7 @@ def test_jobs_that_are_trained_together_share_what_their_devices_have_taken(tmp_
 def test_gangs_on_this_machine_say_what_their_devices_do():
     bench = Bench(FakeGpu(), FakeGpu())
     bench.pass_s(1)
-    measured = Measured(bench.telemetry)
+    measured = SegmentTelemetry(bench.telemetry)
     heard = {1: [], 2: []}
 
     def call(number):

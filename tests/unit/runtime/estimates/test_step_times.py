@@ -6,13 +6,12 @@ import pytest
 
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.model_facts import Decoder, ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.estimates.device_rates import Rates
 from ringmaster.techniques.runtime.estimates.layer_times import LayerTimes
 from ringmaster.techniques.runtime.estimates.memory import Workload
 from ringmaster.techniques.runtime.estimates.step_times import Outline, predicted_step_s
-from ringmaster.techniques.runtime.models import ModelFacts
-from ringmaster.techniques.runtime.models.decoder import Decoder
 
 FACTS = ModelFacts(
     num_parameters=1_000_000,

@@ -4,9 +4,9 @@ import pytest
 
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.interface.model_facts import ModelFacts
 from ringmaster.techniques.interface.technique import GangShape
 from ringmaster.techniques.runtime.estimates.time_estimate import MOST_CONFIGS
-from ringmaster.techniques.runtime.models import ModelFacts
 
 P = 1_000_000_000
 FACTS = ModelFacts(
