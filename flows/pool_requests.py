@@ -1,7 +1,7 @@
 """Requests to a running pool, as flows whose deployments have forms in Prefect's UI.
 
-The command line makes the same requests without a flow run: `ringmaster submit`, `cancel`, `pause`, `resume`,
-`set-priority`.
+The command line makes the same requests without a flow run: `ringmaster submit`, and `ringmaster jobs` with
+`cancel`, `pause`, `resume` and `set-priority`.
 """
 
 from __future__ import annotations

@@ -44,16 +44,16 @@ def sweep(
 def retrain(
     models_file: Annotated[Path, typer.Argument(help="A file of models, such as examples/retraining.yaml.")],
     night: Annotated[
-        str | None, typer.Option(help="Its date, such as 2026-11-20; the one that started last, if left out.")
+        str | None, typer.Option(help="Date of the run, such as 2026-11-20; by default of the one that started last.")
     ] = None,
     force: Annotated[list[str], typer.Option(help="A model to train in any case; may be given again.")] = [],  # noqa: B006
     as_json: AsJson = False,
     seed: Seed = 0,
     verbose: Verbose = False,
 ) -> None:
-    """Train the production models that are due, as many as fit in the night, and promote what turns out better.
+    """Train the production models that are due, as many as fit before the deadline, and promote the better ones.
 
-    A night is kept by its date: the same one again goes on where it was cut short, and trains nothing twice.
+    A retraining run is stored under its date: repeated, it resumes where it was interrupted, and trains nothing twice.
     """
     announce(f"reading {models_file}")
     from ringmaster.tasks.retraining.production import load_production

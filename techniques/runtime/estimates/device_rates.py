@@ -26,7 +26,7 @@ from ringmaster.techniques.runtime.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.runtime.processes.isolated_calls import in_children
 from ringmaster.techniques.runtime.training.recomputation import recompute_layers
 
-VERSION = 2
+VERSION = 3
 MATRIX, VECTOR, SMALL = 512, 1 << 22, 16  # side of matrices, length of vectors, sizes of a tiny decoder
 NUM_LAYERS, NUM_MESSAGES = 4, 8
 REPEATS = 12
@@ -37,22 +37,22 @@ LINK_BYTES, MESSAGE, TIMEOUT_S = 1 << 22, 1 << 15, 30.0
 class Rates:
     """Rates of one device, and of the link between two devices.
 
-    flops_s: floating-point operations per second.
-    bytes_s: bytes of memory read and written per second.
-    operators_s: operators per second, of a decoder so small that launching them takes most of the time.
-    link_bytes_s: bytes per second over the link.
+    flops_per_s: floating-point operations per second.
+    bytes_per_s: bytes of memory read and written per second.
+    operators_per_s: operators per second, of a decoder so small that launching them takes most of the time.
+    link_bytes_per_s: bytes per second over the link.
     message_s: seconds that a message takes at the least.
-    watched_operators_s: like operators_s, where selective recomputation decides for each operator what to store.
+    watched_operators_per_s: like operators_per_s, where selective recomputation decides for each what to store.
     wrapped_message_s: like message_s, for a message between distributed tensors.
     parallel: how many times as fast as one device two devices are that one process drives.
     """
 
-    flops_s: float
-    bytes_s: float
-    operators_s: float
-    link_bytes_s: float
+    flops_per_s: float
+    bytes_per_s: float
+    operators_per_s: float
+    link_bytes_per_s: float
     message_s: float
-    watched_operators_s: float
+    watched_operators_per_s: float
     wrapped_message_s: float
     parallel: float = 1.0
 
@@ -62,7 +62,7 @@ class Rates:
         One of the devices launches all operators, so their rate stays the same.
         """
         times = 1 + (self.parallel - 1) * (number - 1)
-        return replace(self, flops_s=self.flops_s * times, bytes_s=self.bytes_s * min(times, 2.0))
+        return replace(self, flops_per_s=self.flops_per_s * times, bytes_per_s=self.bytes_per_s * min(times, 2.0))
 
 
 def rates(cores: tuple[tuple[int, ...], ...], *, cache_dir: Path) -> Rates:
@@ -81,12 +81,12 @@ def _measured(cores: tuple[tuple[int, ...], ...]) -> Rates:
     alone = in_children([lambda: _device(cores[0])])[0]
     every = tuple(sorted({core for slot in cores for core in slot}))
     both = in_children([lambda: _device(every)])[0] if len(cores) > 1 else alone
-    link = {"link_bytes_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}
+    link = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}
     if len(cores) > 1:
         with tempfile.TemporaryDirectory() as folder:
             meeting = f"file://{folder}/meeting"
             link = in_children([lambda r=r: _link(r, meeting, cores[r]) for r in (0, 1)])[0]  # type: ignore[misc]
-    parallel = both["flops_s"] / alone["flops_s"]
+    parallel = both["flops_per_s"] / alone["flops_per_s"]
     return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(cores) - 1, 1))
 
 
@@ -94,14 +94,14 @@ def _device(cores: tuple[int, ...]) -> dict[str, float]:
     _pin(cores)
     matrix, vector, other = torch.ones(MATRIX, MATRIX), torch.ones(VECTOR), torch.ones(VECTOR)
     return {
-        "flops_s": 2 * MATRIX**3 / _best_s(lambda: matrix @ matrix),
-        "bytes_s": 3 * 4 * VECTOR / _best_s(lambda: torch.add(vector, vector, out=other)),
-        "operators_s": _operators_s("none"),
-        "watched_operators_s": _operators_s("selective"),
+        "flops_per_s": 2 * MATRIX**3 / _best_s(lambda: matrix @ matrix),
+        "bytes_per_s": 3 * 4 * VECTOR / _best_s(lambda: torch.add(vector, vector, out=other)),
+        "operators_per_s": _operators_per_s("none"),
+        "watched_operators_per_s": _operators_per_s("selective"),
     }
 
 
-def _operators_s(recompute: str) -> float:
+def _operators_per_s(recompute: str) -> float:
     """Operators per second: the operators of a step without recomputation over its seconds with `recompute`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -127,8 +127,8 @@ def _link(rank: int, meeting: str, cores: tuple[int, ...]) -> dict[str, float]:
     mesh, mine = init_device_mesh("cpu", (2,)), torch.ones(MESSAGE, requires_grad=True)
     wrapped_message_s = _best_s(lambda: _exchange(mine, mesh)) / NUM_MESSAGES
     # An all-reduce over n = 2 ranks moves 2 (n - 1) / n of the tensor.
-    link_bytes_s = LINK_BYTES / _best_s(lambda: dist.all_reduce(large))
-    return {"link_bytes_s": link_bytes_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
+    link_bytes_per_s = LINK_BYTES / _best_s(lambda: dist.all_reduce(large))
+    return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
 
 
 def _exchange(mine: Tensor, mesh: DeviceMesh) -> None:

@@ -96,16 +96,16 @@ def predicted_step_s(
     speed = rates.with_devices(shape.num_devices // num_ranks)
     pipeline, schedule = axes.get("pp", 1), config.get("schedule", "1f1b")
     operators = model.num_operators * num_micro_batches * MORE_OPERATORS.get(schedule, 1.0)
-    computing_s = rows * share * again * model.num_flops / speed.flops_s
-    computing_s += rows * share * (1 + FEWER_BYTES.get(recompute, 0.0)) * model.num_bytes / speed.bytes_s
-    begun_s = speed.watched_operators_s if recompute == "selective" else speed.operators_s / again
-    computing_s += operators / pipeline / begun_s
+    computing_s = rows * share * again * model.num_flops / speed.flops_per_s
+    computing_s += rows * share * (1 + FEWER_BYTES.get(recompute, 0.0)) * model.num_bytes / speed.bytes_per_s
+    launched_per_s = speed.watched_operators_per_s if recompute == "selective" else speed.operators_per_s / again
+    computing_s += operators / pipeline / launched_per_s
     computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)
-    updating_s = OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES / sharding(axes) / speed.bytes_s
+    updating_s = OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES / sharding(axes) / speed.bytes_per_s
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
-    sending_s = sent.num_bytes / rates.link_bytes_s
+    sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
     premium = MEMORY_PREMIUM if technique.saves_memory_of else 1.0
     return premium * (computing_s + updating_s + sending_s)

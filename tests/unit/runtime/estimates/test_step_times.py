@@ -36,15 +36,15 @@ JOB = Job(name="a", model=ModelSpec(), data=DataSpec(), global_batch_size=16, nu
 WORKLOAD = Workload(job=JOB, data={}, facts=FACTS, techniques={}, cache_dir="")
 OUTLINE = Outline(num_flops=3e8, num_bytes=3e7, num_operators=500, kept_bytes=3e6)
 RATES = Rates(
-    flops_s=1e11,
-    bytes_s=9e10,
-    operators_s=2e5,
-    watched_operators_s=5e4,
-    link_bytes_s=2e9,
+    flops_per_s=1e11,
+    bytes_per_s=9e10,
+    operators_per_s=2e5,
+    watched_operators_per_s=5e4,
+    link_bytes_per_s=2e9,
     message_s=5e-4,
     wrapped_message_s=1.5e-3,
 )
-FREE = replace(RATES, operators_s=1e15, watched_operators_s=1e15, message_s=0.0, wrapped_message_s=0.0)
+FREE = replace(RATES, operators_per_s=1e15, watched_operators_per_s=1e15, message_s=0.0, wrapped_message_s=0.0)
 
 
 def step_s(technique, *, rates=RATES, times=None, num_devices=2, **config):
@@ -74,12 +74,12 @@ def test_schedules_wait_less_and_begin_more():
         return sorted(schedules, key=lambda name: step_s("pipeline", micro_batch=8, schedule=name, rates=rates))
 
     assert order(FREE) == ["zero_bubble", "interleaved", "1f1b"]
-    assert order(replace(FREE, operators_s=1e3))[-1] == "zero_bubble"
+    assert order(replace(FREE, operators_per_s=1e3))[-1] == "zero_bubble"
 
 
 def test_recomputation_that_chooses_is_dear_where_operators_are():
     assert step_s("ddp", rates=FREE, recompute="selective") < step_s("ddp", rates=FREE, recompute="full")
-    slow = replace(FREE, operators_s=2e4, watched_operators_s=5e3)
+    slow = replace(FREE, operators_per_s=2e4, watched_operators_per_s=5e3)
     assert step_s("ddp", rates=slow, recompute="selective") > step_s("ddp", rates=slow, recompute="full")
 
 
