@@ -235,7 +235,7 @@ def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_pat
     environment = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models = words.adapters()
     asked = {"job": words.job, "data": to_json(words.prepared), "suite": load_suite(tmp_path / "tests.yaml")}
-    asked |= {"against": words.base, "max_rows": 20, "site": environment, "device": DEVICE, "folder": tmp_path}
+    asked |= {"against": words.base, "max_rows": 20, "environment": environment, "device": DEVICE, "folder": tmp_path}
     found = examine_each({**models, "gone": tmp_path / "gone"}, **asked)
     assert len(server.targets) == 2  # once the rows, once the cases
     assert {name: examined.num_rows for name, examined in found.items()} == {**dict.fromkeys(models, 20), "gone": 0}

@@ -22,7 +22,7 @@ def here(bench):
             for i in range(num_devices)
         )
         environment = TrialEnvironment(server=bench.server, devices=devices, cache_dir=bench.cache_dir)
-        return {"site": environment, "cluster": Cluster(nodes=(Node(name="here", devices=devices),))}
+        return {"environment": environment, "cluster": Cluster(nodes=(Node(name="here", devices=devices),))}
 
     return make
 
