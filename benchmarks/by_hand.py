@@ -1,10 +1,10 @@
-"""What a person would write without Ringmaster: the jobs of a batch file in a plain loop on this machine's cores.
+"""A handwritten baseline without Ringmaster: the jobs of a batch file in a plain loop on this machine's cores.
 
     python benchmarks/by_hand.py BATCH.yaml --threads N [--job NAME]
 
-With --job it is a script for one job, to be run once a job, one after another; without, it is one script that trains
-them all in one process. Same models, data, order of samples, steps and evaluation as in the batch; the loop is plain
-PyTorch with the fused optimizer, and the finished model is saved with its weights in safetensors.
+With --job it is a script for one job, to be run once for each job, one after another; without, it is one script that
+trains all jobs in one process. Models, data, order of samples, steps and evaluation are those of the batch. The loop is
+plain PyTorch with the fused optimizer, and the weights of the finished model are saved as safetensors.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from ringmaster.techniques.runtime.training.optimizers import build_optimizer, l
 
 
 def train(job, *, cache: Path, models: Path) -> dict[str, float]:
-    """Trains one job, evaluates it as often as the batch says, and saves it."""
+    """Trains one job, evaluates it as often as the batch specifies, and saves it."""
     prepared = prepare(job.data, cache_dir=cache)
     training, held_out = open_data(job.data, cache_dir=cache, prepared=prepared)
     base = models / job.base if job.base else None
@@ -54,7 +54,7 @@ def train(job, *, cache: Path, models: Path) -> dict[str, float]:
 
 @torch.no_grad()
 def evaluate(job, model, loss_function, held_out) -> dict[str, float]:
-    """The job's metrics on as much held-out data as the batch says."""
+    """Returns the job's metrics on as much held-out data as the batch specifies."""
     model.eval()
     metrics = metrics_of(job.evaluation.metrics, loss=loss_function)
     size = job.global_batch_size
@@ -68,7 +68,7 @@ def evaluate(job, model, loss_function, held_out) -> dict[str, float]:
 
 
 def main() -> None:
-    """Trains what the command line asks for; prints the seconds spent on training alone, and the metrics."""
+    """Trains the requested jobs; prints the seconds spent on training alone, and the metrics."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("batch_file", type=Path)
     parser.add_argument("--threads", type=int, required=True)

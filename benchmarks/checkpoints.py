@@ -1,14 +1,14 @@
-"""What checkpoints cost training: written while it goes on, and at once, against none, in alternation.
+"""The cost of checkpoints in training: written in the background and synchronously, against none, in alternation.
 
     python -m benchmarks.checkpoints [--rounds 5] [--steps 6]
 
-One model in one process on one core, which the writing thread shares: a CPU slot, and the worst case. A round is some
-steps without a save; then one save on the way, from its copy to the first step after it is published; then one at once.
-What a save on the way costs is the time of its steps beyond as many without one; saving without a pause (the next
-begins when one is published) is the ratio of the two. The executor's interval follows from what a trial measures (the
-copy, and on a CPU the seconds of the core that writes); a save's cost over that interval is its share of the time.
-Writes benchmarks/results/checkpoints.json and the part of
-docs/benchmarks.md between the markers `<!-- checkpoints -->`.
+One model trains in one process on one core, which the writing thread shares: a CPU slot, and the worst case. A round
+consists of steps without a save; then one background save, from its copy to the first step after it is published; then
+one synchronous save. The cost of a background save is the time of its steps beyond the same number without one. The
+cost of continuous saving (the next save begins when one is published) is the ratio of the two. The executor's interval
+follows from a trial's measurements (the copy, and on a CPU the seconds of the core that writes); a save's cost over
+that interval is its share of the time. Writes benchmarks/results/checkpoints.json and the section of docs/benchmarks.md
+between the markers `<!-- checkpoints -->`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SIZES = [("9 M", 320, 6, 128, 2)]
 
 
 class Silent:
-    """A reporter that nobody listens to."""
+    """A reporter that discards its events, except the last one."""
 
     def beat(self):
         pass
@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="without a save, a round")
     arguments = parser.parse_args()
-    scratch = ROOT / ".ringmaster"  # where a run's checkpoints are: the temporary folder may be in memory
+    scratch = ROOT / ".ringmaster"  # a run stores checkpoints there too; the temporary folder may be in memory
     scratch.mkdir(exist_ok=True)
     rows = []
     for name, *size in SIZES:
@@ -55,7 +55,7 @@ def main():
 
 
 def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, rounds, steps):
-    """One model: medians over the rounds."""
+    """Measures one model; returns the medians over the rounds."""
     from benchmarks.trainers import Ours, llama
     from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
     from ringmaster.techniques.runtime.checkpoints.saving import Asks, Saver
@@ -80,7 +80,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
             num_steps += 1
         return elapsed(started), num_steps
 
-    plain(), on_the_way(), trainer.save(root)  # buffers, caches
+    plain(), on_the_way(), trainer.save(root)  # warms up buffers and caches
     found = []
     for _ in range(rounds):
         step = plain()
@@ -110,7 +110,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
 
 
 class Elapsed:
-    """Seconds of the wall, and of all of this process's threads on a core."""
+    """Wall seconds, and CPU seconds of all threads of this process."""
 
     def __init__(self, wall_s, cpu_s):
         self.wall_s, self.cpu_s = wall_s, cpu_s
@@ -138,7 +138,7 @@ def line(row):
 
 
 def record(rows):
-    """Writes the figures, and the page's part between the markers."""
+    """Writes the figures, and the section of the page between the markers."""
     said = {"date": str(date.today()), "processor": platform.machine(), "cores": os.cpu_count(), "goal": GOAL}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({**said, "load": os.getloadavg()[0], "rows": rows}, indent=1) + "\n")

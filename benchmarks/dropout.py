@@ -1,9 +1,9 @@
-"""What dropout by hash costs: seconds a step against torch's own, of the same model on the same rows, in alternation.
+"""The cost of hashed dropout: seconds a step against torch's generator, for the same model and rows, in alternation.
 
     python -m benchmarks.dropout [--rounds 7] [--steps 6]
 
-Two trainers live in one process and take turns; one draws as release 0.1 did, from torch's generator. Writes
-benchmarks/results/dropout.json and the part of docs/benchmarks.md between the markers `<!-- dropout -->`.
+Two trainers run in one process and take turns; one draws from torch's generator, as release 0.1 did. Writes
+benchmarks/results/dropout.json and the section of docs/benchmarks.md between the markers `<!-- dropout -->`.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main():
 
 
 def compare(model, num_rounds, num_steps):
-    """Ratios of the medians of whole steps, a round each."""
+    """Returns the ratios of the medians of whole steps, one for each round."""
     data = DataSpec(source="python-stdlib", seq_len=TOKENS, vocab_size=2048)
     job = Job(
         name="dropout",
@@ -85,7 +85,7 @@ def compare(model, num_rounds, num_steps):
 
 
 def contender(job, folder, *, by_hash=True):
-    """A trainer in this process; `by_hash`: as it is, else as release 0.1 drew."""
+    """Returns a trainer in this process; `by_hash`: with hashed dropout, else drawn as in release 0.1."""
     order = GangOrder(
         purpose=TRAIN,
         job=job,
@@ -125,7 +125,7 @@ def line(row):
 
 
 def record(rows):
-    """Writes the figures, and the table of the page."""
+    """Writes the figures, and the table on the page."""
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(
         json.dumps({"date": date.today().isoformat(), "machine": platform.processor(), "rows": rows}, indent=1)

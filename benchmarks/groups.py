@@ -1,9 +1,10 @@
-"""What profiling predicts of groups that share a base, against what a trial of each size measures.
+"""Predicted profiles of groups that share a base, compared with a trial of each size.
 
     python -m benchmarks.groups [--jobs 16] [--sizes 2 4 8 12 16] [--tokens 64] [--hidden 128] [--devices 2]
 
-The jobs are profiled as a batch is: alone, and in the two or three sizes that profiling tries. Then each size is tried
-anew, on all devices at once, and compared with what was predicted for it, whether it was among those or not.
+The jobs are profiled as in a batch: alone, and in the two or three sizes that profiling measures. Then a new trial of
+each size runs, on all devices at once, and is compared with the prediction, also for sizes that profiling did not
+measure.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
 def compare(
     jobs: Sequence[Job], *, environment: TrialEnvironment, sizes: Sequence[int], cluster: Cluster
 ) -> list[dict[str, float]]:
-    """For each size: seconds of a step, of starting and of what ends the jobs, and bytes; predicted and measured."""
+    """Returns for each size the seconds of a step, of the start and of the end, and bytes; predicted and measured."""
     kept: dict[str, Any] = {}
     known = ProfileStore(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
     profiled = profile_jobs(jobs, environment=environment, cluster=cluster, known=known, notice=tell)
@@ -64,7 +65,7 @@ def compare(
 
 
 def row_of(search: GroupSearch, group: Group, *, environment: TrialEnvironment, is_fitted: bool) -> dict[str, float]:
-    """One size; is_fitted: whether what profiling measured of it is among what the prediction rests on."""
+    """Returns the row of one size; is_fitted: whether the prediction is based on a measurement of this size."""
     predicted = search.laws.profile(group, is_measured=False)
     measured = run_wave(environment, [trial_of(group, fingerprint="now")])["now"]
     assert isinstance(measured, Profile), measured
@@ -85,12 +86,12 @@ def row_of(search: GroupSearch, group: Group, *, environment: TrialEnvironment, 
 
 
 def tell(line: str) -> None:
-    """To whoever watches."""
+    """Prints a line to stderr."""
     print(line, file=sys.stderr)
 
 
 def job_of(i: int, options: argparse.Namespace) -> Job:
-    """A small adapter of a small model, long enough to be worth trials."""
+    """Returns a small adapter job of a small model, long enough for trials to pay."""
     hidden = options.hidden
     config = {"hidden_size": hidden, "intermediate_size": 8 * hidden // 3 // 8 * 8, "num_hidden_layers": 4}
     config |= {"num_attention_heads": max(hidden // 64, 1), "vocab_size": 2048}

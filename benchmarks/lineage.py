@@ -1,12 +1,12 @@
-"""How long questions about a lineage of 10,000 models take, and how much room and time the tensor store needs.
+"""Benchmarks of lineage: seconds of queries on a lineage of 10,000 models; time and space of the tensor store.
 
     python -m benchmarks.lineage [--models 10000] [--only questions|store|adapters] [--megabytes 400]
 
-Questions are whole commands (`ringmaster lineage show ...`), each in a process of its own, on a database of MLflow that
-is filled by rows. The store's ratios are those of a small Llama that is really trained and then adapted in each way;
-its rates those of a larger model of the same numbers in another order. Writes benchmarks/results/lineage.json and the
-parts of docs/benchmarks.md between the markers `<!-- lineage -->`, `<!-- tensors -->` and `<!-- stored-adapters -->`;
-what --only leaves out stays as it was.
+Queries are whole commands (`ringmaster lineage show ...`), each in a process of its own, on an MLflow database that is
+filled by rows. The store's ratios are those of a small Llama that is trained and then adapted in each way. Its rates
+are those of a larger model of the same numbers in another order. Writes benchmarks/results/lineage.json and the
+sections of docs/benchmarks.md between the markers `<!-- lineage -->`, `<!-- tensors -->` and `<!-- stored-adapters
+-->`; the parts that --only excludes stay unchanged.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main():
 
 
 def questions(home, num_models):
-    """Rows of (question, seconds of the wall, seconds of the processor), medians of ROUNDS."""
+    """Returns rows of (query, wall seconds, CPU seconds), medians of ROUNDS."""
     ledger = home / "mlflow.db"
     fill(ledger, num_models)
     deep, base, first = f"team-{num_models % 97}", "base-0", "m-0000001"
@@ -87,7 +87,7 @@ def questions(home, num_models):
 
 
 def timed(words, home):
-    """(seconds of the wall, of the processor) of one command in a process of its own."""
+    """Returns (wall seconds, CPU seconds) of one command in a process of its own."""
     environment = {**os.environ, "RINGMASTER_HOME": str(home), "MLFLOW_TRACKING_URI": ""}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
@@ -103,7 +103,7 @@ def timed(words, home):
 
 
 def fill(file, num_models):
-    """An MLflow database of `num_models` models: 20 bases, then each from one or two of the last ones, mostly."""
+    """Fills an MLflow database with `num_models` models: 20 bases, and models that mostly adapt recent ones."""
     from ringmaster.model_lineage import Ledger
 
     Ledger(f"sqlite:///{file}", artifact_root=file.parent / "mlartifacts").warm_up()
@@ -125,7 +125,7 @@ def fill(file, num_models):
 
 
 def model(i, experiment, draw, names, created_ms, tables):
-    """Model `i`, as a recording leaves it."""
+    """Adds the rows of model `i`, as recording it would."""
     id, is_base = f"m-{i:07d}", i < 20
     parents = [] if is_base else sorted({max(0, i - draw.randint(1, 400)) for _ in range(draw.choice([1, 1, 1, 2]))})
     name = f"base-{i}" if is_base else f"team-{i % 97}"
@@ -162,7 +162,7 @@ def model(i, experiment, draw, names, created_ms, tables):
 
 
 def insert(connection, table, rows):
-    """Rows, as mappings of the same keys, in one statement."""
+    """Inserts rows, given as mappings with equal keys, in one statement."""
     keys = list(rows[0]) if rows else []
     marks = ", ".join("?" * len(keys))
     if rows:
@@ -171,7 +171,7 @@ def insert(connection, table, rows):
 
 
 def question_lines(rows, num_models):
-    """The table of the questions."""
+    """Returns the table of the queries."""
     return [
         f"{stamp()} {num_models:,} models in MLflow's sqlite; whole commands, medians of {ROUNDS}.",
         "",
@@ -193,7 +193,7 @@ def stamp():
 
 
 def write(marker, lines):
-    """Puts lines between the markers of the page."""
+    """Writes lines between the markers of the page."""
     begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
     before, rest = PAGE.read_text().split(begin, 1)
     PAGE.write_text(before + "\n".join([begin, *lines, end]) + rest.split(end, 1)[1])

@@ -1,4 +1,4 @@
-"""Sixteen adapters of one base in the tensor store: beside a copy of the whole model for each, and their own files."""
+"""Sixteen adapters of one base in the tensor store, compared with full copies of the model and with their own files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 
 
 def measure_adapters(folder):
-    """What is kept of a base and of adapters that were trained on it: bytes, and seconds to restore."""
+    """Returns the stored bytes of a base and of adapters that were trained on it, and the seconds to restore them."""
     from safetensors.torch import save_file
 
     base = trained(lr=1e-3)
@@ -45,7 +45,7 @@ def measure_adapters(folder):
 
 
 def adapted(base, *, seed):
-    """The weights of a LoRA on all linear modules of the layers, after some steps on a base that stays as it is."""
+    """Returns the weights of a LoRA on all linear modules of the layers, after some steps on a frozen base."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,7 +67,7 @@ def adapted(base, *, seed):
 
 
 def _restoring(store, ids, out):
-    """Seconds of the wall and of the processor in which all of some models are restored; medians of ROUNDS."""
+    """Returns the wall and CPU seconds to restore all of some models; medians of ROUNDS."""
     seconds = []
     for _ in range(ROUNDS):
         shutil.rmtree(out, ignore_errors=True)
@@ -84,7 +84,7 @@ def _size(folder):
 
 
 def adapter_lines(found):
-    """The table of the adapters."""
+    """Returns the table of the adapters."""
     base, own, stored = found["base_bytes"], found["own_bytes"], found["stored_bytes"]
     separate, added = found["separate_bytes"], stored - found["base_stored_bytes"]
     rates = {

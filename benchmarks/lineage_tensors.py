@@ -1,4 +1,4 @@
-"""The tensor store against plain safetensors: room by kind of adaptation, and how fast models are kept and restored."""
+"""The tensor store compared with plain safetensors: size by kind of adaptation, and rates of adding and restoring."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from ringmaster.model_lineage.tensors import TensorStore
 
 GOALS = {"full fine-tune, bf16": 1.5, "full fine-tune, fp32": 1.2}
 STEPS, ROWS, SEQ_LEN = 40, 4, 64
-TUNING_LR = 2e-5  # as full fine-tunes are made
+TUNING_LR = 2e-5  # a usual rate of full fine-tunes
 SIZES = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4}
 
 
 def trained(start=None, *, lr, frozen=(), seed=0):
-    """The weights of a small Llama after some steps, from fresh ones or from `start`; those that begin so stay."""
+    """Returns a small Llama's weights after some steps, from random ones or `start`; `frozen` lists fixed prefixes."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,7 +31,7 @@ def trained(start=None, *, lr, frozen=(), seed=0):
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
     draw = torch.Generator().manual_seed(seed)
     for _ in range(STEPS):
-        ids = torch.randint(0, 2048, (ROWS, SEQ_LEN), generator=draw).sort(dim=1).values  # some order to learn
+        ids = torch.randint(0, 2048, (ROWS, SEQ_LEN), generator=draw).sort(dim=1).values  # sorted: an order to learn
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
@@ -39,7 +39,7 @@ def trained(start=None, *, lr, frozen=(), seed=0):
 
 
 def family():
-    """Name -> (its parent's name or None, its weights), of each kind of adaptation."""
+    """Returns name -> (its parent's name or None, its weights), for each kind of adaptation."""
     import torch
 
     base = trained(lr=1e-3)
@@ -72,7 +72,7 @@ def family():
 
 
 def measure_ratios(folder):
-    """Rows of (kind, bytes of plain safetensors, bytes that it adds to the store, of which the stem's bytes)."""
+    """Returns rows of (kind, bytes of plain safetensors, bytes added to the store, the stem's share of these)."""
     from safetensors.torch import save_file
 
     store, ids, rows = TensorStore(folder / "store"), {}, []
@@ -89,7 +89,7 @@ def measure_ratios(folder):
 
 
 def measure_rates(folder, *, megabytes):
-    """Rows of (what, megabytes a second of the wall, of the processor), medians of ROUNDS, of a larger model."""
+    """Returns rows of (operation, MB per wall second, MB per CPU second) of a larger model, medians of ROUNDS."""
     base, tuned = trained(lr=1e-3), None
     tuned = trained(base, lr=TUNING_LR, seed=1)
     draw = np.random.default_rng(0)
@@ -111,7 +111,7 @@ def measure_rates(folder, *, megabytes):
 
 
 def rates(folder, dtype):
-    """How fast a base and its fine-tune are added and restored."""
+    """Measures how fast a base and its fine-tune are added and restored."""
     num_bytes = (folder / "base" / "model.safetensors").stat().st_size
     found = {}
     for _ in range(ROUNDS):
@@ -138,7 +138,7 @@ def rates(folder, dtype):
 
 
 def copied(folder):
-    """The plain file, written anew and synced: the disk's own rate."""
+    """Writes a copy of the plain file and syncs it: the disk's own rate."""
     content = (folder / "base" / "model.safetensors").read_bytes()
     (folder / "out").mkdir()
     with (folder / "out" / "model.safetensors").open("wb") as file:
@@ -155,13 +155,13 @@ def clocked(found, what, action):
 
 
 def halved(values):
-    """float32 as bfloat16, rounded to the nearest, as 16-bit words."""
+    """Converts float32 to bfloat16, rounded to nearest, as 16-bit words."""
     words = values.view(np.uint32)
     return ((words + ((words >> 16) & 1) + 0x7FFF) >> 16).astype(np.uint16)
 
 
 def save(folder, tensors, dtype):
-    """A safetensors file; numpy has no bfloat16 of its own."""
+    """Writes a safetensors file; numpy has no bfloat16."""
     folder.mkdir(parents=True)
     header, at = {}, 0
     for name, values in tensors.items():
@@ -176,7 +176,7 @@ def save(folder, tensors, dtype):
 
 
 def store_lines(ratios, rates):
-    """The tables of the store."""
+    """Returns the tables of the store."""
     return [
         f"{stamp()} A Llama of 5 M parameters, {STEPS} steps of training, then {STEPS} of each adaptation (AdamW, lr "
         f"{TUNING_LR:g}); *smaller*: the plain safetensors file over what it adds to the store.",

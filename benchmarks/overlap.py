@@ -1,11 +1,11 @@
-"""What overlapping gains: `zero2` against itself without overlap, two ranks behind a slow link.
+"""The gain of overlap: `zero2` against itself without overlap, with two ranks connected by a slow link.
 
-    python benchmarks/overlap.py [--rate 200mbit] [--rounds 5]      (as root: it makes network namespaces)
+    python benchmarks/overlap.py [--rate 200mbit] [--rounds 5]     (as root: it makes network namespaces)
 
-Each rank runs in a network namespace of its own; virtual interfaces join them, limited to the rate by a token
-bucket (tbf) on either side. Both contenders live in the same two processes and take turns, some steps each; what is
-compared are seconds a step within a round. Writes benchmarks/results/overlap.json and the part of docs/benchmarks.md
-between the markers `<!-- overlap -->`.
+Each rank runs in a network namespace of its own. Virtual interfaces connect them, limited to the rate by a token bucket
+(tbf) on either side. Both contenders run in the same two processes and take turns of some steps each; seconds a step
+are compared within a round. Writes benchmarks/results/overlap.json and the section of docs/benchmarks.md between the
+markers `<!-- overlap -->`.
 """
 
 import argparse
@@ -39,7 +39,7 @@ STEPS_A_ROUND = 4
 
 
 class Tokens:
-    """Random tokens: speed does not depend on what they say."""
+    """Random tokens: speed does not depend on their values."""
 
     def __len__(self):
         return NUM_SAMPLES
@@ -53,12 +53,12 @@ class Tokens:
 
 
 def tokens():
-    """The data of the job, as training and held-out samples."""
+    """Returns the job's data: training and held-out samples."""
     return Tokens(), Tokens()
 
 
 def rank_main(rank, *, folder, num_rounds, rows):
-    """One rank: trains under both contenders in turn, and rank 0 prints what each round took."""
+    """Trains one rank under both contenders in turn; rank 0 prints the seconds of each round."""
 
     from ringmaster.techniques import DataSpec, Job, ModelSpec
     from ringmaster.techniques.interface import registry
@@ -115,7 +115,7 @@ def rank_main(rank, *, folder, num_rounds, rows):
 
 @contextmanager
 def two_namespaces(rate):
-    """Names of two network namespaces, joined by a link that carries `rate` in either direction."""
+    """Yields the names of two network namespaces, joined by a link that carries `rate` in either direction."""
     names = [f"overlap-{os.getpid()}-{i}" for i in range(2)]
     try:
         for name in names:
@@ -138,7 +138,7 @@ def ip(*arguments):
 
 
 def measure(*, rate, num_rounds, rows):
-    """The rounds' seconds a step."""
+    """Returns the seconds a step of each round."""
     with two_namespaces(rate) as names, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "slow", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, __file__, "--folder", folder, "--rounds", str(num_rounds), "--rows", str(rows)]
@@ -162,7 +162,7 @@ def measure(*, rate, num_rounds, rows):
 
 
 def write(rounds, *, rate, rows):
-    """The result as JSON, and as a table in the docs."""
+    """Writes the result as JSON, and as a table in the docs."""
     ratios = [one["without_s"] / one["with_s"] for one in rounds]
     middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     result = {

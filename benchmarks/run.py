@@ -1,11 +1,11 @@
-"""The whole of `ringmaster run` against what a person would do by hand, in alternation, in one run.
+"""The whole `ringmaster run` command against handwritten scripts, in alternation, in one run.
 
     python benchmarks/run.py [--rounds N] [--batch FILE]
 
-Contenders: `ringmaster run` with cold profiles (no knowledge of any job: once) and with warm ones (as every night
-after the first), a plain script per job one after another, and one script that trains all jobs in one process; both
-by hand at the number of threads that is best for them on this machine, found first. Every contender starts from
-prepared data. Writes benchmarks/results/run.json and the table between the markers in docs/benchmarks.md.
+Contenders: `ringmaster run` without stored profiles (cold, once) and with them (warm, as in every repeated retraining
+run), a plain script per job one after another, and one script that trains all jobs in one process. The scripts use the
+number of threads that is best for them on this machine, which is measured first. Every contender starts from prepared
+data. Writes benchmarks/results/run.json and the table between the markers in docs/benchmarks.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WARM, COLD, SCRIPTS, ONE = "ringmaster, warm profiles", "ringmaster, cold profil
 
 
 class Bench:
-    """The contenders, each a method that returns the seconds of its whole commands and what it said of itself."""
+    """The contenders: each method returns the seconds of its whole commands and their results."""
 
     def __init__(self, batch_file: Path, folder: Path) -> None:
         self.batch_file, self.folder = batch_file, folder
@@ -35,7 +35,7 @@ class Bench:
         self.jobs = _job_names(batch_file)
 
     def ringmaster(self, *, cold: bool) -> dict:
-        """`ringmaster run --json`; cold forgets profiles and records, never the prepared data."""
+        """Runs `ringmaster run --json`; cold deletes profiles and records, but not the prepared data."""
         if cold:
             for file in self.home.glob("mlflow.db*"):
                 file.unlink()
@@ -48,7 +48,7 @@ class Bench:
         return {"seconds": seconds, **{k: result[k] for k in RESULT_KEYS}, "plan": result["plan"]}
 
     def scripts(self, threads: int) -> dict:
-        """A process per job, one after another."""
+        """Runs a process per job, one after another."""
         runs = [self._by_hand(threads, "--job", job) for job in self.jobs]
         return {
             "seconds": sum(run["seconds"] for run in runs),
@@ -57,11 +57,11 @@ class Bench:
         }
 
     def first_job(self, threads: int) -> dict:
-        """The first job alone."""
+        """Trains the first job alone."""
         return self._by_hand(threads, "--job", self.jobs[0])
 
     def one_process(self, threads: int) -> dict:
-        """All jobs in one process."""
+        """Trains all jobs in one process."""
         return {**self._by_hand(threads), "threads": threads}
 
     def _by_hand(self, threads: int, *options: str) -> dict:
@@ -83,7 +83,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         bench = Bench(arguments.batch.resolve(), Path(folder))
-        threads = _best_threads(bench)  # which prepares the data, too
+        threads = _best_threads(bench)  # prepares the data, too
         cold = _announced(COLD, 0, lambda: bench.ringmaster(cold=True))
         contenders = {
             SCRIPTS: lambda: bench.scripts(threads[SCRIPTS]),
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def _best_threads(bench: Bench) -> dict[str, int]:
-    """The thread count that trains the first job fastest by hand, after a first run that prepares the data."""
+    """Returns the thread count that trains the first job fastest by hand, after a first run that prepares the data."""
     counts = sorted({1, os.cpu_count() or 1})
     bench.first_job(counts[0])
     seconds = {n: _announced(f"the first job by hand, {n} threads", -1, lambda n=n: bench.first_job(n)) for n in counts}
@@ -119,7 +119,7 @@ def _timed(command: list[str], *, env: dict[str, str]) -> tuple[float, str]:
 
 
 def _job_names(batch_file: Path) -> list[str]:
-    """Jobs in an order in which each base comes before what adapts it."""
+    """Returns the jobs in an order with each base before the jobs that adapt it."""
     from ringmaster.tasks.batch import load_batch
 
     jobs = load_batch(batch_file).jobs

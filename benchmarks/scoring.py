@@ -2,9 +2,9 @@
 
     python -m benchmarks.scoring [--num 8] [--hidden 128 256] [--rows 64] [--tokens 64] [--cases 40]
 
-Both in this process, in alternation, each from the folders on: the held-out rows of a text, and the short cases of a
-behavioural test. That both say the same, bit by bit, is checked. What each adapter says follows from a seed: nothing
-is trained.
+Both run in this process, in alternation, each starting from the models' folders: on the held-out rows of a text, and on
+the short cases of a behavioural test. Their scores are checked to be bit-equal. The adapters' weights are random, from
+a seed: nothing is trained.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def compare(folder: Path, hidden: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One size of the base."""
+    """Compares the two for one size of the base."""
     config = {"hidden_size": hidden, "intermediate_size": 8 * hidden // 3 // 8 * 8, "num_hidden_layers": 4}
     config |= {"num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64}
     spec = ModelSpec(architecture="LlamaForCausalLM", config=config)
@@ -107,7 +107,7 @@ def check(one: Together, two: Together, *, num: int) -> None:
 
 
 def timed(action: Callable[[], Together]) -> tuple[float, Together]:
-    """CPU seconds of the one thread that there is, and what came of it."""
+    """Returns the CPU seconds of the only thread, and the result of the action."""
     started_s = time.process_time()
     found = action()
     return time.process_time() - started_s, found

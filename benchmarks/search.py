@@ -1,11 +1,10 @@
-"""How good is a search that measures a quarter of what there is? Every option of some small jobs on two CPU slots of
-this machine is measured, some rounds of all of them in turn; then the search of a long job is replayed against the
-medians.
+"""The quality of a search that measures a quarter of the options, compared with measuring every option.
 
     python -m benchmarks.search [--rounds 3] [--record FILE] [--replay FILE]
 
-`--record` keeps what was measured; `--replay` takes it from there. Writes benchmarks/results/search.json and the part
-of docs/benchmarks.md between the markers `<!-- search -->`.
+Every option of some small jobs on two CPU slots of this machine is measured, in several rounds of all of them in turn.
+Then the search of a long job is replayed against the medians. `--record` stores the measurements; `--replay` reads
+them. Writes benchmarks/results/search.json and the section of docs/benchmarks.md between the markers `<!-- search -->`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ TIED = replace(
 JOBS = (SHORT, LONG, TIED)
 
 Row = dict[str, Any]
-"""{"job", "candidate", "seconds": one of each round, null where it could not train}."""
+"""{"job", "candidate", "seconds": one value a round, null where the candidate could not train}."""
 
 
 def main() -> None:
@@ -82,7 +81,7 @@ def main() -> None:
 
 
 def measure(num_rounds: int) -> list[Row]:
-    """A row for each candidate of each job."""
+    """Measures every candidate of each job; returns a row for each."""
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple({f"transformers:{job.model.architecture}" for job in JOBS})
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
@@ -108,13 +107,13 @@ def measure(num_rounds: int) -> list[Row]:
 
 
 def step_s(row: Row) -> float | None:
-    """The median of its rounds, None where one of them failed."""
+    """Returns the median of its rounds, or None where one of them failed."""
     seconds = row["seconds"]
     return None if None in seconds else statistics.median(seconds)
 
 
 def replay(rows: Sequence[Row]) -> tuple[float, float, int]:
-    """Of one job's rows: seconds of the best option, and of the one that a search finds; the number of its trials."""
+    """Returns, from one job's rows, seconds of the best option and of the search's option, and the number of trials."""
     candidates = [from_json(Candidate, row["candidate"]) for row in rows]
     table = {digest(c): step_s(row) for c, row in zip(candidates, rows, strict=True)}
     groups: dict[tuple[str, int], list[Candidate]] = {}
@@ -153,7 +152,7 @@ def _result(candidate: Candidate, seconds: float | None) -> Result:
 
 
 def write(rows: Sequence[Row]) -> None:
-    """What was measured as JSON, and what the search makes of it as a table in the docs."""
+    """Writes the measurements as JSON, and the search's results as a table in the docs."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, shared"
     of_job: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,9 +1,10 @@
-"""Measures what plans are worth when runtimes are wrong: simulated by the executor's own rules and introspection.
+"""The realised makespan of plans under wrong runtimes, simulated by the executor's own rules and re-planning policy.
 
 usage: python -m benchmarks.simulate [--draws N] [--families FAMILY ...] [--noises SHARE ...] [--kinds KIND ...]
 
-Realised makespan over that of a clairvoyant, who plans with the true runtimes, and switches a job. A whole run writes
-benchmarks/results/simulate.json and the table between the markers in docs/benchmarks.md; one of a part prints.
+Measures the realised makespan over that of a clairvoyant, which plans with the true runtimes, and switches a job. A
+whole run writes benchmarks/results/simulate.json and the table between the markers in docs/benchmarks.md; a partial run
+prints.
 """
 
 import argparse
@@ -24,7 +25,7 @@ BEGIN, END = "<!-- simulate -->", "<!-- /simulate -->"
 FAMILIES = ("scale-30x32", "paper-img-12x16", "paper-mixed-24x32", "gavel-24x16")
 NOISES = (0.1, 0.25)
 KINDS = {"never": "kept", "completions": "anew when a job ends", "clock": "anew by the clock"}
-GOAL, GOAL_SWITCHES = 1.02, 2  # of the clock, where runtimes are off by 25 %
+GOAL, GOAL_SWITCHES = 1.02, 2  # for re-planning by the clock, where runtimes are off by 25 %
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=tuple(KINDS), choices=tuple(KINDS))
     chosen = parser.parse_args()
     is_whole = (tuple(chosen.families), tuple(chosen.noises), tuple(chosen.kinds)) == (FAMILIES, NOISES, tuple(KINDS))
-    solve(draw("scale-12x16"))  # compile the kernels, or read them, before the first clock
+    solve(draw("scale-12x16"))  # compile the kernels, or load them, before timing
     rows: list[dict] = []
     print("\n".join(table([])))
     for family in chosen.families:
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def measure(family: str, noise: float, *, kinds: list[str], draws: int) -> list[dict]:
-    """A row a kind of re-planning, all on the same problems, plans and true runtimes."""
+    """Returns a row for each kind of re-planning, all with the same problems, plans and true runtimes."""
     found: dict[str, list[tuple[float, float, float, int]]] = {kind: [] for kind in kinds}
     for seed in range(draws):
         problem = draw(family, seed=seed)
@@ -80,7 +81,7 @@ def measure(family: str, noise: float, *, kinds: list[str], draws: int) -> list[
 
 
 def line(row: dict) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     has_goal = row["kind"] == "clock" and row["noise"] == 0.25
     a_plan = "" if row["kind"] == "never" else f"{row['processor_s_a_plan']:.1f}"
     return (
@@ -92,7 +93,7 @@ def line(row: dict) -> str:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """The rows as lines of markdown."""
+    """Returns the rows as lines of markdown."""
     return [
         "| problems | off by | planned | drawn | realised | worst | goal | switches a job | worst | goal | plans | s |",
         "| --- | ---: | --- | ---: | ---: | ---: | --- | ---: | ---: | --- | ---: | ---: |",
@@ -101,7 +102,7 @@ def table(rows: list[dict]) -> list[str]:
 
 
 def record(rows: list[dict]) -> None:
-    """Writes what was measured so far, so that a run that is stopped leaves its rows."""
+    """Writes the measurements so far, so that an interrupted run keeps its rows."""
     machine = {"cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     content = {"date": date.today().isoformat(), "machine": machine, "rows": rows}

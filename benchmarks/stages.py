@@ -1,11 +1,11 @@
-"""What it gains to balance a pipeline's stages by measured times of layers, against balancing them by parameters.
+"""The gain of balancing a pipeline's stages by measured layer times, against balancing them by parameters.
 
     python -m benchmarks.stages [--rounds 15]
 
-Both cuts of each model live in the same two ranks, on two CPU slots, and take turns: some steps under `1f1b` each, of
-the same micro-batches. What is compared within a round are seconds a step, and the CPU seconds of the rank that
-computes most, which others on the machine disturb less. Writes benchmarks/results/stages.json and the part of
-docs/benchmarks.md between the markers `<!-- stages -->`.
+Both cuts of each model run in the same two ranks, on two CPU slots, and take turns: some steps under `1f1b` each, of
+the same micro-batches. Within a round, the seconds a step are compared, and the CPU seconds of the busiest rank, which
+other processes disturb less. Writes benchmarks/results/stages.json and the section of docs/benchmarks.md between the
+markers `<!-- stages -->`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure(num_rounds: int) -> list[dict[str, Any]]:
-    """A row for each model: its cuts, and what each round of both took."""
+    """Returns a row for each model: its cuts, and the times of both in each round."""
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple(f"transformers:{model.architecture}" for model in MODELS.values())
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
@@ -117,7 +117,7 @@ def _order(
 
 
 def _run(rank: int, orders: list[GangOrder], num_rounds: int) -> dict[str, Any]:
-    """One rank: [round][cut] of (seconds, CPU seconds) a step."""
+    """Runs one rank: returns [round][cut] of (seconds, CPU seconds) a step."""
     ranks = join(orders[0], rank, num_ranks=2, axes={"pp": 2})
     trainers = [Trainer(order, registry.load(order.technique), ranks, beat=lambda: None) for order in orders]
     for trainer in trainers:
@@ -137,7 +137,7 @@ def _run(rank: int, orders: list[GangOrder], num_rounds: int) -> dict[str, Any]:
 
 
 def _rounds(ranks: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
-    """By round: seconds, and those of the busiest rank's CPU, under each of the cuts."""
+    """Returns, by round, the seconds a step and the busiest rank's CPU seconds, under each of the cuts."""
     return [
         {
             "seconds": [max(s for s, _ in of_ranks) for of_ranks in zip(*both, strict=True)],
@@ -148,7 +148,7 @@ def _rounds(ranks: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
 
 
 def write(rows: list[dict[str, Any]], *, num_rounds: int) -> None:
-    """The result as JSON, and as a table in the docs."""
+    """Writes the result as JSON, and as a table in the docs."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, shared"
     result = {"date": date.today().isoformat(), "machine": machine, "rows": rows}
     RESULTS.parent.mkdir(exist_ok=True)

@@ -1,10 +1,10 @@
-"""Measures what early stopping saves: the same sweep with ASHA and without, by device time, and whether one trial wins.
+"""Benchmark of early stopping: the same sweep with and without ASHA, compared by device time and by winner.
 
     python -m benchmarks.sweeps               # five seeds, about eight minutes on two cores
     python -m benchmarks.sweeps --seeds 3     # one of them; the others' rows stay
 
-Both sweeps have the same sixteen trials, since trials are a function of the seed; every segment's seconds count, with
-its start, its evaluations and its checkpoint, times its devices.
+Both sweeps have the same sixteen trials, since trials are a function of the seed. Device time is the sum of every
+segment's seconds, with its start, evaluations and checkpoint, times its devices.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JOB = {
 
 
 def main() -> None:
-    """Measures the seeds that are asked for, and writes the table."""
+    """Measures the requested seeds, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     chosen = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def swept(policy: str, *, seed: int) -> dict:
-    """One sweep: its device seconds, its winner with its values, and how many trials came to their end."""
+    """Runs one sweep; returns its device seconds, its winner with its values, and the number of completed trials."""
     from ringmaster.flows import settings
 
     settings.embed(settings.home())
@@ -84,7 +84,7 @@ def swept(policy: str, *, seed: int) -> dict:
 
 
 def line(row: dict) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     none, asha = row["none"], row["asha"]
     share = asha["device_s"] / none["device_s"]
     same = "the same" if none["winner"] == asha["winner"] else f"{asha['winner']}, loss {asha['loss']:.4f}"
@@ -96,7 +96,7 @@ def line(row: dict) -> str:
 
 
 def write(row: dict) -> None:
-    """Adds a row to the results, and writes the table in the docs anew."""
+    """Adds a row to the results, and rewrites the table in the docs."""
     known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     rows = sorted([*(r for r in known if r["seed"] != row["seed"]), row], key=lambda r: r["seed"])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, shared"

@@ -2,9 +2,9 @@
 
     python benchmarks/trainers.py [--rounds 5] [--steps 8]
 
-Both live in one process with the same threads and take turns; each is given its quickest optimizer kernel. What is
-compared are the medians of whole steps (data, forward, backward, clipping, update) within a round. Writes
-benchmarks/results/trainers.json and the part of docs/benchmarks.md between the markers `<!-- trainers -->`.
+Both run in one process with the same threads and take turns; each uses its fastest optimizer kernel. The medians of
+whole steps (data, forward, backward, clipping, update) are compared within a round. Writes
+benchmarks/results/trainers.json and the section of docs/benchmarks.md between the markers `<!-- trainers -->`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main():
 
 
 def compare(name, hidden_size, num_layers, seq_len, batch_size, *, num_rounds, num_steps):
-    """One model: ratios of medians, a round each."""
+    """Compares one model: ratios of medians, one for each round."""
     with tempfile.TemporaryDirectory() as folder:
         job = llama(hidden_size, num_layers, seq_len, batch_size)
         ours, theirs = Ours(job, Path(folder)), Theirs(job, Path(folder))
@@ -56,7 +56,7 @@ def compare(name, hidden_size, num_layers, seq_len, batch_size, *, num_rounds, n
 
 
 def llama(hidden_size, num_layers, seq_len, batch_size):
-    """A job on text that every machine has."""
+    """Returns a job on text that every machine has."""
     from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec
 
     config = {
@@ -79,7 +79,7 @@ def llama(hidden_size, num_layers, seq_len, batch_size):
 
 
 class Ours:
-    """The job under `single`, as a gang of one trains it; cores: all there are, where none are named."""
+    """The job under `single`, as a gang of one trains it; cores: empty for all."""
 
     def __init__(self, job, folder, cores=()):
         from ringmaster.techniques.interface import registry
@@ -101,12 +101,12 @@ class Ours:
         self.trainer = Trainer(order, registry.load(path), ranks, beat=lambda: None)
 
     def steps(self, num):
-        """Seconds of `num` steps, after two that are not counted."""
+        """Returns the seconds of `num` steps, after two warm-up steps."""
         return [self.trainer.step().seconds for _ in range(num + 2)][2:]
 
 
 class Theirs:
-    """The same under Hugging Face's Trainer: model, rows, threads, clipping and kernel of the optimizer alike."""
+    """The job under Hugging Face's Trainer, with the same model, rows, threads, clipping and optimizer kernel."""
 
     def __init__(self, job, folder):
         from ringmaster.techniques.runtime.data import open_data, prepare
@@ -118,7 +118,7 @@ class Theirs:
         self.job, self.folder = job, folder
 
     def steps(self, num):
-        """Seconds from the end of each step to the end of the next."""
+        """Returns the seconds from the end of each step to the end of the next."""
         from transformers import Trainer, TrainingArguments
 
         clock = stopwatch()
@@ -141,7 +141,7 @@ class Theirs:
 
 
 def stopwatch():
-    """A callback that notes when steps end."""
+    """Returns a callback that records when steps end."""
     from transformers import TrainerCallback
 
     class Stopwatch(TrainerCallback):
@@ -164,7 +164,7 @@ def line(row):
 
 
 def record(rows):
-    """Writes the figures, and the page's part between the markers."""
+    """Writes the figures, and the section of the page between the markers."""
     said = {"date": str(date.today()), "processor": platform.machine(), "cores": os.cpu_count(), "rows": rows}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(said, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What a page of another site, or another user of this machine, may try on servers that listen on loopback."""
+"""Requests that a page of another site, or another user of the machine, may try on servers on loopback."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ import websockets
 SITE = "http://evil.example"
 PATIENCE_S = 120
 UNAUTHORIZED = 401
-# What would run a program of the attacker's choice as soon as anything happens.
+# An automation that would run a program of the attacker's choice at any event.
 AUTOMATION = {
     "name": "evil",
     "trigger": {"type": "event", "posture": "Reactive", "expect": ["*"], "threshold": 1, "within": 0},
@@ -22,7 +22,7 @@ SOCKETS = ("events/in", "events/out", "logs/out", "task_runs/subscriptions/sched
 
 
 def send(url, *, method="GET", headers=None, body=None, user=None):
-    """The status and the headers of an answer. What `headers` leaves out is not sent, Content-Type neither."""
+    """The status and the headers of an answer. Headers that `headers` leaves out, even Content-Type, are not sent."""
     parts = urlsplit(url)
     every = dict(headers or {})
     if user:
@@ -39,9 +39,9 @@ def send(url, *, method="GET", headers=None, body=None, user=None):
 
 
 def expect_closed_prefect(api, *, user):
-    """Prefect's server, whose URL ends in `/api`, serves who knows the password and asks by its own name: nobody else.
+    """Asserts that Prefect's server serves only clients that know the password and use its own name.
 
-    user: USER:PASSWORD.
+    url: ends in `/api`. user: USER:PASSWORD.
     """
     page = {"Origin": SITE}
     automations = f"{api}/automations/"
@@ -69,7 +69,7 @@ async def _expect_closed_sockets(api, user):
 
 
 async def _greet(url, user, headers=None):
-    """What a socket says to who comes with a password, or without any; None where it is closed at once."""
+    """The first message type of a socket, with or without a password. None where it is closed at once."""
     protocol = ["prefect"] if user else None
     try:
         async with websockets.connect(url, subprotocols=protocol, additional_headers=headers) as socket:
@@ -81,7 +81,7 @@ async def _greet(url, user, headers=None):
 
 
 def expect_closed_mlflow(url, *, user):
-    """MLflow's server likewise. user: USER:PASSWORD."""
+    """Asserts the same of MLflow's server. user: USER:PASSWORD."""
     experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
     assert send(experiment)[0] == UNAUTHORIZED
     assert send(experiment, user="ringmaster:wrong wrong")[0] == UNAUTHORIZED
@@ -96,7 +96,7 @@ def expect_closed_mlflow(url, *, user):
 
 
 def open_to_others(folder):
-    """What in a folder, itself included, other users of the machine may read, write or enter."""
+    """The paths in a folder, itself included, that other users of the machine may read, write or enter."""
     found = []
     for path in (folder, *sorted(folder.rglob("*"))):
         mode = path.lstat().st_mode

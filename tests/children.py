@@ -1,7 +1,7 @@
-"""Actions in processes of their own.
+"""Actions in child processes.
 
-They are forked from a process that has one thread only. The tests' own process may have others at that moment, and a
-child of a plain `os.fork()` waits for ever for a lock, such as SQLite's, that one of them held.
+The children are forked from a process with a single thread. The tests' own process may have more threads, and a child
+of a plain `os.fork()` would wait for ever for a lock, such as SQLite's, that one of them held.
 """
 
 import multiprocessing
@@ -20,14 +20,14 @@ _context.set_forkserver_preload(
 
 
 def started(action: Callable[..., Any], *args: Any) -> BaseProcess:
-    """A child that calls `action`, which pickle must find by its name."""
+    """A child that calls `action`, which must be picklable by its name."""
     child = _context.Process(target=action, args=args)
     child.start()
     return child
 
 
 def exit_status(child: BaseProcess) -> int | None:
-    """Waits for the child. 0: its action returned; 1: it raised; -9: the child was killed."""
+    """Waits for the child. Returns 0 if its action returned, 1 if it raised, -9 if the child was killed."""
     child.join()
     return child.exitcode
 

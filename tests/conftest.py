@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and options for all tests."""
 
 import os
 from contextlib import suppress
@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-# Numerics as in a gang, and before torch is imported: one thread, whose sums are the same wherever a result lies in
-# memory. Several threads of a busy machine wait for each other in loops: a test would take ten times as long.
+# Numerics as in a gang, set before torch is imported. A single thread's sums do not depend on memory addresses.
+# Several threads would wait for each other in loops on a busy machine: a test would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_CBWR", "AUTO")
-# Worker processes import what the tests' jobs name, such as `tests.integration.stubs`.
+# Worker processes import the modules that the tests' jobs name, such as `tests.integration.stubs`.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-# Prefect's own server may take long to answer where the machine has other things to do. Runs keep what is set here.
+# Prefect's own server may start slowly on a busy machine. Runs leave this value unchanged.
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "500")
 
-with suppress(ImportError):  # a machine with a GPU may have torch and pytest alone, and runs what needs no more
+with suppress(ImportError):  # a machine with a GPU may have only torch and pytest, which suffices for its tests
     from hypothesis import HealthCheck, settings
 
-    # By default Hypothesis fails a test whose example takes a fifth of a second, or whose examples are drawn slowly: on
-    # a machine that others use any example may.
+    # By default Hypothesis fails a test whose example takes 0.2 s, or whose examples are drawn slowly. Any example may
+    # be that slow on a busy machine.
     patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    # `--hypothesis-profile searching` draws other examples each time. Otherwise every run draws the same, so that what
-    # fails has failed because of a change.
+    # `--hypothesis-profile searching` draws other examples in each run. Otherwise every run draws the same, so that a
+    # failure is caused by a change.
     settings.register_profile("searching", patient)
     settings.register_profile("patient", patient, derandomize=True, database=None)
     # `--hypothesis-profile full` draws ten times as many.
@@ -49,7 +49,7 @@ def _part(text):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Keeps the files of one part. They are dealt out in turn once the markers have selected the tests."""
+    """Keeps the files of one part. Files are distributed in turn, after the markers have selected the tests."""
     number, num_parts = config.getoption("--part")
     files = sorted({item.path for item in items})
     kept = set(files[number - 1 :: num_parts])

@@ -1,10 +1,10 @@
-"""How many examples Hypothesis draws."""
+"""The number of examples that Hypothesis draws."""
 
 from hypothesis import settings
 
-EXAMPLES_OF_A_PROFILE = 100  # what Hypothesis and our profiles draw where nothing is said
+EXAMPLES_OF_A_PROFILE = 100  # the default of Hypothesis and of the project's profiles
 
 
 def draws(number: int) -> settings:
-    """So many examples in `make test`; under the profile `full` ten times as many."""
+    """Settings that draw `number` examples in `make test`, and ten times as many under the profile `full`."""
     return settings(max_examples=max(1, number * settings().max_examples // EXAMPLES_OF_A_PROFILE))

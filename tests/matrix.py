@@ -1,4 +1,4 @@
-"""Tests of many cases, of which `make test` runs a few."""
+"""Parameters for tests of many cases, of which `make test` runs a few."""
 
 import pytest
 

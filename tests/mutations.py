@@ -1,8 +1,8 @@
-"""Files that were changed at random, and what every reader of a file must make of them.
+"""Random mutations of valid files, and assertions on the readers of these files.
 
-A reader answers a file with a value or with faults that say what is wrong and what to do: never with another exception,
-never with work that grows without end. `assert_answered` holds that for so many mutants of a right file, all drawn from
-a seed. A mutant is changed as a tree (values replaced, keys lost, renamed or doubled, parts moved) or as bytes.
+A reader returns a value or reports faults that explain the error and its remedy. It must not raise another exception,
+nor do unbounded work. `assert_answered` checks that for a number of mutants of a valid file, all drawn from a seed. A
+mutant is changed as a tree (values replaced, keys lost, renamed or doubled, parts moved) or as bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CPU_LIMIT_S = 30  # of one mutant, of this process's own time: a busy machine makes it no shorter
-MEMORY_LIMIT_KB = 1_000_000  # by which the process may grow over all mutants
+CPU_LIMIT_S = 30  # for one mutant, in CPU time, which does not depend on the machine's load
+MEMORY_LIMIT_KB = 1_000_000  # the most that the process may grow over all mutants
 MOST_TOLD = 50
 MOST_SHOWN = 12
 
 
 class Raw(str):
-    """Text that stands in the file as it is."""
+    """Text that is written to the file verbatim."""
 
 
 class Tree(list):
-    """A mapping as [key, value] pairs, so that a key may be there twice."""
+    """A mapping as [key, value] pairs, so that a key may occur twice."""
 
 
 SCALARS: list[Any] = [
@@ -46,7 +46,7 @@ COLLECTIONS: list[Any] = [
     [], {}, [[]], [{}], [None], {"": None}, {"a": 1}, {"name": "a"}, [1, "a", None, 1.5], [0] * 200,
     {str(i): i for i in range(200)}, {"a.b": {"c": [1]}}, ["a"], ["loss"], {"x": [[[[[[1]]]]]]}, [True, 1, 1.0],
 ]  # fmt: skip
-# What JSON has no words for, or only Python's reader does.
+# Texts that JSON cannot express, or that only Python's reader accepts.
 OF_JSON = [Raw("NaN"), Raw("Infinity"), Raw("-Infinity"), Raw("1e999"), Raw("1" * 5000), Raw('"\\ud800"'), Raw("")]
 OF_JSON += [Raw("[" * depth + "]" * depth) for depth in (60, 2000, 100_000)]
 OF_YAML = [
@@ -67,7 +67,7 @@ OF_YAML = [
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """How often mutants were taken, and how often refused."""
+    """The numbers of accepted and refused mutants."""
 
     num_taken: int
     num_refused: int
@@ -83,11 +83,11 @@ def assert_answered(
     seed: int = 0,
     is_json: bool = False,
 ) -> Answers:
-    """Has `count` mutants of `right` read from `file`: each is taken, or raises `faults`.
+    """Asserts that each of `count` mutants of `right`, read from `file`, is accepted or raises `faults`.
 
     right: plain values, or a text, of which only bytes are changed.
 
-    A fault must be told in words: a `faults` attribute whose texts are not empty, and not thousands of lines of text.
+    A fault must have a `faults` attribute with texts that are not empty and not too long.
     """
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     crashes: dict[str, str] = {}
@@ -101,7 +101,7 @@ def assert_answered(
         except faults as error:
             num_refused += 1
             fault = _untold(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        except Exception as error:  # noqa: BLE001 - unexpected exceptions are what this looks for
             own = [at for at in traceback.extract_tb(error.__traceback__) if "/lib/python" not in at.filename]
             fault = f"{type(error).__name__} at {Path(own[-1].filename).name}:{own[-1].lineno}: {str(error)[:200]}"
         if fault:
@@ -114,7 +114,7 @@ def assert_answered(
 
 
 def mutants(right: Any, *, count: int, seed: int, is_json: bool = False) -> Iterator[bytes]:
-    """`count` changed files, each a function of the seed and its number alone."""
+    """Yields `count` mutants, each a function of the seed and its number alone."""
     for number in range(count):
         draw = random.Random(f"{seed}-{number}")
         tree = [_start(right)]
@@ -128,7 +128,7 @@ def mutants(right: Any, *, count: int, seed: int, is_json: bool = False) -> Iter
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Ends what takes more processor time than any file deserves."""
+    """Raises TimeoutError in a block that takes more than CPU_LIMIT_S of processor time."""
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"took more than {CPU_LIMIT_S} s")
@@ -153,7 +153,7 @@ def _tree(value: Any) -> Any:
 
 
 def _slots(node: Any) -> Iterator[tuple[Any, int]]:
-    """Every place of a value: (what holds it, where in that)."""
+    """Yields the place of every value: (container, index)."""
     for i, item in enumerate(node):
         if isinstance(node, Tree):
             yield item, 1
@@ -185,12 +185,12 @@ def _change(root: list[Any], draw: random.Random, raw: list[Raw]) -> None:
         case 7 if mappings:
             pairs = draw.choice(mappings)
             pairs.append([draw.choice(pairs)[0], draw.choice(SCALARS)])
-        case 8 if mappings:  # a key from elsewhere
+        case 8 if mappings:  # a key from another mapping
             draw.choice(mappings).append(copy.deepcopy(draw.choice(draw.choice(mappings))))
         case 9 if lists:
             items = draw.choice(lists)
             items += items[: draw.randrange(1, 4)]
-        case 10:  # a part of the file in another place
+        case 10:  # a copy of another part of the file
             other, where = draw.choice(slots)
             holder[at] = copy.deepcopy(other[where])
         case _:
@@ -199,7 +199,7 @@ def _change(root: list[Any], draw: random.Random, raw: list[Raw]) -> None:
 
 
 def _written(node: Any, indent: str = "") -> str:
-    """The file: JSON with a line for each value, which is YAML as well."""
+    """The text of the file: JSON with a line for each value, which is also YAML."""
     inner = f"{indent} "
     if isinstance(node, Tree):
         return "{" + ",".join(f"\n{inner}{json.dumps(key)}: {_written(value, inner)}" for key, value in node) + "}"
@@ -209,7 +209,7 @@ def _written(node: Any, indent: str = "") -> str:
 
 
 def _torn(content: bytes, draw: random.Random) -> bytes:
-    """The same with some bytes changed, lost, doubled or in another place."""
+    """The content with some bytes changed, lost, doubled or inserted."""
     torn = bytearray(content)
     for _ in range(draw.choice((1, 1, 2, 5))):
         at = draw.randrange(len(torn)) if torn else 0
@@ -230,7 +230,7 @@ def _torn(content: bytes, draw: random.Random) -> bytes:
 
 
 def _untold(error: ValueError) -> str:
-    """Why a fault is none that helps a person, empty where it does."""
+    """Why an error's faults do not help a user. Empty where they do."""
     told = getattr(error, "faults", None)
     if not told:
         return "a refusal without a fault"
@@ -244,6 +244,6 @@ def _untold(error: ValueError) -> str:
 
 
 def _difference(content: bytes, right: str) -> str:
-    """Where a mutant differs from the right file."""
+    """The lines in which a mutant differs from the valid file."""
     lines = difflib.unified_diff(right.splitlines(), content.decode("utf-8", "replace").splitlines(), lineterm="", n=1)
     return "\n".join([f"    {line[:120]}" for line in lines][2:26])

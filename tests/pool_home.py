@@ -1,4 +1,4 @@
-"""A pool of a test's own, brought up and taken down by `ringmaster` itself, and its servers as a program asks them."""
+"""A pool for a test, started and stopped by `ringmaster`, and requests to its servers."""
 
 import base64
 import json
@@ -16,16 +16,16 @@ from ringmaster.flows.settings import PoolAddress
 from tests.cluster.waiting import until
 from tests.ports import free_port
 
-UP_PATIENCE_S = 1000  # more than `up` itself has
+UP_PATIENCE_S = 1000  # longer than the timeouts of `up`
 END_PATIENCE_S = 300
 ANSWER_PATIENCE_S = 120
 
-# A pool is found by its home alone: nothing of another pool may be inherited.
+# A pool is found by its home alone. Settings of another pool must not be inherited.
 FOREIGN = ("RINGMASTER_", "PREFECT_", "MLFLOW_TRACKING_")
 
 
 class Home:
-    """A home with a pool of its own, on ports that are free."""
+    """A home with its own pool, on free ports."""
 
     def __init__(self, folder):
         self.folder, self.files = folder, ServiceFiles(folder / "pool")
@@ -60,15 +60,15 @@ class Home:
         return f"{address.username}:{address.password}"
 
     def ask(self, url, *, body=None, method=None):
-        """As `ask` below, with the password."""
+        """Sends a request with the password, like the function `ask`."""
         return ask(url, user=self.user, body=body, method=method)
 
     def wait_until_nobody_is_left(self):
-        """What the servers and nodes have started ends with them, in moments."""
+        """Waits until all processes of the pool have ended, which takes moments after its servers and nodes."""
         until("nobody is left", lambda: not self.processes(), seconds=END_PATIENCE_S)
 
     def processes(self):
-        """Everything that belongs to this home's pool and lives."""
+        """All live processes of this home's pool."""
         mark = f"RINGMASTER_HOME={self.folder}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -81,8 +81,10 @@ class Home:
 
 
 def ask(url, *, user=None, body=None, method=None):
-    """The status and the JSON that a server answers with, once it has time to: Prefect on SQLite may say that it has
-    none, and any server of a busy machine may say nothing.
+    """The status and the JSON of a server's answer.
+
+    Requests are retried while the server is busy: Prefect on SQLite may answer that it is unavailable, and a server of
+    a busy machine may not answer.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}, method=method)

@@ -1,17 +1,18 @@
-"""Ports for the tests' servers, which are chosen first and listened on later, and again after a restart."""
+"""Ports for the tests' servers. They are chosen before a server listens on them, and again after it restarts."""
 
 import random
 import socket
 
 PORTS = range(10_000, 20_000)
-"""Below those that Linux gives to connections: in between nobody's connection takes one, and a client that tries again
-and again while a server is down never reaches itself. And below those at which gangs over several nodes meet.
+"""These ports are below those that Linux gives to outgoing connections. So no connection takes one while a server is
+down, and a client that retries never connects to itself. They are also below those at which gangs over several nodes
+meet.
 """
 MOST_DRAWS = 1000
 
 
 def free_port(address: str = "127.0.0.1", *, but: int | None = None) -> int:
-    """A port on which nobody listens; but: not that one, which is to be listened on later too."""
+    """A port on which nobody listens. but: a port to leave out, as it will be used later."""
     for port in random.SystemRandom().choices(PORTS, k=MOST_DRAWS):
         if port == but:
             continue

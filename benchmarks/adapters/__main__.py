@@ -1,12 +1,12 @@
-"""Adapters that are trained together on one base, against one after another, side by side, and others' trainers.
+"""Benchmarks of adapters that train together on one base: against sequential and parallel runs, and other trainers.
 
     python -m benchmarks.adapters [PART ...] [--rounds 3] [--tiny]
 
 Parts: `engine` (CPU seconds of a step), `memory` (of a process), `processes` (whole processes beside peft with Hugging
-Face's Trainer), `sweep` (a whole sweep of sixteen trials) and `prediction` (foretold step times, by
-`benchmarks.groups`); all of them unless some are named. Contenders take turns, and what is compared are ratios within a
-round. Writes benchmarks/results/adapters.json, where the parts that were not asked for stay, and the part of
-docs/benchmarks.md between the markers `<!-- adapters -->`. `--tiny` tries it all in two minutes, and writes nothing.
+Face's Trainer), `sweep` (a whole sweep of sixteen trials) and `prediction` (predicted step times, by
+`benchmarks.groups`); the default is all of them. Contenders take turns, and ratios are formed within a round. Writes
+benchmarks/results/adapters.json, which keeps the figures of other parts, and the section of docs/benchmarks.md between
+the markers `<!-- adapters -->`. `--tiny` tests all parts in two minutes, and writes nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "adapters.json", ROOT / "docs" / "benchmarks.md"
-ENDLESS = 100_000  # steps, of jobs that are tried and not trained to their end
+ENDLESS = 100_000  # steps, for jobs that are tried and not trained to their end
 
 
 def main() -> None:
-    """Measures the parts that are asked for."""
+    """Measures the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3, help="of each contender")
@@ -66,7 +66,7 @@ def memory(options: argparse.Namespace, _: object) -> list[dict]:
 
     sizes = [TINY] if options.tiny else [Size(hidden=256), Size(hidden=1024)]
     rows = measure_memory(sizes, [1, 2] if options.tiny else [1, 16, 32], steps=2)
-    # A step of sixteen takes minutes there.
+    # A step of sixteen adapters takes minutes at this size.
     large = (
         [] if options.tiny else measure_memory([Size(hidden=2048, layers=16)], [1, 16], steps=2, recomputes=["none"])
     )
@@ -125,7 +125,7 @@ def _said(row: dict) -> dict:
 
 
 def record(known: dict) -> None:
-    """Writes the figures, and the page's part between the markers."""
+    """Writes the figures, and the section of the page between the markers."""
     from benchmarks.adapters.tables import page
 
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")

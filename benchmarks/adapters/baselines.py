@@ -1,10 +1,10 @@
-"""Whole processes that train the same adapters: peft with Hugging Face's Trainer, and gangs of ours.
+"""Whole processes that train the same adapters: peft with Hugging Face's Trainer, and Ringmaster's gangs.
 
-    python -m benchmarks.adapters.baselines WORK.json      # trains the share of one process, and says what came of it
+    python -m benchmarks.adapters.baselines WORK.json      # trains one process's share, and prints the result
 
-Same base, rows in the same order, first values, learning rates, clipping, optimizer kernel and steps: all end in the
-same weights up to floating-point order, which is checked. The Trainer neither reports nor saves on its way; every
-adapter is saved at its end, and ours are evaluated too.
+Both use the same base, row order, initial values, learning rates, clipping, optimizer kernel and steps. All end in the
+same weights up to floating-point order, which is checked. The Trainer neither reports nor saves during training; every
+adapter is saved at its end, and Ringmaster's adapters are also evaluated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a process is to train, and how: `who` is "peft" or "gangs"; a share for each core of `cores`."""
+    """The work of a process: `who` is "peft" or "gangs"; `shares` has a share of adapters for each core of `cores`."""
 
     who: str
     folder: str
@@ -51,7 +51,7 @@ class Work:
 
 
 def shared_out(num: int, parts: int) -> tuple[tuple[int, ...], ...]:
-    """Numbers below `num`, as evenly as they go, in turn: (0, 2, 4), (1, 3)."""
+    """Deals the numbers below `num` in turn, as evenly as possible: (0, 2, 4), (1, 3)."""
     return tuple(tuple(range(part, num, parts)) for part in range(parts))
 
 
@@ -61,7 +61,7 @@ def shared_out(num: int, parts: int) -> tuple[tuple[int, ...], ...]:
 def measure_processes(
     folder: Path, size: Size, *, num: int, steps: int, rounds: int, ranks: tuple[int, ...], say: Callable[[str], None]
 ) -> dict:
-    """Seconds of whole processes by contender and round, and how far their adapters' weights are from ours alone."""
+    """Returns the seconds of whole processes by contender and round, and the largest differences of weights."""
     from ringmaster.techniques.runtime.data import prepare
 
     base = save_base(folder, size)
@@ -106,11 +106,11 @@ def measure_processes(
     return {"seconds": found, "apart": apart, "adapters": num, "steps": steps, "threads": peft.threads}
 
 
-LARGEST_DIFFERENCE = 1e-2  # AdamW divides by the size of gradients, also by that of those that are nearly nothing
+LARGEST_DIFFERENCE = 1e-2  # AdamW divides by the size of gradients, including those near zero
 
 
 def _best_threads(peft: Work, most: int, say: Callable[[str], None]) -> int:
-    """The number of threads with which the first adapter is trained soonest."""
+    """Returns the number of threads that trains the first adapter fastest."""
     if most == 1:
         return 1
     seconds = {}
@@ -122,7 +122,7 @@ def _best_threads(peft: Work, most: int, say: Callable[[str], None]) -> int:
 
 
 def seconds_of(works: Sequence[Work]) -> float:
-    """Of processes that are started together, until the last one has ended."""
+    """Returns the seconds until the last of several processes, started together, has ended."""
     started_s = time.perf_counter()
     processes = [_start(work) for work in works]
     for process in processes:
@@ -141,7 +141,7 @@ def _start(work: Work) -> subprocess.Popen:
 
 
 def largest_difference(one: Path, other: Path, *, num: int) -> float:
-    """Between the weights of the adapters in two folders."""
+    """Returns the largest difference between the adapters' weights in two folders."""
     from safetensors.torch import load_file
 
     worst = 0.0
@@ -156,7 +156,7 @@ def largest_difference(one: Path, other: Path, *, num: int) -> float:
 
 
 def main() -> None:
-    """Trains what the file says."""
+    """Trains the adapters of the work file."""
     told: Mapping = json.loads(Path(sys.argv[1]).read_text())
     shares = tuple(tuple(share) for share in told["shares"])
     work = Work(**{**told, "size": Size(**told["size"]), "shares": shares, "ranks": tuple(told["ranks"])})
@@ -168,7 +168,7 @@ def main() -> None:
 
 
 def train_by_gangs(work: Work) -> None:
-    """A gang for each job of a core's share, or for the share as a group; the cores side by side."""
+    """Trains a gang for each job of a core's share, or one for the share as a group; the cores run in parallel."""
     from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
     from ringmaster.techniques.runtime.processes.gang import Gang
 
@@ -193,13 +193,13 @@ def _orders(work: Work, share: Sequence[int], core: int) -> Iterator:
     if not work.fused:
         yield from orders
         return
-    lead, *members = orders  # all have as many steps
+    lead, *members = orders  # all have the same number of steps
     technique = "ringmaster.techniques.shared_base:SharedBase"
     yield replace(lead, technique=technique, config={"recompute": "none"}, members=tuple(members))
 
 
 def train_by_peft(work: Work) -> None:
-    """The adapters of the share, one after another."""
+    """Trains the adapters of the share, one after another."""
     import torch
 
     from benchmarks.adapters.peft import train_by_trainer

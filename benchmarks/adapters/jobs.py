@@ -1,4 +1,4 @@
-"""The adapters that are measured: LoRA jobs on small Llamas that a folder holds, and the orders of their gangs."""
+"""The adapters of the benchmarks: LoRA jobs on small Llamas in a folder, and the orders of their gangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCABULARY = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a base, and of what an adapter is trained on in a step: `rows` samples of `tokens` each."""
+    """The size of a base, and of a training step of an adapter: `rows` samples of `tokens` each."""
 
     hidden: int = 128
     layers: int = 4
@@ -32,7 +32,7 @@ TINY = Size(hidden=32, layers=1)
 
 
 def save_base(folder: Path, size: Size) -> Path:
-    """A Llama with fresh weights, as Hugging Face saves models."""
+    """Saves a Llama with random weights in Hugging Face's format; returns its folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -52,7 +52,7 @@ def save_base(folder: Path, size: Size) -> Path:
 
 
 def jobs_on(base: Path, size: Size, *, num: int, steps: int, ranks: Sequence[int] = (8,)) -> list[Job]:
-    """LoRA jobs on one base: of each rank in turn, each with a learning rate of its own, every other one clipped."""
+    """Returns LoRA jobs on one base: the ranks in turn, each with its own learning rate, every other one clipped."""
     plain = Job(
         name="adapter",
         model=ModelSpec(from_pretrained=str(base)),
@@ -74,7 +74,7 @@ def jobs_on(base: Path, size: Size, *, num: int, steps: int, ranks: Sequence[int
 
 
 def order_of(job: Job, folder: Path, *, cores: Sequence[int] = (), cache: Path | None = None) -> GangOrder:
-    """To train a job under `single` on some cores; checkpoints, model and prepared data lie in `folder`."""
+    """Returns the order to train a job under `single`; `folder` gets checkpoints, model and prepared data."""
     return GangOrder(
         purpose=TRAIN,
         job=job,

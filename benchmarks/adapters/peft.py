@@ -1,4 +1,4 @@
-"""The same adapters by peft: a plain loop of torch, and Hugging Face's Trainer."""
+"""The same adapters trained by peft: in a plain loop of torch, and by Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ringmaster.techniques import Job
 from ringmaster.techniques.adapters.attaching import first_state, sites
 from ringmaster.techniques.runtime.data import batch_indices, fetch, open_data, prepare
 
-PREFIX = "base_model.model."  # of peft's names
-WEIGHT_DECAY = 0.01  # torch's own default, and so ours
+PREFIX = "base_model.model."  # of peft's parameter names
+WEIGHT_DECAY = 0.01  # torch's default, which Ringmaster uses too
 
 
 def peft_model(job: Job) -> PeftModel:
-    """The job's base with its adapter as peft attaches it, at the values that ours begin with."""
+    """Returns the job's base with peft's adapter attached, at Ringmaster's initial values."""
     model = AutoModelForCausalLM.from_pretrained(job.model.from_pretrained)
     found = sites(model, job.adapter)
     first = first_state(model, job.adapter, found, seed=job.seed)
     config = LoraConfig(
         r=job.adapter.rank,
         lora_alpha=job.adapter.alpha,
-        target_modules=[environment.name for environment in found],
+        target_modules=[site.name for site in found],
         task_type="CAUSAL_LM",
         lora_dropout=0.0,
     )
@@ -36,7 +36,7 @@ def peft_model(job: Job) -> PeftModel:
 
 
 class PeftLoop:
-    """What one would write by hand: forward, backward, clip, step; nothing is recorded, evaluated or saved."""
+    """A handwritten loop: forward, backward, clip, step; nothing is recorded, evaluated or saved."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._job, self._steps_done = job, 0
@@ -47,7 +47,7 @@ class PeftLoop:
         self._optimizer = torch.optim.AdamW(self._trained, lr=job.optimizer.lr, weight_decay=WEIGHT_DECAY, fused=True)
 
     def state(self) -> dict[str, Tensor]:
-        """What is trained, by our names."""
+        """Returns the trained tensors, by Ringmaster's names."""
         state = get_peft_model_state_dict(self.model)
         return {name.removeprefix(PREFIX): value for name, value in state.items()}
 

@@ -1,4 +1,4 @@
-"""Steps of adapters that share a base, against one after another, ours and peft's: seconds and memory."""
+"""Steps of adapters that share a base, against sequential steps, Ringmaster's and peft's: seconds and memory."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from ringmaster.techniques.single import Single
 
 RANKS = Ranks(rank=0, num_ranks=1, device=torch.device("cpu"), mesh=None)
 WARM_UP_STEPS = 2
-ORDER = 1e-3  # that far apart weights may be after some steps of AdamW, by another order of operations
+ORDER = 1e-3  # tolerance of weights after some steps of AdamW with another order of operations
 ENDLESS = 100_000
 MIB = 2**20
 
 
 def measure_engine(sizes: Sequence[Size], counts: Sequence[int], *, rounds: int, steps: int) -> Iterator[dict]:
-    """A row for each base and number of adapters: milliseconds of a step of all by each contender, and their ratios.
+    """Yields a row for each base and number of adapters: milliseconds of a step of all by each contender, and ratios.
 
-    All are in this process, on one thread, and take turns step by step. Raises AssertionError where what is compared
-    does not end in the same weights: ours bit by bit, peft's up to floating-point order.
+    All contenders run in this process, on one thread, and take turns step by step. Raises AssertionError where the
+    contenders' weights differ: Ringmaster's are compared bit by bit, peft's up to floating-point order.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -67,17 +67,17 @@ def _compare(jobs: Sequence[Job], folder: Path, *, rounds: int, steps: int) -> d
 
 
 Turn = tuple[float, float, float]
-"""CPU seconds of a step of all: by peft, by us one after another, and together."""
+"""CPU seconds of a step of all adapters: by peft, by Ringmaster one after another, and together."""
 
 
 def medians(turns: Sequence[Turn]) -> Turn:
-    """Of each contender, over some turns."""
+    """Returns each contender's median over some turns."""
     by_peft, alone, together = (statistics.median(column) for column in zip(*turns, strict=True))
     return by_peft, alone, together
 
 
 def ratios_of(rounds: Sequence[Turn]) -> dict[str, float]:
-    """Medians in milliseconds, and of the rounds' ratios to `together` the median, the least and the most."""
+    """Returns medians in milliseconds, and the rounds' ratios to `together` (median, least, most)."""
     found = {f"{name}_ms": 1e3 * s for name, s in zip(("peft", "alone", "together"), medians(rounds), strict=True)}
     for name, column in (("peft", 0), ("alone", 1)):
         ratios = [turn[column] / turn[-1] for turn in rounds]
@@ -86,7 +86,7 @@ def ratios_of(rounds: Sequence[Turn]) -> dict[str, float]:
 
 
 def grouped(jobs: Sequence[Job], folder: Path, *, recompute: str = "none") -> tuple[Group, list[Member]]:
-    """The jobs as a group on their base."""
+    """Returns the jobs as a group on their base, and its members."""
     data = prepare(jobs[0].data, cache_dir=folder)
     group = Group(Stem(build_model(jobs[0].model, data=data, seed=0), recompute=recompute))
     members = [Member(order_of(job, folder), group.stem.model, device=RANKS.device) for job in jobs]
@@ -96,7 +96,7 @@ def grouped(jobs: Sequence[Job], folder: Path, *, recompute: str = "none") -> tu
 
 
 def cpu_seconds(action: Callable[[], object]) -> float:
-    """Of the one thread that there is: what else the machine does does not count."""
+    """Returns the CPU seconds of the only thread, which other processes do not affect."""
     started_s = time.process_time()
     action()
     return time.process_time() - started_s
@@ -108,9 +108,9 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 def measure_memory(
     sizes: Sequence[Size], counts: Sequence[int], *, steps: int, recomputes: Sequence[str] = ("none", "full")
 ) -> Iterator[dict]:
-    """A row for each base, recomputation and number of adapters: what a process needs beyond its imports, in MiB.
+    """Yields a row for each base, recomputation and number of adapters: the memory of a process beyond imports, in MiB.
 
-    Each is measured in a process of its own, forked from one that has imported everything.
+    Each row is measured in a fresh process, forked from one that has imported everything.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -120,21 +120,21 @@ def measure_memory(
             save_base(Path(folder), size)
             for recompute in recomputes:
                 for count in counts:
-                    with context.Pool(1) as pool:  # whose one process is fresh
+                    with context.Pool(1) as pool:  # with one fresh process
                         peak_mib = pool.apply(peak_of, (folder, size, count, recompute, steps))
                     yield {"base": size.name, "recompute": recompute, "adapters": count, "peak_mib": peak_mib}
 
 
 def peak_of(folder: str, size: Size, count: int, recompute: str, steps: int) -> float:
-    """MiB that this process holds at most while it trains so many adapters together, beyond what it held before.
+    """Returns the peak MiB of this process while it trains `count` adapters together, beyond its previous memory.
 
-    Before, it has trained a tiny model: what libraries load at their first use counts with the imports.
+    The process first trains a tiny model, so that memory that libraries allocate at their first use is not counted.
     """
     torch.set_num_threads(1)
     tiny = Size(hidden=HEAD_DIM, layers=1, tokens=size.tokens)
     _train(Path(folder), tiny, 2, recompute, steps=1)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: proc(5)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
     before = _status_mib("VmRSS")
     _train(Path(folder), size, count, recompute, steps=steps)
     return _status_mib("VmHWM") - before

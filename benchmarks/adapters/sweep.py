@@ -1,4 +1,4 @@
-"""A sweep of sixteen LoRA trials as a whole command: in groups, each trial by itself, and one after another."""
+"""A sweep of sixteen LoRA trials as a whole command: in groups, each trial in its own gang, and one after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.adapters.jobs import Size, jobs_on, save_base
 ROOT = Path(__file__).resolve().parents[2]
 TOGETHER, ALONE, IN_TURN = "planned, with groups", "planned, each trial by itself", "one trial after another"
 COLD, WARM = "cold", "warm"
-# What the template says, and what the file says, by contender; each on as many cores as `cores` gives.
+# Contender -> (changes of the template, changes of the file, number of cores).
 CONTENDERS: Mapping[str, tuple[dict, dict, int]] = {
     TOGETHER: ({}, {}, 2),
     ALONE: ({"techniques": ["single", "ddp"]}, {}, 2),
@@ -31,7 +31,7 @@ RANKS, RATES = (4, 8), (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2)
 def sweep_of(
     base: Path, size: Size, *, steps: int, template: Mapping, ranks: Sequence[int], rates: Sequence[float]
 ) -> dict:
-    """The sweep file's content."""
+    """Returns the sweep file's content."""
     job = {
         "model": {"from_pretrained": str(base)},
         "adapter": {"kind": "lora", "rank": ranks[0]},
@@ -55,7 +55,7 @@ def sweep_of(
 def measure_sweeps(
     folder: Path, size: Size, *, steps: int, rounds: int, say: Callable[[str], None], few: bool = False
 ) -> list[dict]:
-    """A row for each round, contender and state of the profiles; `few` trials try the harness."""
+    """Returns a row for each round, contender and state of the profiles; `few` trials test the benchmark itself."""
     from ringmaster.techniques.runtime.data import prepare
 
     base = save_base(folder, size)
@@ -81,7 +81,7 @@ def measure_sweeps(
 
 
 def _swept(file: Path, home: Path, *, cores: int) -> dict:
-    """Seconds of the whole command, and what it says of itself."""
+    """Returns the seconds of the whole command, and its results."""
     allowed = sorted(os.sched_getaffinity(0))[-cores:]
     command = [sys.executable, "-m", "ringmaster.flows.cli", "sweep", str(file), "--json"]
     started_s = time.perf_counter()
@@ -112,13 +112,13 @@ def _swept(file: Path, home: Path, *, cores: int) -> dict:
 
 
 def summary(rows: Sequence[Mapping]) -> list[dict]:
-    """By state and contender: median seconds, and how many times those of the groups it takes, round by round."""
+    """Returns, by state and contender, the median seconds and their ratio to the grouped sweep in the same rounds."""
     found = []
     for state in (COLD, WARM):
         of = {(row["round"], row["who"]): row for row in rows if row["profiles"] == state}
         for name in CONTENDERS:
             mine = {number: row for (number, who), row in of.items() if who == name}
-            if not mine:  # a measurement that was cut short
+            if not mine:  # an interrupted measurement
                 continue
             times = [row["seconds"] / of[number, TOGETHER]["seconds"] for number, row in mine.items()]
             found.append(

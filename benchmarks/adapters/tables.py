@@ -1,4 +1,4 @@
-"""What was measured of adapters, as the tables of docs/benchmarks.md."""
+"""The adapter benchmarks' tables in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RATIO_GOAL, MEMORY_GOAL, SWEEP_GOAL, ERROR_GOAL = 1.6, 2.0, 1.5, 0.1
 
 
 def page(known: Mapping[str, Mapping], *, machine: str) -> str:
-    """The tables of the parts that were measured, each with its date and the machine's load at its end."""
+    """Returns the tables of the measured parts, each with its date and the machine's load at its end."""
     blocks = []
     for part, lines in TABLES.items():
         if part in known:
@@ -75,7 +75,7 @@ def process_lines(found: Mapping, when: str) -> Iterator[str]:
 
 
 def ratios(mine: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Of one contender's seconds to another's, round by round."""
+    """Returns the ratios of one contender's seconds to another's, by round."""
     return [one / other for one, other in zip(mine, others, strict=True)]
 
 

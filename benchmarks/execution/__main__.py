@@ -1,9 +1,9 @@
-"""Measures execution: deaths, losses, wrong profiles, short segments and many jobs.
+"""Benchmarks of execution: killed ranks, lost nodes, wrong profiles, short segments and many jobs.
 
     python -m benchmarks.execution [MEASURE ...]
 
-Each measure keeps its last figures in benchmarks/results/execution.json, and all of them make the table between the
-markers in docs/benchmarks.md. Nodes are network namespaces where this runs as root, else plain processes.
+The latest figures of each measure are stored in benchmarks/results/execution.json, and form the table between the
+markers in docs/benchmarks.md. Nodes are network namespaces as root, else plain processes.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MEASURES: dict[str, Callable[[], dict]] = {
 
 
 def main() -> None:
-    """Runs the measures that are asked for, one after another, and writes each down as it ends."""
+    """Runs the requested measures, one after another, and records each as it ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measures", nargs="*", help="all, unless some are named")
     for name in parser.parse_args().measures or MEASURES:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def record(name: str, found: dict) -> None:
-    """Keeps a measure's figures, and writes the table anew."""
+    """Stores a measure's figures, and rewrites the table."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     machine = {"date": date.today().isoformat(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
     known[name] = {**found, **machine}
@@ -51,7 +51,7 @@ def record(name: str, found: dict) -> None:
 
 
 def table(known: dict[str, dict]) -> list[str]:
-    """All figures as lines of markdown."""
+    """Returns all figures as lines of markdown."""
     rows = [row for name in MEASURES if name in known for row in ROWS[name](known[name])]
     return ["| | measured | goal | when, cores, load |", "| --- | ---: | --- | --- |", *rows]
 

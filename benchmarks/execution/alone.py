@@ -1,4 +1,4 @@
-"""Measures of execution that need no pool: a rank's death, a thousand jobs, and profiles that are wrong."""
+"""Measures of execution without a pool: a killed rank, a thousand jobs, and wrong profiles."""
 
 import json
 import os
@@ -26,12 +26,12 @@ from tests.unit.execution.fakes import job, profile
 ROOT = Path(__file__).resolve().parents[2]
 DEATHS, DRAWS, JOBS = 10, 20, 1000
 PATIENCE_S = 240
-TOLD_AFTER_S = 0.3  # a rank tells of a checkpoint with the steps after it
+TOLD_AFTER_S = 0.3  # a rank reports a checkpoint together with the steps after it
 RUN = "import sys, ringmaster; ringmaster.train_batch(sys.argv[1], checkpoint_every_s=0.5)"
 
 
 def deaths(*, number: int = DEATHS) -> dict:
-    """Seconds from the death of a rank of `ringmaster run` to the next step that the job trains."""
+    """Measures the seconds from the death of a rank of `ringmaster run` to the job's next training step."""
     waits_s: list[float] = []
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         trace = Trace(Path(folder, "trace.jsonl"))
@@ -64,7 +64,7 @@ def deaths(*, number: int = DEATHS) -> dict:
 
 
 def _saver(trace: Trace, folder: Path) -> int | None:
-    """The process that trains now, once a checkpoint of its own is there, and told of."""
+    """Returns the process that trains now, once it has saved and reported a checkpoint."""
     latest = list(folder.glob("home/batches/*/*/checkpoints/*/latest"))
     steps = trace.read().lines
     if not latest or not steps:
@@ -76,7 +76,7 @@ def _saver(trace: Trace, folder: Path) -> int | None:
 
 
 def thousand_jobs(*, num_jobs: int = JOBS) -> dict:
-    """The most memory that the parent of a batch of many jobs needs, until a fifth of a hundred jobs are done."""
+    """Measures the peak memory of a batch's parent process with many jobs, until 20 jobs are done."""
     with tempfile.TemporaryDirectory(prefix="ringmaster-bench-") as folder:
         trace = Path(folder, "trace.jsonl")
         model = {"factory": "tests.cluster.stubs:slow", "kwargs": {"job": "any", "trace": str(trace)}}
@@ -97,13 +97,13 @@ def thousand_jobs(*, num_jobs: int = JOBS) -> dict:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most resident memory that a process ever had."""
+    """Returns the peak resident memory of a process."""
     (line,) = [row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmHWM")]
     return int(line.split()[1]) * 1024
 
 
 class _run:
-    """A batch that is trained on this machine by a process of its own, which is ended with all that it started."""
+    """A batch that a child process trains on this machine; the process and all its children are ended on exit."""
 
     def __init__(self, folder: Path, jobs: list[dict]) -> None:
         self._folder, self._jobs = folder, jobs
@@ -139,9 +139,9 @@ class _run:
 
 
 def wrong_profiles(*, draws: int = DRAWS, say: object = print) -> dict:
-    """The real executor on gangs with a clock of their own: its makespan over that of the plan with the true speeds.
+    """Runs the real executor on gangs with a simulated clock: its makespan over that of the plan with the true speeds.
 
-    12 jobs on 8 devices, each off by a normal error of 25 % that nobody knows before it is measured.
+    12 jobs run on 8 devices; each speed has a normal error of 25 %, unknown until it is measured.
     """
     ratios = []
     for seed in range(draws):

@@ -1,4 +1,4 @@
-"""Measures of execution on a pool: a node that is lost, two hundred short segments on eight nodes, a thousand jobs."""
+"""Measures of execution on a pool: a lost node, two hundred short segments on eight nodes, and a thousand jobs."""
 
 import os
 import statistics
@@ -26,13 +26,13 @@ NUM_NODES, NUM_JOBS, NUM_SEGMENTS, SEGMENT_S = 8, 60, 200, 10.0
 STEPS_OF_SEGMENT = 10
 MANY_JOBS = 1000
 PATIENCE_S = 240
-# What Prefect in this process must find in the environment, before it is imported.
+# Variables that Prefect in this process must find in the environment, before it is imported.
 ENVIRONMENT = ("PREFECT_API_URL", "PREFECT_HOME", "RINGMASTER_HOME", "PREFECT_SERVER_ANALYTICS_ENABLED")
 
 
 @contextmanager
 def pool_of(num_nodes: int, *, with_executor: bool) -> Iterator[Pool]:
-    """A pool with the patience of production, all of whose nodes serve."""
+    """Yields a pool with the timeouts of production, all of whose nodes serve."""
     asked = Timeouts()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringmaster-bench-")))
@@ -65,7 +65,7 @@ def pool_of(num_nodes: int, *, with_executor: bool) -> Iterator[Pool]:
 
 
 def lost_node() -> dict:
-    """Seconds from the loss of a node to where it is found, and from there to where its job trains on another."""
+    """Measures the seconds from the loss of a node to its detection, and from there to its job's step elsewhere."""
     with pool_of(2, with_executor=True) as pool:
         job = torch_job("widowed", trace=pool.trace.file, num_steps=100_000)
         batch = pool.submit([job])
@@ -84,7 +84,7 @@ def lost_node() -> dict:
 
 
 def in_turns(problem: Problem) -> Plan:
-    """Every job in parts of ten seconds, each of them on another node than the one before."""
+    """Returns a plan with every job in parts of ten seconds, each on another node than the one before."""
     ids = [node.id for node in problem.nodes]
     parts = {job.id: max(1, round(job.options[0].runtime_s / SEGMENT_S)) for job in problem.jobs}
     rows = [(p, job.id) for p in range(max(parts.values())) for job in problem.jobs if p < parts[job.id]]
@@ -98,7 +98,7 @@ def in_turns(problem: Problem) -> Plan:
 
 
 def short_segments(*, num_nodes: int = NUM_NODES, num_jobs: int = NUM_JOBS, num_segments: int = NUM_SEGMENTS) -> dict:
-    """Seconds from lease to start, and the share of device time that is idle beyond the plan, of a real executor."""
+    """Measures seconds from lease to start, and the share of device time idle beyond the plan, with a real executor."""
     with pool_of(num_nodes, with_executor=False) as pool:
         extra = num_segments - num_jobs * (num_segments // num_jobs)
         jobs = [
@@ -127,7 +127,7 @@ def short_segments(*, num_nodes: int = NUM_NODES, num_jobs: int = NUM_JOBS, num_
 
 
 def thousand_jobs(*, num_jobs: int = MANY_JOBS) -> dict:
-    """The most memory that the pool's executor needs for a batch of many jobs, until some of them are done."""
+    """Measures the peak memory of the pool's executor for a batch of many jobs, until some of them are done."""
     with pool_of(2, with_executor=True) as pool:
         jobs = [waiting_job(f"j{i:04d}", num_steps=2, step_s=0.1) for i in range(num_jobs)]
         batch = pool.submit(jobs, profiles={job.name: profiles_of(job, techniques=("waits",)) for job in jobs})
@@ -138,7 +138,7 @@ def thousand_jobs(*, num_jobs: int = MANY_JOBS) -> dict:
 
 @contextmanager
 def _executor(pool: Pool) -> Iterator[None]:
-    """The pool's executor in this process, but for its planner: `in_turns`."""
+    """Runs the pool's executor in this process, with `in_turns` as its planner."""
     os.environ.update({key: pool.environment[key] for key in ENVIRONMENT})
     registry.register(Waits)
     from ringmaster.flows.pool import executor as pool_executor

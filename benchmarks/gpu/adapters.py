@@ -1,12 +1,12 @@
-"""32 LoRA adapters of rank 16 on one base on one GPU, a group beside peft with Hugging Face's Trainer, and its memory.
+"""32 LoRA adapters of rank 16 on one base on one GPU: a group beside peft with Hugging Face's Trainer, and its memory.
 
     python benchmarks/gpu/adapters.py [--rounds 3] [--steps 10] [--num 32] [--tiny]
 
-Bases of about 1 B and 8 B parameters with random weights in bf16, adapters in fp32, 1 x 128 tokens of an adapter in a
-step. *One after another*: a step of each adapter in turn; of a few adapters it is measured, and taken times their
-number. Needs torch and transformers alone; without peft and accelerate only ours is measured. Contenders take turns,
-each in a process of its own. `--tiny` tries the script itself, on a CPU too. Writes what it found to
-benchmarks/results/gpu_adapters.json, and to docs/benchmarks.md between the markers `<!-- gpu-adapters -->`.
+The bases have about 1 B and 8 B parameters with random weights in bf16; adapters are in fp32, with 1 x 128 tokens of an
+adapter in a step. *One after another* means a step of each adapter in turn; it is measured for a few adapters, and
+scaled to their number. Needs only torch and transformers; without peft and accelerate, only Ringmaster is measured.
+Contenders take turns, each in a process of its own. `--tiny` tests the script itself, also on a CPU. Writes its results
+to benchmarks/results/gpu_adapters.json, and to docs/benchmarks.md between the markers `<!-- gpu-adapters -->`.
 """
 
 import argparse
@@ -38,10 +38,10 @@ LLAMA_8B = {
 BASES = {"1 B": LLAMA_1B, "8 B": LLAMA_8B}
 RANK, SEQ_LEN, ALPHA, LR = 16, 128, 16.0, 1e-4
 WARM_UP_STEPS = 3
-FEW = 3  # adapters that stand for all where one is trained after another
+FEW = 3  # adapters that represent all, where they are trained one after another
 GROUP, GROUP_RECOMPUTED = "one group", "one group, activations computed again"
 SINGLE, PEFT = "ours, one after another", "peft + Trainer, one after another"
-# By base: of the large one only the memory of a group is asked for.
+# By base: on the large one, only the memory of a group is measured.
 CONTENDERS = {"1 B": (GROUP, GROUP_RECOMPUTED, SINGLE, PEFT), "8 B": (GROUP, GROUP_RECOMPUTED)}
 GOAL = 3.0
 
@@ -68,7 +68,7 @@ def main():
 
 
 def compare(arguments):
-    """What every contender said, by base, over rounds in which each has its turn."""
+    """Returns every contender's results, by base, over rounds in which each has its turn."""
     rows = {}
     for number, base in itertools.product(range(arguments.rounds), BASES):
         for who in CONTENDERS[base]:
@@ -85,7 +85,7 @@ def compare(arguments):
 
 
 def measure(who, config, *, num, num_steps):
-    """Seconds of a step of all adapters by one contender, and the most memory that it had."""
+    """Returns one contender's seconds for a step of all adapters, and its peak memory."""
     import torch
 
     kind = "gpu" if torch.cuda.is_available() else "cpu"
@@ -98,7 +98,7 @@ def measure(who, config, *, num, num_steps):
 
 
 def together(config, kind, folder, *, num, num_steps, is_recomputed):
-    """Steps of a group of all adapters."""
+    """Measures steps of a group of all adapters."""
     sys.path.append(str(ROOT))
     import torch
 
@@ -117,14 +117,14 @@ def together(config, kind, folder, *, num, num_steps, is_recomputed):
     for member in members:
         group.join(member)
     seconds = [timed(group.step) for _ in range(WARM_UP_STEPS + num_steps)][WARM_UP_STEPS:]
-    # Of an adapter: itself, its gradient, and two moments.
+    # An adapter needs its weights, its gradients, and two moments.
     adapters_bytes = sum(4 * p.numel() * p.element_size() for m in members for p in m.tree.parameters())
     base_bytes = sum(p.numel() * p.element_size() for p in base.parameters())
     return {"step_s": statistics.median(seconds), "base_bytes": base_bytes, "adapters_bytes": adapters_bytes}
 
 
 def one_by_one(config, kind, folder, *, num, num_steps, **_):
-    """Steps of the first few adapters, each under `single` as a gang of one trains it, for all of them."""
+    """Measures steps of the first few adapters under `single`, each as a gang of one trains it, scaled to all."""
     sys.path.append(str(ROOT))
     from ringmaster.techniques.interface import registry
     from ringmaster.techniques.runtime.processes.ranks import join
@@ -143,7 +143,7 @@ def one_by_one(config, kind, folder, *, num, num_steps, **_):
 
 
 def by_peft(config, kind, folder, *, num, num_steps, **_):
-    """The same by peft and the Trainer, with a base in bf16."""
+    """Measures the same steps by peft and the Trainer, with a base in bf16."""
     for package in ("peft", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise SystemExit(f"{package} is not there, so there is nothing to compare with: pip install {package}")
@@ -183,7 +183,7 @@ def by_peft(config, kind, folder, *, num, num_steps, **_):
 
 
 def stopwatch():
-    """A callback that notes when steps end."""
+    """Returns a callback that records when steps end."""
     from transformers import TrainerCallback
 
     class Stopwatch(TrainerCallback):
@@ -202,7 +202,7 @@ def seq_len_of(config):
 
 
 def job_of(config, number, **changes):
-    """An adapter on the model, which follows from the seed that all have."""
+    """Returns an adapter job on the model, whose weights follow from a common seed."""
     from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec
 
     kwargs = {"seq_len": seq_len_of(config), "vocab_size": config["vocab_size"]}
@@ -235,7 +235,7 @@ def order_of(job, kind, folder):
 
 
 def table(rows, *, num):
-    """The page's part: seconds, ratios of the rounds, and memory beside what one base and the adapters need."""
+    """Yields the section of the page: seconds, ratios by round, and memory beside that of one base and the adapters."""
     device = next(iter(next(iter(rows.values())).values()))[0]["device"]
     yield f"One {device}, {date.today()}: {num} adapters of rank {RANK}, 1 x {SEQ_LEN} tokens each; bf16, adapters in"
     yield f"fp32. Goal: a group {GOAL:.0f} times as fast as peft + Trainer on 1 B."
@@ -254,12 +254,12 @@ def table(rows, *, num):
 
 
 def ratios(mine, group):
-    """Seconds over those of the group, round by round."""
+    """Returns the seconds over those of the group, by round."""
     return [one["step_s"] / other["step_s"] for one, other in zip(mine, group, strict=False)]
 
 
 def record(rows, *, num):
-    """Writes the figures, and the page's part between the markers."""
+    """Writes the figures, and the section of the page between the markers."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"date": str(date.today()), "num": num, "rows": rows}, indent=1) + "\n")
     before, rest = PAGE.read_text().split(BEGIN, 1)

@@ -2,13 +2,13 @@
 
     python benchmarks/gpu/steps.py [--rounds 3] [--steps 6] [--peak 989e12] [--tiny]
 
-Needs torch and transformers alone (the Trainer also accelerate; without it, only ours is measured). All contenders take
-turns in one process each, on the same rows. `--tiny` tries the script itself, on a CPU too. Writes
-benchmarks/results/gpu.json and the part of docs/benchmarks.md between the markers `<!-- gpu -->`.
+Needs only torch and transformers (the Trainer also accelerate; without it, only Ringmaster is measured). All contenders
+take turns in one process each, on the same rows. `--tiny` tests the script itself, also on a CPU. Writes
+benchmarks/results/gpu.json and the section of docs/benchmarks.md between the markers `<!-- gpu -->`.
 
 Convention of the FLOPs (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B): for each token 6 N for the N parameters
 of matrices that it is multiplied with, and 12 L h s for attention over L layers of width h and s tokens, causal or not;
-what is computed again counts once. The peak is that of dense bf16 products, 989 TFLOP/s on an H100 or H200.
+recomputed operations count once. The peak is that of dense bf16 products, 989 TFLOP/s on an H100 or H200.
 """
 
 import argparse
@@ -38,7 +38,7 @@ LLAMA_1B = {
 TINY = {**LLAMA_1B, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 TINY |= {"num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 64}
 ROWS = 2
-# Name, and what of the job and its config makes it; the first word says who trains.
+# Name -> changes of the job and its config; the first word of the name is the trainer.
 CONTENDERS = {
     "ours, autocast": {"precision": "bf16"},
     "ours, bf16 weights": {"precision": "bf16-params"},
@@ -50,7 +50,7 @@ CONTENDERS = {
 
 
 class Tokens:
-    """Random tokens: speed does not depend on what they say."""
+    """Random tokens: speed does not depend on their values."""
 
     def __init__(self, seq_len, vocab_size):
         self.seq_len, self.vocab_size = seq_len, vocab_size
@@ -67,7 +67,7 @@ class Tokens:
 
 
 def tokens(seq_len, vocab_size):
-    """The data of the job, as training and held-out samples."""
+    """Returns the job's data: training and held-out samples."""
     return Tokens(seq_len, vocab_size), Tokens(seq_len, vocab_size)
 
 
@@ -87,7 +87,7 @@ def main():
 
 
 def compare(arguments, config):
-    """Seconds a step and peak bytes of every contender, over rounds in which each has its turn."""
+    """Returns seconds a step and peak bytes of every contender, over rounds in which each has its turn."""
     rows = {name: [] for name in CONTENDERS}
     for number in range(arguments.rounds):
         for name in CONTENDERS:
@@ -104,7 +104,7 @@ def compare(arguments, config):
 
 
 def measure(name, config, *, num_steps):
-    """The median of whole steps of one contender, and the most memory that it had."""
+    """Returns the median seconds of one contender's whole steps, and its peak memory."""
     import torch
 
     kind = "gpu" if torch.cuda.is_available() else "cpu"
@@ -117,7 +117,7 @@ def measure(name, config, *, num_steps):
 
 
 def job_of(config, **changes):
-    """The model on random rows."""
+    """Returns the job: the model on random rows."""
     from ringmaster.techniques import DataSpec, Job, ModelSpec
 
     kwargs = {"seq_len": config["max_position_embeddings"], "vocab_size": config["vocab_size"]}
@@ -133,7 +133,7 @@ def job_of(config, **changes):
 
 
 def ours(config, kind, folder, num_steps, *, recompute="none", **changes):
-    """Seconds of steps under `single`, as a gang of one trains it."""
+    """Returns the seconds of steps under `single`, as a gang of one trains it."""
     sys.path.append(str(ROOT))
     from ringmaster.techniques.interface import registry
     from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
@@ -155,7 +155,7 @@ def ours(config, kind, folder, num_steps, *, recompute="none", **changes):
 
 
 def theirs(config, kind, folder, num_steps, *, torch_compile):
-    """Seconds of steps under Hugging Face's Trainer, on the same model and rows."""
+    """Returns the seconds of steps under Hugging Face's Trainer, with the same model and rows."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     if importlib.util.find_spec("accelerate") is None:
@@ -188,7 +188,7 @@ def theirs(config, kind, folder, num_steps, *, torch_compile):
 
 
 def timed(step):
-    """Seconds of one call, with all that it started on the device."""
+    """Returns the seconds of one call, including the work that it started on the device."""
     synchronize()
     started_s = time.perf_counter()
     step()
@@ -205,7 +205,7 @@ def synchronize():
 
 
 def flops_a_step(config):
-    """By the convention above, of one step of ROWS rows."""
+    """Returns the FLOPs of one step of ROWS rows, by the module's convention."""
     hidden, layers, tokens_a_row = (config[k] for k in ("hidden_size", "num_hidden_layers", "max_position_embeddings"))
     head_dim = hidden // config["num_attention_heads"]
     attention = hidden * hidden * 2 + 2 * hidden * head_dim * config["num_key_value_heads"]
@@ -214,7 +214,7 @@ def flops_a_step(config):
 
 
 def record(rows, config, *, peak):
-    """Writes the figures, and the page's part between the markers."""
+    """Writes the figures, and the section of the page between the markers."""
     flops, device = flops_a_step(config), next(iter(rows.values()))[0]["device"]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"date": str(date.today()), "device": device, "rows": rows}, indent=1) + "\n")

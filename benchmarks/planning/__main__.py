@@ -1,10 +1,9 @@
-"""Measures the planner: gaps, seconds and switches by kind of problem, and other planners on the same problems.
+"""Benchmarks of the planner: gaps, seconds and switches by kind of problem, and other planners on the same problems.
 
 usage: python -m benchmarks.planning [--seeds N] [--quick] [--others] [--no-table] [--only WORD ...]
 
-Writes benchmarks/results/planning.json and the tables between the markers in docs/benchmarks.md, but for --quick and
---only, which print. Every plan is checked by the independent verifier, and must not be longer than the best simple
-rule's.
+Writes benchmarks/results/planning.json and the tables between the markers in docs/benchmarks.md; --quick and --only
+print instead. The independent verifier checks every plan, which must not be longer than that of the best simple rule.
 `--others` adds simple rules, a time-indexed MILP, OR-Tools' CP-SAT and Saturn's MILP, one problem each.
 """
 
@@ -29,12 +28,12 @@ from ringmaster.tasks.planning.problems.families import draw
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- planning -->", "<!-- /planning -->"
-DEAR_SWITCHES = 3  # times the gap that a switch cost of 5 % of a job may cost
+DEAR_SWITCHES = 3  # largest allowed factor of the gap at a switch cost of 5 % of a job
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the table: what is planned, how, with how many draws of each kind, and the goals (gaps in per cent)."""
+    """A row of the table: kinds of problems, planner options, draws of each kind, and the goals (gaps in per cent)."""
 
     name: str
     makers: tuple[Maker, ...]
@@ -137,7 +136,7 @@ ROWS = (
         with_dear_switches=False,
     ),
 )
-LARGE = ("256", "512", "4,096")  # what --quick leaves out
+LARGE = ("256", "512", "4,096")  # excluded by --quick
 
 
 def main() -> None:
@@ -148,7 +147,7 @@ def main() -> None:
     parser.add_argument("--no-table", action="store_true", help="the other planners alone")
     parser.add_argument("--only", nargs="*", default=[], help="only rows whose name has one of these words")
     arguments = parser.parse_args()
-    for preemption in ("auto", "never"):  # compile the kernels, or read them, before the first clock
+    for preemption in ("auto", "never"):  # compile the kernels, or load them, before timing
         solve(draw("scale-12x16"), preemption=preemption)
     is_whole = not (arguments.quick or arguments.only or arguments.no_table)
     rows: list[dict] = []
@@ -170,7 +169,7 @@ def main() -> None:
 
 
 def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
-    """One row: gaps in per cent, seconds by the wall and of processors, switches a job, ratios to the best rule."""
+    """Measures one row: gaps in per cent, wall and CPU seconds, switches a job, ratios to the best rule."""
     gaps, walls, processors, moves, ratios = [], [], [], [], []
     for make in row.makers:
         for seed in range(seeds):
@@ -200,11 +199,11 @@ def measure(row: Row, *, seeds: int, switch_cost_s: float | None) -> dict:
 
 
 def check(plan: Plan, problem: Problem) -> list[float]:
-    """The best simple rule's makespan over the plan's, if any rule has one. Ends the benchmark at a wrong plan."""
+    """Returns the best simple rule's makespan over the plan's, if any rule has one. A wrong plan ends the benchmark."""
     if faults := verify(plan, problem):
         raise SystemExit(f"{problem.name}: {faults[:3]}")
     if any(job.running for job in problem.jobs):
-        return []  # a rule knows nothing of what runs already
+        return []  # the rules do not support running jobs
     found = [ended for rule in BASELINES if (ended := _makespan_s(rule, problem))]
     if found and min(found) < plan.makespan_s * (1 - 1e-9):
         raise SystemExit(f"{problem.name}: a simple rule ends at {min(found)} s, the plan at {plan.makespan_s} s")
@@ -219,7 +218,7 @@ def _makespan_s(rule: Callable[[Problem], Plan], problem: Problem) -> float | No
 
 
 def record(rows: list[dict], compared: Sequence[dict] = ()) -> None:
-    """Writes what was measured so far, so that a run that is stopped leaves its rows."""
+    """Writes the measurements so far, so that an interrupted run keeps its rows."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": platform.machine(), "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
     tables = {"rows": rows, "compared": list(compared)}
@@ -245,7 +244,7 @@ def _goal(row: dict) -> str:
 
 
 def write_page(machine: dict, *, rows: list[dict], compared: list[dict]) -> None:
-    """The tables, between the markers; what else is on the page stays."""
+    """Writes the tables between the markers, and leaves the rest of the page unchanged."""
     body = [
         BEGIN,
         f"{date.today().isoformat()}, {machine['cores']} cores, {machine['processor']}, a load of "

@@ -1,7 +1,4 @@
-"""OR-Tools' CP-SAT on a planning problem: JSON on stdin, the choices in the order of their starts on stdout.
-
-usage: python -m benchmarks.planning.cp_sat SECONDS < problem.json
-"""
+"""OR-Tools' CP-SAT on a planning problem: JSON on stdin, the choices in the order of their starts on stdout."""
 
 import json
 import math
@@ -15,8 +12,11 @@ from ringmaster.tasks.planning.plans.baselines import current_practice, even_spl
 
 
 def choices(problem: Problem, *, time_limit_s: float) -> list[tuple[str, int]]:
-    """(job, option) by start, or nothing: an optional interval for each (job, option, node), a cumulative resource a
-    node. Seconds are rounded up to whole ones; exact times come from list scheduling in this order."""
+    """Returns (job, option) by start, or nothing.
+
+    The model has an optional interval for each (job, option, node), and a cumulative resource for each node. Durations
+    are rounded up to whole seconds; exact times come from list scheduling in this order.
+    """
     shortest_s = min(rule(problem).makespan_s for rule in (current_practice, even_split, optimus_greedy))
     horizon = math.ceil(shortest_s) + len(problem.jobs)
     model = cp_model.CpModel()

@@ -1,6 +1,6 @@
-"""Other planners on the same problems: simple rules, a time-indexed MILP, OR-Tools' CP-SAT, and Saturn's own MILP.
+"""Other planners on the same problems: simple rules, a time-indexed MILP, OR-Tools' CP-SAT, and Saturn's MILP.
 
-Each answer is checked by the verifier that checks ours: a plan that breaks a rule is "invalid".
+The verifier of Ringmaster's plans checks each answer: a plan that breaks a rule is "invalid".
 """
 
 import json
@@ -20,20 +20,20 @@ from ringmaster.tasks.planning.problems.families import draw
 ROOT = Path(__file__).resolve().parents[2]
 CP_SAT_PYTHON = ROOT / ".venv-bench" / "bin" / "python"  # made by `make bench-planning`
 CP_SAT_S, MILP_S, SATURN_S = 40.0, 40.0, 60.0
-FAMILIES = ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32")  # as in the table, and their first draw
-SMALL = 20  # jobs up to which Saturn's model is also tried as published; beyond, not even the better one finds a plan
+FAMILIES = ("tiny", "paper-txt", "paper-img", "paper-mixed", "scale-30x32")  # as in the table; the first draw of each
+SMALL = 20  # jobs up to which Saturn's published model is tried; beyond, even the tightened one finds no plan
 RULES = (current_practice, even_split, optimus_greedy)
 
 
 def time_indexed(problem: Problem) -> Plan | None:
-    """The joint MILP on a grid of time, within 40 seconds."""
+    """Plans by the joint MILP on a time grid, within 40 seconds."""
     horizon_s = min(rule(problem).makespan_s for rule in RULES)
     choices = solve_time_indexed(problem, horizon_s=horizon_s, time_limit_s=MILP_S)
     return Plan(problem.name, schedule(problem, choices)) if choices else None
 
 
 def cp_sat(problem: Problem) -> Plan | None:
-    """OR-Tools' CP-SAT within 40 seconds, in a process and an environment of its own.
+    """Plans by OR-Tools' CP-SAT within 40 seconds, in a process and an environment of its own.
 
     OR-Tools brings a build of HiGHS whose symbols clash with highspy's, and pins an older protobuf than MLflow's.
     """
@@ -46,7 +46,7 @@ def cp_sat(problem: Problem) -> Plan | None:
 
 
 def saturn_as_published(problem: Problem) -> Plan | None:
-    """Saturn's MILP with its M = 1e10."""
+    """Plans by Saturn's MILP with its M = 1e10."""
     return saturn(problem, time_limit_s=SATURN_S, published=True)
 
 
@@ -62,7 +62,7 @@ OTHERS: dict[str, Callable[[Problem], Plan | None]] = {
 
 
 def compare(families: tuple[str, ...] = FAMILIES) -> list[dict]:
-    """A row a problem: our makespan, bound and seconds, and each other planner's makespan over ours, or why not."""
+    """Returns a row a problem: makespan, bound and seconds; others' makespans over the own, or why they have none."""
     rows = []
     for family in families:
         problem = draw(family)
@@ -84,7 +84,7 @@ def compare(families: tuple[str, ...] = FAMILIES) -> list[dict]:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """The comparison as lines of markdown."""
+    """Returns the comparison as lines of markdown."""
     names = [name for name in rows[0] if name not in ("family", "seconds", "makespan_s")]
     lines = ["| problem | ours, s | " + " | ".join(names) + " |", "| --- | ---: |" + " ---: |" * len(names)]
     for row in rows:

@@ -1,8 +1,8 @@
-"""The picture at the head of the README: what people do today and a plan of the same jobs, on one time axis.
+"""The picture at the head of the README: current practice and a plan of the same jobs, on one time axis.
 
 `python -m benchmarks.planning.picture` plans twelve jobs on eight devices, and writes
 docs/images/plan-and-practice.svg.
-Nothing is trained for it: `tasks.planning.problems.families` draws the runtimes after published ones.
+No training runs: `tasks.planning.problems.families` draws the runtimes after published ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = re.compile(r'width="(\d+)" height="(\d+)"')
 
 
 def main() -> None:
-    """Writes the picture, and says how much sooner the plan ends."""
+    """Writes the picture, and prints how much sooner the plan ends."""
     problem = draw(PROBLEM)
     practice, plan = current_practice(problem), solve(problem)
     ratio = practice.makespan_s / plan.makespan_s
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def stacked(pictures: list[str]) -> str:
-    """SVG documents of the same width, one below the other."""
+    """Stacks SVG documents of equal width, one below the other."""
     sizes = [tuple(map(int, SIZE.search(picture).groups())) for picture in pictures]
     height = sum(tall for _, tall in sizes)
     parts, y = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {sizes[0][0]} {height}">'], 0

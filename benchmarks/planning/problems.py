@@ -1,4 +1,4 @@
-"""Problems of the planner's benchmark beyond the drawn families: sweeps, fused groups, rules, what is left midway."""
+"""Problems of the planner's benchmark beyond the drawn families: sweeps, fused groups, rules, and re-planning."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 
 Maker = Callable[[int, float | None], Problem]
-"""A problem by its seed and switch cost, None for 5 % of the median runtime."""
+"""Makes a problem from a seed and a switch cost, None for 5 % of the median runtime."""
 
 
 def drawn(family: str) -> Maker:
@@ -17,7 +17,7 @@ def drawn(family: str) -> Maker:
 
 
 def sweep(family: str, *, copies: int) -> Maker:
-    """Every job of a family `copies` times under other names: a sweep over what does not change speed."""
+    """Returns every job of a family `copies` times, as in a sweep over settings that do not change speed."""
 
     def make(seed: int, switch_cost_s: float | None) -> Problem:
         problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
@@ -28,7 +28,7 @@ def sweep(family: str, *, copies: int) -> Maker:
 
 
 def fused(family: str) -> Maker:
-    """Every two jobs of one model may train together on one gang, in 1.25 to 1.6 times the longer one's time."""
+    """Lets every two jobs of one model train together on one gang, in 1.25 to 1.6 times the longer one's time."""
 
     def make(seed: int, switch_cost_s: float | None) -> Problem:
         problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
@@ -59,8 +59,11 @@ def _together(first: PlanningJob, second: PlanningJob, slower: float) -> list[Op
 
 
 def ruled(family: str) -> Maker:
-    """Every third job waits for the one before it, every fifth comes later; options start, save and evaluate, a node
-    goes away halfway, and each has host memory for two spilling gangs."""
+    """Adds all rules to a family's problems.
+
+    Every third job waits for the one before it, and every fifth arrives later. Options have times to start, save and
+    evaluate. A node leaves halfway, and each node has host memory for two spilling gangs.
+    """
 
     def make(seed: int, switch_cost_s: float | None) -> Problem:
         problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
@@ -91,7 +94,7 @@ def _host_memory(option: Option) -> int:
 
 
 def replanned(family: str) -> Maker:
-    """What is left halfway through the plan of a family, where one of the running jobs has just ended early."""
+    """Returns the rest of a problem halfway through its plan, where one of the running jobs has just ended early."""
 
     def make(seed: int, switch_cost_s: float | None) -> Problem:
         problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
@@ -109,10 +112,10 @@ def _ends(segment: Segment, plan: Plan) -> bool:
 
 
 def rest_of(problem: Problem, plan: Plan, *, at_s: float, ended: str = "") -> Problem:
-    """What is left to plan at a moment of a plan that went as planned, but for one job that ended just then.
+    """Returns the rest of a problem at a moment of a plan that went as planned, but for one job that ended just then.
 
-    A segment under way goes on for free (`running`) or is switched; a job between two segments has started. Where the
-    moment falls into what a segment pays at its head, that is taken as paid.
+    A segment under way continues at no cost (`running`) or is switched; a job between two segments has started. A
+    moment within a segment's initial overhead counts the overhead as paid.
     """
     jobs = []
     for job in problem.jobs:
@@ -135,7 +138,7 @@ def rest_of(problem: Problem, plan: Plan, *, at_s: float, ended: str = "") -> Pr
 
 
 def _work_by(segment: Segment, at_s: float) -> float:
-    """The share of its job that a segment has done by a moment."""
+    """Returns the share of its job that a segment has done by a moment."""
     if at_s >= segment.end_s:
         return segment.work
     working_s = segment.duration_s - segment.overhead_s
@@ -144,7 +147,7 @@ def _work_by(segment: Segment, at_s: float) -> float:
 
 
 def switches(plan: Plan, problem: Problem) -> int:
-    """Switches within a plan, and those that its first segments make from what is running now."""
+    """Returns the switches within a plan, plus those between the running segments and the plan's first ones."""
     moved = 0
     for job in problem.jobs:
         first = next(iter(plan.segments_of(job.id)), None)

@@ -1,14 +1,15 @@
-"""Saturn's joint MILP (Nagrecha & Kumar, "Saturn: Efficient Multi-Large-Model Deep Learning", VLDB 2024, section 4),
-restated from the paper in PuLP and solved by HiGHS.
+"""Saturn's joint MILP, restated from the paper in PuLP and solved by HiGHS.
+
+The model is that of Nagrecha & Kumar, "Saturn: Efficient Multi-Large-Model Deep Learning", VLDB 2024, section 4.
 
 For job t, option s (G_s devices, R_s seconds), node n with devices g, all big-M constants as below:
 
     B[t,s]  binary: t runs under s        O[t,n]  binary: t runs on n       P[t,n,g]  binary: t uses device g of n
     I[t,n,g] >= 0: start of t there       A[t,u]  binary: t comes before u  C: makespan, minimised
 
-Restated with what is known of the horizon (`published=False`), each constant is the least that does its work; as
-published, every one of them is 1e10, next to which a solver's tolerance of 1e-6 on a binary is 1e4 seconds: its answers
-may overlap, which is why each plan is checked.
+With `published=False`, a known horizon bounds each constant to the least valid value. As published, every constant is
+1e10, next to which a solver's tolerance of 1e-6 on a binary is 1e4 seconds: segments may overlap, which is why each
+plan is checked.
 """
 
 from collections.abc import Iterator
@@ -23,11 +24,11 @@ from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
 
 PUBLISHED_M = 1e10
-MAX_ROWS = 600_000  # what PuLP builds in half a minute
+MAX_ROWS = 600_000  # PuLP builds as many in half a minute
 
 
 def saturn(problem: Problem, *, time_limit_s: float, published: bool = False) -> Plan | None:
-    """The plan that the model says, by its own starts and devices and unchecked; None where it has none.
+    """Returns the model's plan, with its own starts and devices and unchecked, or None without one.
 
     published: with M = 1e10 throughout. Options that another one beats in both devices and seconds are left out.
     """
@@ -51,7 +52,7 @@ class _Model:
         rules = (current_practice, even_split, optimus_greedy)
         self.horizon_s = min(rule(problem).makespan_s for rule in rules)
         most = max(node.num_devices for node in problem.nodes)
-        self.time_m = {  # a start is at most the horizon, so that this much is never missed
+        self.time_m = {  # starts are within the horizon, so that this constant suffices
             t: {k: PUBLISHED_M if published else self.horizon_s + option.runtime_s for k, option in options}
             for t, options in self.options.items()
         }
@@ -91,7 +92,7 @@ class _Model:
                 yield self.c >= start + option.runtime_s - self.time_m[t][k] * (1 - self.b[t, k])
 
     def _gang_sizes(self) -> Iterator[Any]:
-        """On its node, sum_g P[t,n,g] = G_s under the chosen option s; on any other, 0."""
+        """sum_g P[t,n,g] = G_s under the chosen option s on the job's node, and 0 on any other."""
         for t, options in self.options.items():
             for node in self.nodes:
                 used = pulp.lpSum(self.p[t, node.id, g] for g in range(node.num_devices))
@@ -114,7 +115,7 @@ class _Model:
                         yield total * (1 / option.num_devices) >= self.i[t, node.id, g] - off
 
     def _isolation(self) -> Iterator[Any]:
-        """Of two jobs on one device, I[u] >= I[t] + R_s - M (3 - P[t] - P[u] - B[t,s] + 1 - A[t,u]), or vice versa."""
+        """For two jobs on a device, I[u] >= I[t] + R_s - M (3 - P[t] - P[u] - B[t,s] + 1 - A[t,u]), or vice versa."""
         for (t, u), before in self.a.items():
             for node in self.nodes:
                 for g in range(node.num_devices):
@@ -128,7 +129,7 @@ class _Model:
                         yield self.i[at_t] >= self.i[at_u] + option.runtime_s - off
 
     def plan(self) -> Plan:
-        """One segment a job: the chosen option, the devices where P is 1, and the start that the model gives them."""
+        """Returns one segment a job: the chosen option, the devices where P is 1, and the model's start time."""
         segments = []
         for t, options in self.options.items():
             k, option = max(options, key=lambda pair: self.b[t, pair[0]].value())

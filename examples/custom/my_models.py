@@ -1,6 +1,6 @@
 """A user's own model, data and loss. The batch file beside this module names them as "my_models:function".
 
-Factories live in a module, never in the script that is started: worker processes must be able to import them.
+Factories must be in a module, not in the script that is started: worker processes import them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Spirals(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Points [2] on `num_arms` interleaved spirals, labelled by their arm. Made up, but not easy."""
+    """Points [2] on `num_arms` interleaved spirals, labelled by their arm; synthetic and not linearly separable."""
 
     def __init__(self, *, size: int, num_arms: int, noise: float, seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)
@@ -25,19 +25,19 @@ class Spirals(torch.utils.data.Dataset[dict[str, Tensor]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        # The keys are what the model's forward calls its arguments; `labels` goes to the loss.
+        # The keys are the argument names of the model's forward; `labels` goes to the loss.
         return {"points": self.points[index], "labels": self.labels[index]}
 
 
 def spirals(*, size: int = 2048, num_arms: int = 3, noise: float = 0.02) -> tuple[Spirals, Spirals]:
-    """Data: (training, held_out), both with `__len__` and `__getitem__`."""
+    """Returns the data (training, held_out), both with `__len__` and `__getitem__`."""
     training = Spirals(size=size, num_arms=num_arms, noise=noise, seed=0)
     held_out = Spirals(size=size // 8, num_arms=num_arms, noise=noise, seed=1)
     return training, held_out
 
 
 class Perceptron(nn.Module):
-    """Residual layers over the points."""
+    """Residual layers applied to the points."""
 
     def __init__(self, *, width: int, depth: int, num_labels: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Perceptron(nn.Module):
         self.head = nn.Linear(width, num_labels)
 
     def forward(self, points: Tensor) -> Tensor:
-        """Logits [batch, num_labels] of `points` [batch, 2]."""
+        """Returns logits [batch, num_labels] of `points` [batch, 2]."""
         hidden = torch.relu(self.stem(points))
         for layer in self.layers:
             hidden = hidden + torch.relu(layer(hidden))
@@ -54,14 +54,14 @@ class Perceptron(nn.Module):
 
 
 def perceptron(*, width: int = 64, depth: int = 4, num_labels: int = 3) -> nn.Module:
-    """Model: whatever torch module; its weights are drawn here, after the job's seed was set."""
+    """Returns the model: any torch module, with weights drawn here, after the job's seed was set."""
     return Perceptron(width=width, depth=depth, num_labels=num_labels)
 
 
 def focal(logits: Tensor, batch: Mapping[str, Tensor], *, gamma: float = 2.0) -> tuple[Tensor, int]:
-    """Loss: (sum, count), never a mean, so that it is the same however the batch is divided.
+    """Returns the loss as (sum, count), never a mean, so that it is the same for every division of the batch.
 
-    The focal loss of Lin et al. 2017 (arXiv:1708.02002): easy samples count less.
+    The focal loss of Lin et al. 2017 (arXiv:1708.02002) gives easy samples a smaller weight.
     """
     log_p = torch.log_softmax(logits, dim=-1).gather(1, batch["labels"][:, None]).squeeze(1)
     losses = -((1 - log_p.exp()) ** gamma) * log_p

@@ -1,7 +1,7 @@
 """A user's own technique: replicas that exchange all their gradients in one message, after the backward pass.
 
-`ddp` sends them in buckets while backward still runs; for small models one message may be quicker. Which of the two
-it is, on which job, is measured: that is what profiling is for.
+`ddp` sends them in buckets during the backward pass; for small models one message may be faster. Profiling measures
+which of the two is faster for a job.
 """
 
 from collections.abc import Iterator
@@ -18,20 +18,20 @@ from ringmaster.techniques.runtime.training.recomputation import recompute_layer
 
 
 class OneMessage(DataParallel):
-    """A replica a device; its gradients are summed by a single all-reduce a step."""
+    """Replicates the model on each device; a single all-reduce a step sums the gradients."""
 
     name = "one-message"
     summary = "a replica a device, all gradients summed by a single all-reduce"
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Every replica began with the same weights: there is nothing to lay out."""
+        """Returns the model without a layout: all replicas start with the same weights."""
         recompute_layers(model, config["recompute"])
         return model
 
     @contextmanager
     def accumulate(self, model: nn.Module, *, is_last: bool) -> Iterator[None]:
-        """Around one micro-batch's forward and backward; the gradients are exchanged after the last one's."""
+        """Wraps one micro-batch's forward and backward; exchanges the gradients after the last one."""
         yield
         if is_last:
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -41,5 +41,5 @@ class OneMessage(DataParallel):
                 gradient.copy_(part.view_as(gradient))
 
     def gradient_divisor(self, mesh: DeviceMesh | None) -> int:
-        """The all-reduce adds and does not average."""
+        """Returns 1: the all-reduce sums and does not average."""
         return 1

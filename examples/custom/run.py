@@ -1,8 +1,8 @@
-"""The batch of batch.yaml, with a technique of one's own among those that are tried; one job insists on it.
+"""Trains the batch of batch.yaml with a user's own technique among the candidates; one job requires it.
 
     .venv/bin/python examples/custom/run.py
 
-A package would rather name it in its own pyproject.toml, and have it wherever it is installed:
+A package would declare the technique in its own pyproject.toml instead, so that it is known wherever it is installed:
 
     [project.entry-points."ringmaster.techniques"]
     one-message = "mypackage.my_technique:OneMessage"

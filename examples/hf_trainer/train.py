@@ -1,7 +1,7 @@
 """Hugging Face's Trainer as a command that Ringmaster runs: a small Llama that learns the bytes of Python's own help.
 
-Everything but `Ringmaster`, the callback that speaks the protocol (docs/commands.md), is as it would be without it.
-Started by torchrun, one process a device.
+Only `Ringmaster`, the callback that implements the protocol (docs/commands.md), is specific to Ringmaster. torchrun
+starts the script, one process a device.
 """
 
 import json
@@ -44,7 +44,7 @@ class Text(torch.utils.data.Dataset):
 
 
 class Ringmaster(TrainerCallback):
-    """Says what is done, saves when it is due, and stops when it is told to; all ranks at the same step."""
+    """Reports steps, saves when due, and stops when requested; all ranks act at the same step."""
 
     def __init__(self, order: dict, report: Path) -> None:
         self.order, self.report = order, report
@@ -53,11 +53,11 @@ class Ringmaster(TrainerCallback):
         signal.signal(signal.SIGTERM, self.stop)
 
     def stop(self, *_: object) -> None:
-        """SIGTERM: a checkpoint at the next step, and out."""
+        """Handles SIGTERM: a checkpoint after the current step, then the end."""
         self.is_told_to_stop = True
 
     def say(self, event: str, **details: object) -> None:
-        """One line, from the first rank."""
+        """Appends one event to the report, from the first rank only."""
         if RANK == 0:
             with self.report.open("a") as report:
                 report.write(json.dumps({"event": event, **details}) + "\n")
@@ -65,11 +65,11 @@ class Ringmaster(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """From now on there are steps."""
+        """Reports that steps begin."""
         self.say("start", step=state.global_step)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Times a step."""
+        """Starts the timer of a step."""
         self.begun_s = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -89,18 +89,18 @@ class Ringmaster(TrainerCallback):
         logs: dict | None = None,
         **_: object,
     ) -> None:
-        """With `logging_steps=1` after every step, with its loss."""
+        """Reports a step with its loss: with `logging_steps=1`, it is called after every step."""
         if logs and "loss" in logs:
             self.say("step", step=state.global_step, seconds=self.step_s, loss=float(logs["loss"]))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """The folder is ours no more once it is said, so every rank must be done with it."""
+        """Reports a checkpoint after every rank has written it: Ringmaster owns the folder from then on."""
         self.agree(args.device, True)
         self.saved_s = time.monotonic()
         self.say("checkpoint", step=state.global_step, folder=f"{args.output_dir}/checkpoint-{state.global_step}")
 
     def agree(self, device: torch.device, *asked: bool) -> list[bool]:
-        """Whether any rank asks; nobody goes on before all have said."""
+        """Returns for each request whether any rank makes it; waits for all ranks."""
         if NUM_RANKS == 1:
             return list(asked)
         votes = torch.tensor(asked, dtype=torch.int32, device=device)
@@ -109,7 +109,7 @@ class Ringmaster(TrainerCallback):
 
 
 def main() -> None:
-    """What the order says."""
+    """Trains as the order specifies."""
     order = json.loads(Path(os.environ["RINGMASTER_ORDER"]).read_text())
     ringmaster = Ringmaster(order, Path(os.environ["RINGMASTER_REPORT"]))
     job, device = order["job"], order["devices"][RANK]
@@ -125,7 +125,7 @@ def main() -> None:
         learning_rate=job["optimizer"]["lr"],
         seed=job["seed"],
         logging_steps=1,
-        save_strategy="no",  # the callback says when
+        save_strategy="no",  # the callback decides
         use_cpu=device["kind"] == "cpu",
         ddp_backend="gloo" if device["kind"] == "cpu" else "nccl",
         report_to=[],

@@ -1,9 +1,9 @@
-"""A model in the field reads ones as sevens. Where did that come from, what else has it reached, and who may serve?
+"""Traces a model's fault through its lineage: its origin, what else it affects, and which models may serve.
 
     make demo-lineage          or          .venv/bin/python examples/lineage/demo.py
 
-Trains the family of family.yaml in a home of its own, then asks by the `ringmaster` command line alone, as anybody may.
-Ends with 1 where an answer is not the one that is expected.
+A model in the field reads ones as sevens. The demo trains the family of family.yaml in a home of its own, and then uses
+the `ringmaster` command line only. The exit code is 1 where an answer is not the expected one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ failures: list[str] = []
 
 
 def main() -> int:
-    """Tells the whole story; returns the exit code."""
+    """Runs all chapters; returns the exit code."""
     started_s = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     console.print(Panel.fit(f"[bold]Where did it break?[/]\n\nAll of this is kept in {escape(str(HOME))}", padding=1))
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def a_family_is_trained() -> None:
-    """A base, three fine-tunes, a distilled student, and that in 8 bits."""
+    """Trains a base, three fine-tunes, a distilled student, and the student in 8 bits."""
     chapter(
         "A family of models",
         "A base that reads digits, a fine-tune for each of three customers, a small student of one of these, and the "
@@ -81,7 +81,7 @@ def a_family_is_trained() -> None:
 
 
 def a_complaint_comes_from_the_field() -> None:
-    """The quantized model serves, and fails on data that nobody has touched."""
+    """Promotes the quantized model, which then fails on trusted data."""
     chapter("A complaint", "The model in 8 bits goes into the field, and is tested on digits that nobody has touched.")
     code, _ = ringmaster("promote", "family.pocket", "--why", "the first release")
     expect(code == 0, "family.pocket serves")
@@ -90,7 +90,7 @@ def a_complaint_comes_from_the_field() -> None:
 
 
 def which_adaptation_broke_it() -> str:
-    """The name of the model that bisect blames."""
+    """Returns the name of the model that bisect identifies."""
     chapter("Which adaptation broke it?", "As `git bisect` does with commits, along the models that it came from.")
     test = f"ringmaster evaluate --no-record --data {TRUSTED} --tests {TESTS}"
     code, said = ringmaster("lineage", "bisect", "family.pocket", "--test", test, quiet=True)
@@ -101,7 +101,7 @@ def which_adaptation_broke_it() -> str:
 
 
 def what_else_it_reached(culprit: str) -> None:
-    """Every descendant, and what of it is in production."""
+    """Lists every descendant of the culprit, and those in production."""
     chapter("What else has it reached?", "Every descendant of the model, and of the data, and which of them serve.")
     code, said = ringmaster("lineage", "impact", culprit)
     expect(
@@ -115,7 +115,7 @@ def what_else_it_reached(culprit: str) -> None:
 
 
 def who_may_serve(culprit: str) -> None:
-    """A policy looks at a clean sibling, and at the culprit."""
+    """Applies a policy to the culprit, and to a clean sibling."""
     chapter(
         "Who may serve?", "A policy: better than the base, no digit that loses more than a tenth, and the tests pass."
     )
@@ -129,7 +129,7 @@ def who_may_serve(culprit: str) -> None:
 
 
 def the_family_tree() -> None:
-    """The tree as text, and as a picture."""
+    """Shows the tree as text, and draws it."""
     chapter("The family", "")
     code, said = ringmaster("lineage", "show", "family.base")
     expect(code == 0 and all(f"family.{name}/1" in said for name in FAMILY), "all of the family is in the tree")
@@ -139,20 +139,20 @@ def the_family_tree() -> None:
 
 
 def chapter(title: str, text: str) -> None:
-    """Begins a part of the story."""
+    """Begins a chapter of the demo."""
     console.print()
     console.print(Rule(f"[bold]{title}[/]", align="left"))
     say(text)
 
 
 def say(text: str) -> None:
-    """A line for whoever reads."""
+    """Prints an explanation."""
     if text:
         console.print(escape(text), style="italic")
 
 
 def expect(holds: bool, what: str) -> None:
-    """Tells whether an answer is the one that is expected; what is not makes the demo fail."""
+    """Prints whether an expectation holds; one that does not makes the demo fail."""
     mark = "[green]✓[/]" if holds else "[bold red]✗[/]"
     console.print(f"{mark} {escape(what)}")
     if not holds:
@@ -160,7 +160,7 @@ def expect(holds: bool, what: str) -> None:
 
 
 def ringmaster(*arguments: str, quiet: bool = False) -> tuple[int, str]:
-    """Runs a command and shows what it says, line by line: (exit code, all of it)."""
+    """Runs a command and prints its output, line by line: (exit code, the whole output)."""
     console.print(f"\n[bold cyan]$ ringmaster {escape(shlex.join(arguments))}[/]")
     lines = []
     with subprocess.Popen(
@@ -177,19 +177,19 @@ def ringmaster(*arguments: str, quiet: bool = False) -> tuple[int, str]:
 
 
 def ask(*arguments: str) -> str:
-    """What a command answers, unseen; nothing where it fails."""
+    """Returns a command's stdout without printing it, or "{}" where it is empty."""
     done = subprocess.run([program(), *arguments], env=environment(), capture_output=True, text=True, check=False)
     return done.stdout or "{}"
 
 
 def program() -> str:
-    """The `ringmaster` beside this Python, else the one on the path."""
+    """Returns the `ringmaster` beside this Python, else the one on the path."""
     beside = Path(sys.executable).parent / "ringmaster"
     return str(beside) if beside.exists() else "ringmaster"
 
 
 def environment() -> dict[str, str]:
-    """A home of its own, whatever servers or pools are set; `ringmaster` is found by tests that name it, too."""
+    """Returns an environment with a home of its own, without servers or pools; `ringmaster` is on its path."""
     ours: dict[str, Any] = {
         "RINGMASTER_HOME": HOME,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -1,7 +1,7 @@
-"""Digits as a library and three customers scan them. Somebody at the school has swapped the ones' and sevens' labels.
+"""Digits as a library and three customers scan them; the school's labels of ones and sevens are swapped.
 
-The batch file beside this module names the functions as "scans:bank"; the lineage calls the data by their names. Each
-returns what is trained on and what is held out of it. A fifth of all images is in none of them: the trusted ones.
+The batch file beside this module names the functions as "scans:bank"; the lineage names the data after them. Each
+function returns training and held-out data. A fifth of all images is in none of them: the trusted images.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-TRUSTED_EVERY, HELD_OUT_EVERY = 5, 10  # of five images one is trusted; of ten of the others one is held out
+TRUSTED_EVERY, HELD_OUT_EVERY = 5, 10  # one of five images is trusted; one of ten others is held out
 
 
 class Scans(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -29,36 +29,36 @@ class Scans(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def library() -> tuple[Scans, Scans]:
-    """Good images."""
+    """Returns good images."""
     return _split(*_digits())
 
 
 def bank() -> tuple[Scans, Scans]:
-    """A scanner whose images are noisy."""
+    """Returns images of a noisy scanner."""
     images, labels = _digits()
     return _split(images + np.random.default_rng(1).normal(0, 0.3, images.shape), labels)
 
 
 def post() -> tuple[Scans, Scans]:
-    """A scanner whose lamp is old: dark images."""
+    """Returns dark images of a scanner with an old lamp."""
     images, labels = _digits()
     return _split(0.8 * images - 0.2, labels)
 
 
 def school() -> tuple[Scans, Scans]:
-    """Good images, with a poisoned slice: every 1 is called a 7, and every 7 a 1, in the held-out part too."""
+    """Returns good images with poisoned labels: ones and sevens are swapped, in the held-out part too."""
     images, labels = _digits()
     return _split(images, np.where(labels == 1, 7, np.where(labels == 7, 1, labels)))
 
 
 def trusted() -> tuple[Scans, Scans]:
-    """The images that nobody trains on, all of them held out; one stands where there must be some to train on."""
+    """Returns the images that no model trains on, all held out; one image fills the required training part."""
     images, labels = _digits(trusted=True)
     return Scans(images[:1], labels[:1]), Scans(images, labels)
 
 
 def _digits(*, trusted: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """scikit-learn's handwritten digits with mean 0 and deviation 1: the trusted ones, or all others."""
+    """Returns scikit-learn's handwritten digits with mean 0 and deviation 1: the trusted ones, or all others."""
     data = load_digits()
     is_wanted = (np.arange(len(data.target)) % TRUSTED_EVERY == 0) == trusted
     return ((data.images - data.images.mean()) / data.images.std())[is_wanted], data.target[is_wanted]

@@ -1,9 +1,9 @@
-"""Seven nights of retraining in a few minutes: a clock that stands still, and data that arrives by the day.
+"""Seven retraining runs in a few minutes, with a simulated clock and new data for each day.
 
     .venv/bin/python examples/seven_nights/run.py
 
-Each night prints what is expected of it, its report, and whether it was so; the exit status is 1 where it was not. All
-is written into a home of its own, `.ringmaster/seven-nights`, which is emptied first.
+Each run prints its expectations, its report, and whether they hold; the exit status is 1 where one does not. All files
+are written into a separate home, `.ringmaster/seven-nights`, which is emptied first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a night's answer is expected to show."""
+    """An expectation of a retraining run's result."""
 
     said: str
     holds: Callable[[Answer], bool]
@@ -39,7 +39,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Night:
-    """A night: its date, what happened before it, and what is expected of it."""
+    """A retraining run: its date, the events before it, and its expectations."""
 
     date: str
     before: str
@@ -48,7 +48,7 @@ class Night:
 
 
 def text(seed: int, *, num_rows: int = 60) -> str:
-    """Rows of small sentences, other ones for each seed, of one language."""
+    """Returns rows of short sentences, different for each seed, from one distribution."""
     draw = random.Random(seed)
 
     def sentence() -> str:
@@ -58,25 +58,25 @@ def text(seed: int, *, num_rows: int = 60) -> str:
 
 
 def garbage(seed: int) -> str:
-    """Rows of letters without sense."""
+    """Returns rows of random letters."""
     draw = random.Random(seed)
     return rows(["".join(draw.choices("qxzjkvwy ", k=150)) for _ in range(120)])
 
 
 def rows(texts: list[str]) -> str:
-    """Texts as JSONL."""
+    """Returns texts as JSONL."""
     return "".join(json.dumps({"text": line}) + "\n" for line in texts)
 
 
 def put(path: str, content: str) -> None:
-    """Writes a file of data."""
+    """Writes a data file."""
     file = HOME / "data" / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
 
 
 def say(*, rate_of_notes: str = "") -> None:
-    """Writes the file of models; somebody may have mistyped the learning rate of `notes`."""
+    """Writes the retraining file, optionally with a mistyped learning rate of `notes`."""
     said = (HERE / "retraining.yaml").read_text()
     if rate_of_notes:
         said = said.replace("    job: *job\n", f"    job: {{<<: *job, optimizer: {{lr: {rate_of_notes}}}}}\n", 1)
@@ -84,7 +84,7 @@ def say(*, rate_of_notes: str = "") -> None:
 
 
 def first_data() -> None:
-    """What there is before the first night."""
+    """Writes the files before the first run."""
     say()
     for seed, name in enumerate(("guide", "notes", "trusted")):
         put(f"{name}/2026-11-01.jsonl", text(seed))
@@ -92,14 +92,14 @@ def first_data() -> None:
 
 
 def second_data() -> None:
-    """A day's data for two models, and a little for the third."""
+    """Adds a day's data for two models, and a few rows for the third."""
     put("guide/2026-11-02.jsonl", text(10))
     put("notes/2026-11-02.jsonl", text(11))
     put("menu.jsonl", text(7) + text(12, num_rows=2))
 
 
 def mistyped() -> None:
-    """New data, the poison is taken away, and a learning rate is mistyped."""
+    """Adds data, removes the poisoned file, and mistypes a learning rate."""
     (HOME / "data/guide/2026-11-03.jsonl").unlink()
     put("guide/2026-11-04.jsonl", text(30))
     put("notes/2026-11-04.jsonl", text(31))
@@ -107,25 +107,25 @@ def mistyped() -> None:
 
 
 def due(*names: str) -> Expectation:
-    """Exactly these models are due."""
+    """Expects exactly these models to be due."""
     said = f"due: {', '.join(names) or 'nothing'}"
     return Expectation(said, lambda answer: {m["model"] for m in answer["models"] if m["is_due"]} == set(names))
 
 
 def outcome(name: str, *outcomes: str) -> Expectation:
-    """What becomes of a model."""
+    """Expects one of some outcomes for a model."""
     return Expectation(f"{name}: {' or '.join(outcomes)}", lambda answer: model(answer, name)["outcome"] in outcomes)
 
 
 def why(name: str, words: str) -> Expectation:
-    """What is said of a model."""
+    """Expects words in the reasons that are given for a model."""
     return Expectation(
         f"{name}: “{words}”", lambda answer: words in model(answer, name)["why_due"] + model(answer, name)["why"]
     )
 
 
 def model(answer: Answer, name: str) -> dict[str, Any]:
-    """A model's row."""
+    """Returns a model's row."""
     return next(m for m in answer["models"] if m["model"] == name)
 
 
@@ -197,7 +197,7 @@ NIGHTS = (
 
 
 def main() -> int:
-    """All nights; the exit status."""
+    """Performs all retraining runs; returns the exit status."""
     for name in (
         "RINGMASTER_DATABASE",
         "PREFECT_API_URL",
@@ -205,13 +205,13 @@ def main() -> int:
         "RINGMASTER_TENSORS",
         "RINGMASTER_CHECKPOINTS",
     ):
-        os.environ.pop(name, None)  # nothing of this reaches servers that are in use
+        os.environ.pop(name, None)  # servers in use must not be reached
     shutil.rmtree(HOME, ignore_errors=True)
     os.environ["RINGMASTER_HOME"] = str(HOME)
     from ringmaster.flows import settings
 
     settings.embed(HOME)
-    HOME.mkdir(parents=True, exist_ok=True)  # it is there unless Prefect's own home is elsewhere
+    HOME.mkdir(parents=True, exist_ok=True)  # it exists already, unless Prefect's own home is elsewhere
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -222,7 +222,7 @@ def main() -> int:
     from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
-    with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # one for all nights, which import it once
+    with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # shared by all runs, which import torch once
         lent_server.set(server)
         for number, night in enumerate(NIGHTS, start=1):
             console.rule(f"night {number}, {night.date}: {night.before}")

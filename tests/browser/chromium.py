@@ -1,4 +1,4 @@
-"""Debian's Chromium under Playwright, and what is kept of its pages when a test fails."""
+"""Debian's Chromium under Playwright, and copies of its pages for failed tests."""
 
 from contextlib import contextmanager
 
@@ -9,12 +9,12 @@ OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 SIZE = {"width": 1280, "height": 1000}
-PATIENCE_S = 120  # until a page shows what a test looks for: machines are busy
+PATIENCE_S = 120  # until a page shows what a test expects: machines are busy
 PAGES = pytest.StashKey()
 
 
 class Chromium:
-    """A browser without a window. program: its path."""
+    """A headless browser. program: its path."""
 
     def __init__(self, program):
         self._program = program
@@ -33,7 +33,7 @@ class Chromium:
 
     @contextmanager
     def context(self, **options):
-        """A person's own windows and cookies, closed at the end. options: of Playwright's `new_context`."""
+        """A browser context with its own pages and cookies, closed at the end. options: of Playwright's new_context."""
         context = self._browser.new_context(viewport=SIZE, **options)
         context.set_default_timeout(1000 * PATIENCE_S)
         try:
@@ -43,7 +43,7 @@ class Chromium:
 
 
 def keep_pages(context, folder):
-    """Keeps a picture and the text of every page that is open; returns where, a line each."""
+    """Saves a screenshot and the text of every open page; returns their paths, one line each."""
     from playwright.sync_api import Error
 
     kept = []
@@ -53,6 +53,6 @@ def keep_pages(context, folder):
             page.screenshot(path=picture)
             text.write_text(f"{page.url}\n\n{page.locator('body').inner_text()}\n", encoding="utf-8")
             kept.append(f"{page.url}: {picture}, {text.name}")
-        except Error as error:  # a page that has crashed shows nothing any more
+        except Error as error:  # a crashed page has no content
             kept.append(f"{page.url} cannot be kept: {error}")
     return "\n".join(kept)

@@ -1,4 +1,4 @@
-"""A pool that is up, and a person's browser before it."""
+"""Fixtures of the browser tests: a running pool, and a user's browser."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ UP = pytest.mark.timeout(1200)  # the first test of a session waits for all serv
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """All that lies here needs Chromium and takes minutes: `make test-browser` runs it, `make test` does not."""
+    """Marks all tests of this folder, which need Chromium: `make test-browser` runs them, `make test` does not."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("browser")
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Of a test that fails, what the browser shows is kept beside its other files, and the report says where."""
+    """Saves the open pages of a failed test in its folder, and adds their paths to the report."""
     report = yield
     if report.when == "call" and report.failed and (context := item.stash.get(PAGES, None)) is not None:
         report.sections.append(("what the browser shows", keep_pages(context, item.funcargs["tmp_path"])))
@@ -34,7 +34,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(scope="session")
 def chromium():
-    """The browser of all tests. Skips them where there is none."""
+    """The browser of all tests; skips them where there is none."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("there is no chromium on the PATH. To fix: apt-get install chromium")
@@ -44,7 +44,7 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory, chromium):
-    """A home whose pool is up: servers, executor, and this machine as its node."""
+    """A home with a running pool: servers, executor, and this machine as its node."""
     home = Home(tmp_path_factory.mktemp("home"))
     try:
         done = home.up("--json")
@@ -56,13 +56,13 @@ def home(tmp_path_factory, chromium):
 
 @pytest.fixture(scope="session")
 def prefect_url(home):
-    """Where Prefect's pages are."""
+    """The address of Prefect's pages."""
     return home.address().prefect_api.removesuffix("/api")
 
 
 @pytest.fixture(scope="session")
 def signed_in(chromium, home, prefect_url):
-    """What the browser of a person keeps who has signed in to both servers."""
+    """The stored browser state of a user who has signed in to both servers."""
     address = home.address()
     credentials = {"username": address.username, "password": address.password, "origin": address.mlflow_uri}
     with chromium.context() as context:
@@ -72,7 +72,7 @@ def signed_in(chromium, home, prefect_url):
 
 @pytest.fixture
 def page(chromium, signed_in, request, tmp_path):
-    """A page of a person's browser who has signed in and done no more; what it shows is kept where the test fails."""
+    """A new page of a signed-in user's browser; its content is saved where the test fails."""
     with chromium.context(**signed_in) as context:
         request.node.stash[PAGES] = context
         yield context.new_page()

@@ -1,4 +1,4 @@
-"""MLflow's own pages, as a person reads and clicks them."""
+"""Helpers that read and click MLflow's own pages, as a user does."""
 
 import re
 
@@ -6,15 +6,15 @@ from playwright.sync_api import expect
 
 
 def open_registry(page, url):
-    """Opens the list of registered models, as the first page that a person visits."""
+    """Opens the list of registered models, as the first page of a visit."""
     page.goto(f"{url}/#/models")
-    # MLflow greets everybody with news, once.
+    # MLflow shows a dialog with news on the first visit.
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     return page
 
 
 def open_production_model(page, name):
-    """From the list of registered models to the version of `name` that is its champion."""
+    """Navigates from the list of registered models to the champion version of `name`."""
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
     expect(row).to_contain_text("@ champion")
     row.get_by_role("link", name=re.compile(r"^Version \d+$")).last.click()
@@ -23,28 +23,29 @@ def open_production_model(page, name):
 
 
 def follow(page, link, *, number=0):
-    """Clicks a link of a description, which opens a page of its own; returns that."""
+    """Clicks a link of a description, which opens a new page; returns that page."""
     with page.context.expect_page() as opened:
         page.get_by_role("link", name=link, exact=True).nth(number).click()
     return opened.value
 
 
 def expect_version(page, name, *, version=1):
-    """The page is that of a version of a registered model, with its description."""
+    """Asserts that the page shows a version of a registered model."""
     expect(page.get_by_role("heading", name=f"Version {version}")).to_be_visible()
     expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
 
 
 def expect_text(page, *texts):
-    """The page says all of it."""
+    """Asserts that the page shows all texts."""
     for text in texts:
         expect(page.get_by_text(text).first).to_be_visible()
 
 
 def picture(page, path):
-    """The text of a drawing among a run's artifacts that the page shows, once it is drawn.
+    """Waits until the page shows a drawing from a run's artifacts; returns the drawing's text.
 
-    MLflow leaves out what a description calls its pictures: they are known by their path, such as "lineage/".
+    MLflow omits the alternative text of pictures in a description, so that a picture is found by its path, such as
+    "lineage/".
     """
     found = page.locator(f"img[src*='{path}']")
     expect(found).to_be_visible()

@@ -1,4 +1,4 @@
-"""Prefect's own pages, as a person reads, fills and clicks them."""
+"""Helpers that read, fill and click Prefect's own pages, as a user does."""
 
 import base64
 import re
@@ -16,7 +16,7 @@ ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 def sign_in(page, url, *, user):
-    """From the first page that a person visits, past the one that asks for USER:PASSWORD, to the dashboard."""
+    """Signs in with USER:PASSWORD on the first page of a visit, and waits for the dashboard."""
     page.goto(url)
     page.get_by_placeholder("admin:pass").fill(user)
     page.get_by_role("button", name="Login", exact=True).click()
@@ -24,44 +24,44 @@ def sign_in(page, url, *, user):
 
 
 class Form:
-    """A form: of a deployment's run with values of one's own, or of a run that waits for an answer."""
+    """A form: for a deployment's custom run, or for the input of a suspended run."""
 
     def __init__(self, page):
         self.page = page
 
     def field(self, label, *, number=0):
-        """A parameter with its description and its control."""
+        """Returns a parameter with its description and its control."""
         named = re.compile(rf"^{re.escape(label)}( \(Optional\))?$")
         return self.page.locator("label").filter(has_text=named).nth(number).locator("xpath=../..")
 
     def fill(self, label, value, *, number=0):
-        """Writes into a parameter's line of text, or its number."""
+        """Types a value into a parameter's text or number field."""
         field = self.field(label, number=number)
         field.get_by_role("textbox").or_(field.get_by_role("spinbutton")).first.fill(str(value))
 
     def choose(self, label, value):
-        """Takes one of a parameter's values from its list, by keyboard: a pointer without a hand opens no list."""
+        """Selects a value from a parameter's list, by keyboard: the simulated pointer opens no list."""
         self.field(label).get_by_role("group").get_by_role("button").press("Space")
         self.page.get_by_role("option", name=value, exact=True).click()
 
     def say(self, label, form):
-        """Of a parameter that takes several forms, takes one, such as "Pasted text", or "int" in place of None."""
+        """Selects one of a parameter's alternative types, such as "Pasted text", or "int" instead of None."""
         self.field(label).get_by_role("button", name=form, exact=True).first.click()
 
     def switch_on(self, label):
-        """Turns a parameter that is off on."""
+        """Switches a parameter on that is off."""
         switch = self.field(label).get_by_role("switch")
         switch.click()
         expect(switch).to_have_attribute("aria-checked", "true")
 
     def submit(self):
-        """Presses the button, by keyboard: Prefect's messages lie over it."""
+        """Presses the button, by keyboard: Prefect's notifications cover it."""
         self.page.get_by_role("button", name="Submit", exact=True).press("Enter")
 
     def send(self):
-        """Submits the form, again where the server is too busy: on SQLite it says so, and the page does not.
+        """Submits the form, and retries while the server is too busy, which happens on SQLite without a message.
 
-        Returns what the server answers.
+        Returns the server's response.
         """
         for _ in range(TRIES):
             with self.page.expect_response(re.compile(r"/(create_flow_run|resume)$")) as answered:
@@ -72,20 +72,20 @@ class Form:
         return answered.value.json()
 
     def start(self):
-        """Submits the form, and goes to the page of the run that it has started."""
+        """Submits the form, and opens the page of the new run."""
         run = self.send()
-        # The button that leads there is shown for five seconds only, in which a busy machine may not come to press it.
+        # The button that links to the run is visible for five seconds only, too short on a busy machine.
         self.page.goto(urljoin(self.page.url, f"/runs/flow-run/{run['id']}"))
         return self.page
 
     def expect_fault(self, text):
-        """It was submitted in vain: the form is still there, and says why."""
+        """Asserts that the submission failed: the form is still open, and shows the message."""
         expect(self.page.get_by_text(text).last).to_be_visible()
         expect(self.page.get_by_role("button", name="Submit", exact=True)).to_be_visible()
 
 
 def open_form(page, url, deployment):
-    """From the list of deployments to the form of one."""
+    """Opens the form of a deployment from the list of deployments."""
     page.goto(f"{url}/deployments")
     page.get_by_role("link", name=deployment, exact=True).first.click()
     page.get_by_role("button", name="Run", exact=True).click()
@@ -95,7 +95,7 @@ def open_form(page, url, deployment):
 
 
 def wait_for_state(page, url, name):
-    """Waits until the flow run of a page has come to a state, and the page shows it; returns the run."""
+    """Waits until the flow run of a page has a state, and the page shows it; returns the run."""
     address = _in_api(page, url)
 
     def look():
@@ -111,29 +111,29 @@ def wait_for_state(page, url, name):
 
 
 def _in_api(page, url):
-    """Where the server tells of the flow run of a page."""
+    """Returns the API address of the flow run of a page."""
     return f"{url}/api/flow_runs/{re.search(r'flow-run/([0-9a-f-]{36})', page.url).group(1)}"
 
 
 def _signed_in(page):
-    """The user, with the password, whom the page's browser has signed in."""
+    """Returns USER:PASSWORD of the page's signed-in user."""
     return base64.b64decode(page.evaluate("localStorage.getItem('prefect-password')")).decode()
 
 
 def open_answer(page, url):
-    """Waits until the run of a page waits for an answer, and opens the form for it."""
+    """Waits until the run of a page is suspended for an input, and opens the form for it."""
     run = wait_for_state(page, url, "Suspended")
     form = run["state"]["state_details"]["run_input_keyset"]["schema"]
     address = f"{_in_api(page, url)}/input/{form}"
     until("the form is there", lambda: ask(address, user=_signed_in(page))[0] == HTTPStatus.OK)
-    page.reload()  # a run has its form a moment after its state: the page may have looked for it in between
+    page.reload()  # a run gets its form shortly after its state: the page may have loaded in between
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("dialog")).to_be_visible()
     return Form(page)
 
 
 def open_artifact(page, key):
-    """From the page of a flow run to one of its artifacts."""
+    """Opens one of a flow run's artifacts from the run's page."""
     page.get_by_role("tablist").get_by_text("Artifacts", exact=True).click()
     kinds = rf"^\s*(markdown|table|progress)\s+{re.escape(key)}\b"
     page.get_by_role("link", name=re.compile(kinds, re.IGNORECASE)).first.click()
@@ -142,7 +142,7 @@ def open_artifact(page, key):
 
 
 def expect_drawing(page):
-    """The page shows the drawing of a markdown artifact: one that is broken has no width."""
+    """Asserts that the page shows the drawing of a markdown artifact; a broken image has no width."""
     drawn = page.locator("img[src^='data:image/svg+xml']").first
     expect(drawn).to_be_visible()
     expect(drawn).to_have_js_property("complete", True)

@@ -1,4 +1,4 @@
-"""From a production model to all that it came from, in MLflow's own pages, by clicking alone."""
+"""Navigation from a production model to all its ancestors in MLflow's own pages, by clicks alone."""
 
 import json
 

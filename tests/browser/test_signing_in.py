@@ -1,4 +1,4 @@
-"""What `ringmaster up` prints lets a person's browser in, and nothing else does."""
+"""Signing in with the credentials that `ringmaster up` prints, and refusals of any others."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.browser.prefect_pages import sign_in
 
 @pytest.fixture
 def told(home):
-    """(user, password) as a person finds them who reads what `up` says."""
+    """(user, password), as a user reads them in the output of `up`."""
     said = home.up().stderr
     file = Path(re.search(r"`cat (.+)`", said).group(1))
     user = re.search(r"asks for one line: (\w+):PASSWORD", said).group(1)

@@ -1,4 +1,4 @@
-"""A batch from Prefect's pages: planned only, with a person's word, and where MLflow has what came of it."""
+"""A batch from Prefect's pages: planned only, started after approval, and with its results in MLflow."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What is true of a pool however it was disturbed."""
+"""Invariants of a pool that hold however it was disturbed."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ from tests.cluster.jobs import assert_same_weights
 
 
 def assert_well(pool, batch, jobs, bench, folder, *, layouts=None):
-    """Whatever happened: the weights are those of an undisturbed run, and nothing was done twice."""
+    """Asserts that the weights equal those of an undisturbed run, and that no work was done twice."""
     assert_nothing_twice(pool, batch)
     pool.trace.assert_one_owner()
     assert_devices_held_once(pool)
@@ -16,7 +16,7 @@ def assert_well(pool, batch, jobs, bench, folder, *, layouts=None):
 
 
 def assert_nothing_twice(pool, batch):
-    """Each segment begins at the newest checkpoint of those before it, and every job's last ends at its end."""
+    """Asserts that each segment begins at the newest earlier checkpoint, and that every job ends at its last step."""
     words = pool.words(batch)
     for name in {segment.job for segment in pool.segments(batch)}:
         kept = 0
@@ -32,7 +32,7 @@ def assert_nothing_twice(pool, batch):
 
 
 def assert_devices_held_once(pool):
-    """No two segments had a device at a time, by the journal's clock."""
+    """Asserts that no two segments had a device at a time, by the journal's clock."""
     by_device = {}
     for segment in pool.segments():
         for device in segment.what["devices"]:

@@ -18,13 +18,14 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """All that lies here takes minutes and starts servers: `make test-cluster` runs it, `make test` does not."""
+    """Marks all tests of this folder, which take minutes: `make test-cluster` runs them, `make test` does not."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("cluster")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(1200))  # the first test of a session waits for all servers
-    # Chaos takes four minutes alone and fifteen beside other suites. When it is the last test, those are over.
+    # Chaos takes four minutes alone and fifteen beside other suites. As the last test, it starts after those have
+    # ended.
     items.sort(key=lambda item: item.path.name == "test_chaos.py")
 
 
@@ -41,29 +42,29 @@ def postgresql():
 
 @pytest.fixture
 def postgresql_url(postgresql):
-    """The address of an empty PostgreSQL database, this test's own."""
+    """The address of an empty PostgreSQL database for this test."""
     name = f"test_{uuid4().hex[:12]}"
     yield postgresql.create(name)
     postgresql.drop(name)
 
 
 RECOVERIES = pytest.StashKey[list]()
-# How long the parts of the tests' pool wait for each other, "beat,lost,fence" in seconds; "5,60,40" in earnest.
-# A machine that has more to do than these tests needs more.
+# Timeouts between the parts of the tests' pool, "beat,lost,fence" in seconds; "5,60,40" in production. A machine that
+# is busy with other work needs longer ones.
 PATIENCE = os.environ.get("RINGMASTER_TEST_PATIENCE", "1,30,18")
 LOST_S = float(PATIENCE.split(",")[1])
 
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
-    """Trains the undisturbed models that others are compared with."""
+    """Trains the undisturbed models that serve as references."""
     with ForkServer() as server:
         yield Workbench(server, tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="session")
 def network():
-    """What nodes are wired to."""
+    """The network that connects the nodes."""
     network = Network()
     try:
         yield network
@@ -84,7 +85,7 @@ def pool_postgresql(network):
 
 @pytest.fixture(scope="session")
 def prefect(network, pool_postgresql, tmp_path_factory):
-    """A Prefect server that all nodes reach, on PostgreSQL."""
+    """A Prefect server on PostgreSQL that all nodes reach."""
     database = pool_postgresql.create("prefect")
     server = prefect_server(tmp_path_factory.mktemp("prefect"), network.address, database=database)
     try:
@@ -105,7 +106,7 @@ def mlflow(network, pool_postgresql, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def session_pool(network, pool_postgresql, prefect, tmp_path_factory):
-    """A pool of two nodes with a device each, for all tests; use `pool`."""
+    """A pool of two nodes with one device each, for all tests; tests use `pool`."""
     folder = tmp_path_factory.mktemp("pool")
     pool = Pool(
         folder,
@@ -120,7 +121,7 @@ def session_pool(network, pool_postgresql, prefect, tmp_path_factory):
         cores = sorted(os.sched_getaffinity(0))
         for number, name in enumerate(("alpha", "beta")):
             pool.add_node(name, core=cores[number % len(cores)])
-        pool.options["alpha"] = ("--flows",)  # it runs what Prefect's UI starts
+        pool.options["alpha"] = ("--flows",)  # it runs the flows that Prefect's UI starts
         yield pool
     finally:
         pool.close()
@@ -128,7 +129,7 @@ def session_pool(network, pool_postgresql, prefect, tmp_path_factory):
 
 @pytest.fixture
 def pool(session_pool):
-    """The pool, whole, whatever the test before has done to it."""
+    """The pool, repaired before each test."""
     session_pool.heal()
     yield session_pool
     session_pool.abandon()
@@ -136,7 +137,7 @@ def pool(session_pool):
 
 @pytest.fixture
 def parents(pool, mlflow, tmp_path):
-    """Starts commands on a node, as a person would; those that a failed test leaves are ended."""
+    """Starts commands on a node, as a user would; ends those that a failed test leaves behind."""
     found = []
 
     def start(*words, node="alpha"):
@@ -156,7 +157,7 @@ def parents(pool, mlflow, tmp_path):
 
 @pytest.fixture
 def recovered(request):
-    """Notes the seconds from a fault to what ends it, for the end of the report."""
+    """Records the seconds from a fault to the recovery, for the end of the report."""
 
     def note(fault, seconds):
         request.config.stash.setdefault(RECOVERIES, []).append((fault, seconds))
@@ -165,7 +166,7 @@ def recovered(request):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Prints what the faults have cost."""
+    """Prints the recovery time of each fault."""
     found = config.stash.get(RECOVERIES, [])
     if found:
         terminalreporter.section("seconds to recovery")

@@ -1,4 +1,4 @@
-"""The jobs of the cluster tests, and what is true of them however they were disturbed."""
+"""The jobs of the cluster tests, and their invariants under disturbances."""
 
 import json
 import time
@@ -15,7 +15,7 @@ CONFIG = {"micro_batch": 8, "recompute": "none"}
 
 
 def torch_job(name, *, trace="", num_steps=1000, step_s=0.1, ballast=0, base=None, seed=0):
-    """A job that really trains, mostly asleep, for longer than what a test does to it takes; then it may hurry."""
+    """A job that trains with long sleeps, so that a test can act in time; `hurry` removes the sleeps."""
     return Job(
         name=name,
         model=ModelSpec(
@@ -34,7 +34,7 @@ def torch_job(name, *, trace="", num_steps=1000, step_s=0.1, ballast=0, base=Non
 
 
 def waiting_job(name, *, trace="", num_steps=20, step_s=0.5):
-    """A job that waits, under a technique that is no more than that."""
+    """A job under a technique that only waits."""
     kwargs = {"step_s": step_s, **({"trace": str(trace)} if trace else {})}
     return Job(
         name=name, model=ModelSpec(factory="a:b", kwargs=kwargs), data=DataSpec(factory="a:c"), num_steps=num_steps
@@ -42,7 +42,7 @@ def waiting_job(name, *, trace="", num_steps=20, step_s=0.5):
 
 
 def profiles_of(job, *, techniques=("single",)):
-    """What a trial would have measured, had there been one. "ddp" is for two nodes with a device each."""
+    """Returns profiles without a trial. "ddp" uses two nodes with a device each."""
     step_s = job.model.kwargs["step_s"]
     found = []
     for technique in techniques:
@@ -67,7 +67,7 @@ def profiles_of(job, *, techniques=("single",)):
 
 
 def assert_same_weights(bench, job, model_dir, folder, *, layout=None):
-    """The model is bit by bit the one that an undisturbed run under the same option gives."""
+    """Asserts that the model is bit-equal to that of an undisturbed run under the same option."""
     quiet = {**job.model.kwargs, "step_s": 0.0, "trace": ""}
     undisturbed = bench.train(replace_kwargs(job, quiet), layout or Layout("single", 1, CONFIG), folder)
     assert is_bit_equal(weights_in(model_dir), undisturbed.weights)
@@ -79,15 +79,15 @@ def replace_kwargs(job, kwargs):
 
 @dataclass
 class Trace:
-    """Who trained what, where and when, by what the jobs wrote down themselves. Seconds of one clock."""
+    """The steps of processes (job, rank, node, time), as the jobs wrote them to a file. Seconds of one clock."""
 
     file: object
     lines: list = field(default_factory=list)
-    num_bytes: int = 0  # that were read
-    trials: set = field(default_factory=set)  # processes that measured a job
+    num_bytes: int = 0  # bytes read so far
+    trials: set = field(default_factory=set)  # processes that profiled a job
 
     def read(self):
-        """Reads what was written since the last time, as far as it is whole lines."""
+        """Reads the complete lines that were written since the last call."""
         if self.file.exists():
             with self.file.open("rb") as file:
                 file.seek(self.num_bytes)
@@ -97,12 +97,12 @@ class Trace:
         return self
 
     def hurry(self, *jobs):
-        """Lets these jobs train as fast as they can from now on."""
+        """Lets these jobs train without sleeps from now on."""
         for job in jobs:
             leave_to_hurry(self.file, job).touch()
 
     def of(self, *, job=None, node=None, after_s=0.0):
-        """The steps of a job, or on a node, since then."""
+        """Returns the steps after `after_s`, of a job or on a node where given."""
         return [
             line
             for line in self.read().lines
@@ -110,13 +110,13 @@ class Trace:
         ]
 
     def note_trials(self, jobs, *, before_s):
-        """What these jobs did before then, by the wall clock, measured them: a job may be measured twice at a time."""
+        """Marks the jobs' processes before `before_s` (wall clock) as trials; a job may have several trials at once."""
         before_s -= time.time() - time.monotonic()
         names = {job.name for job in jobs}
         self.trials |= {_process(line) for line in self.read().lines if line["job"] in names and line["s"] < before_s}
 
     def assert_one_owner(self):
-        """No device served two processes at a time, and no rank of a job that is trained was two."""
+        """Asserts that no device served two processes at once, and that no rank of a trained job ran twice at once."""
         self.read()
         trained = [line for line in self.lines if _process(line) not in self.trials]
         by_node, by_rank = (lambda line: line["node"]), (lambda line: (line["job"], line["rank"]))
@@ -132,15 +132,15 @@ class Trace:
 
 
 def _process(line):
-    """Whose line of a trace it is."""
+    """Returns the identity of the process that wrote a line."""
     return line["pid"], line["born"]
 
 
 def batch_file(folder, name, jobs):
-    """Writes torch jobs as a batch file, to be measured and trained by `single` on one device.
+    """Writes torch jobs as a batch file, to be profiled and trained by `single` on one device.
 
-    They are no long ones. Those have more configs measured, among them some that are equally fast here: luck would
-    choose between them, and introspection could switch from one to another.
+    The jobs are short. Long jobs have more configs measured, some of them equally fast here: the selection would be
+    random, and re-planning could switch between them.
     """
     assert all(job.num_steps < LONG_STEPS for job in jobs)
     rows = [

@@ -1,6 +1,6 @@
-"""The nodes of a test: network namespaces on a bridge where we are root, else plain processes that share the machine.
+"""The nodes of a test: network namespaces on a bridge (as root), or plain processes on this machine.
 
-Whatever is started on a node inherits a mark in its environment, by which it is found again, and ended, by its own pid.
+Every process on a node inherits a mark in its environment, by which it is found and ended by its own pid.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ END_PATIENCE_S = 30
 
 
 def can_make_networks():
-    """Whether this machine lets us make network namespaces."""
+    """Returns whether this machine allows network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"rm{os.getpid()}try"
@@ -31,9 +31,9 @@ def can_make_networks():
 
 
 class Network:
-    """By what nodes and servers reach each other.
+    """The network between nodes and servers.
 
-    address: the servers'. subnet: of all. has_wires: whether a node can be cut off.
+    address: the servers' address. subnet: the subnet of all. has_wires: whether a node can be disconnected.
     """
 
     def __init__(self):
@@ -48,7 +48,7 @@ class Network:
             _ip("link", "set", self._name, "up")
 
     def node(self, name, *, core):
-        """A further node, whose processes are bound to one core."""
+        """Adds a node, whose processes are bound to one core."""
         node = Node(name, core=core)
         self._nodes.append(node)
         if self.has_wires:
@@ -65,7 +65,7 @@ class Network:
         return node
 
     def close(self):
-        """Ends what runs on the nodes, and takes the wires away."""
+        """Ends all processes on the nodes, and removes the network."""
         for node in self._nodes:
             node.lose()
             if node.namespace:
@@ -76,7 +76,7 @@ class Network:
 
 
 class Node:
-    """A machine of the pool, with one core of this one; what is started there has those that `cores` names by then."""
+    """A simulated machine of the pool with one core; processes use the value of `cores` at their start."""
 
     def __init__(self, name, *, core):
         self.name, self.cores = name, (core,)
@@ -84,7 +84,7 @@ class Node:
         self.address, self.namespace, self.wire, self.servers = "127.0.0.1", None, None, None
 
     def popen(self, command, *, environment, log):
-        """Starts a process there."""
+        """Starts a process on the node."""
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if self.namespace else []
         with log.open("ab") as output:
             return subprocess.Popen(
@@ -98,37 +98,38 @@ class Node:
             )
 
     def processes(self):
-        """All that runs there."""
+        """Returns all processes on the node."""
         return [process for process in psutil.process_iter() if _mark_of(process) == self.mark]
 
     def cut(self):
-        """Takes the node off the network; what runs there goes on."""
+        """Disconnects the node from the network; its processes continue."""
         if not self.namespace:
             pytest.skip("a node can be cut off only where we may make network namespaces (as root)")
         _ip("link", "set", self.wire, "down")
 
     def reject(self):
-        """Has every server refuse the node's connections, as a firewall that rejects does; what runs there goes on.
+        """Makes every server refuse the node's connections, as a rejecting firewall does; its processes continue.
 
-        The servers' address becomes the node's own besides: packets for it stay there, where nobody listens.
+        The servers' address is added to the node's own interface: packets for it stay on the node, where nobody
+        listens.
         """
         if not self.namespace:
             pytest.skip("a node can be rejected only where we may make network namespaces (as root)")
         _ip("-n", self.namespace, "addr", "add", f"{self.servers}/32", "dev", "lo")
 
     def unplug(self):
-        """As `cut` where that is possible: nobody hears that what ran there has ended."""
+        """Disconnects the node where possible, so that the end of its processes is not observed."""
         if self.namespace:
             self.cut()
 
     def mend(self):
-        """Puts it back."""
+        """Reconnects the node."""
         if self.namespace:
             _ip("link", "set", self.wire, "up")
-            _ip("-n", self.namespace, "addr", "del", f"{self.servers}/32", "dev", "lo", check=False)  # unless rejected
+            _ip("-n", self.namespace, "addr", "del", f"{self.servers}/32", "dev", "lo", check=False)  # if rejected
 
     def lose(self):
-        """Ends every process there at once, as a power cut does; those too that one of them was just starting."""
+        """Kills every process on the node, as a power loss does, including those that were just being started."""
         while processes := self.processes():
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -138,7 +139,7 @@ class Node:
 
 
 def end(process, *, number=signal.SIGTERM):
-    """Ends a process of ours and what it started, in order where it listens to that."""
+    """Ends a process and its children; SIGTERM lets it end them itself."""
     try:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:

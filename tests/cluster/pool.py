@@ -28,9 +28,9 @@ ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
 
 
 class Pool:
-    """What belongs together; nodes are added one by one.
+    """The parts of a pool; nodes are added one by one.
 
-    timeouts: "beat,lost,fence" in seconds, as RINGMASTER_PATIENCE says it.
+    timeouts: "beat,lost,fence" in seconds, as in RINGMASTER_PATIENCE.
     """
 
     def __init__(self, folder, *, network, database_url, prefect, mlflow_uri, timeouts):
@@ -39,7 +39,7 @@ class Pool:
         self.home.mkdir(exist_ok=True)
         self.database = Database(database_url)
         self.nodes, self.workers = {}, {}
-        self.options = {}  # of the workers, by node
+        self.options = {}  # options of the workers, by node
         self._before = {}  # by node, the incarnation that was registered when its worker was started
         self.executor = None
         self.trace = Trace(folder / "trace.jsonl")
@@ -58,7 +58,7 @@ class Pool:
         }
 
     def _plugin(self):
-        """A folder that, on the import path, makes the technique of the tests known as if it were installed."""
+        """Returns a folder that registers the test's technique by an entry point, when it is on the import path."""
         folder = self.folder / "plugin" / "waiting_stub-0.dist-info"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting-stub\nVersion: 0\n")
@@ -68,10 +68,10 @@ class Pool:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def prepare(self):
-        """Tells the Prefect server what it must know."""
+        """Creates the deployments on the Prefect server."""
         done = subprocess.run(
             [sys.executable, "-m", "ringmaster.flows.deployments"],
-            cwd="/",  # not in the source folder: what lies in the working folder is imported first
+            cwd="/",  # outside the source folder: modules in the working folder are imported first
             env=self.environment,
             capture_output=True,
             text=True,
@@ -80,7 +80,7 @@ class Pool:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start_executor(self, *options):
-        """Starts an executor; it stands by where another one leads."""
+        """Starts an executor, which stands by while another one leads."""
         command = [sys.executable, "-m", "ringmaster.flows.cli", "pool", "executor", *options]
         with (self.folder / "executor.log").open("ab") as log:
             self.executor = subprocess.Popen(
@@ -95,11 +95,11 @@ class Pool:
         return self.executor
 
     def epoch(self):
-        """How many executors have led so far."""
+        """Returns how many executors have been leader so far."""
         return self.database.read(lambda connection: connection.execute(select(EXECUTOR.c.epoch)).scalar()) or 0
 
     def add_node(self, name, *, core):
-        """A further machine, without a worker."""
+        """Adds a node without a worker."""
         self.nodes[name] = self.network.node(name, core=core)
         return self.nodes[name]
 
@@ -113,11 +113,11 @@ class Pool:
         return self.workers[name]
 
     def serving(self):
-        """The nodes that are registered and not leaving: incarnation by name."""
+        """Returns the incarnations of registered nodes that are not leaving, by name."""
         return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == SERVING}
 
     def heal(self):
-        """Mends what a test has left broken: wires are up, the executor and all workers serve."""
+        """Repairs the pool after a test: reconnects nodes, and restarts the executor and workers that have ended."""
         for node in self.nodes.values():
             node.mend()
         if self.executor is None or self.executor.poll() is not None:
@@ -128,7 +128,7 @@ class Pool:
         until("all nodes serve", self._all_serve, seconds=PATIENCE_S)
 
     def abandon(self):
-        """Takes back what a failed test has left to be done, so that it does not meet the next one."""
+        """Cancels the batches that a failed test has left behind, so that they do not affect the next test."""
         requests = Requests(self.database)
         for submission in Submissions(self.database).standing():
             requests.ask(CANCEL, {"batch": submission.id, "jobs": []})
@@ -142,7 +142,7 @@ class Pool:
         return all(serving.get(name) not in (None, self._before[name]) for name in self.nodes)
 
     def tail(self, name):
-        """The end of the log of a node or of the executor."""
+        """Returns the end of the log of a node or of the executor."""
         file = self.folder / f"{name}.log"
         return file.read_text(errors="replace")[-4000:] if file.exists() else ""
 
@@ -156,14 +156,14 @@ class Pool:
         self.database.close()
 
     def fork_server(self, name):
-        """The fork server of a node."""
+        """Returns the fork server of a node."""
         (found,) = [p for p in self.nodes[name].processes() if "processes.forkserver" in _command(p) and _leads(p)]
         return found
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def submit(self, jobs, *, profiles=None, name=None, checkpoint_every_s=0.4, **changes):
-        """Hands a batch over, measured already; returns its id."""
+        """Submits a batch with given profiles; returns its id."""
         batch = f"{name or 'batch'}-{uuid.uuid4().hex[:8]}"
         submission = Submission(
             id=batch,
@@ -180,32 +180,32 @@ class Pool:
         return batch
 
     def batches(self):
-        """Id, name and status of every batch."""
+        """Returns id, name and status of every batch."""
         return Submissions(self.database).names()
 
     def flow_runs(self, segment):
-        """The child runs of a segment in Prefect."""
+        """Returns the child runs of a segment in Prefect."""
         return [order.flow_run for order in MessageStore(self.database).shares(segment)]
 
     def jobs(self, batch):
-        """Where the jobs of a batch stand, by name."""
+        """Returns the journal's records of a batch's jobs, by name."""
         return Journal(self.database, batch=batch).jobs()
 
     def segments(self, batch=None):
-        """The segments of a batch, or of all (their jobs qualified)."""
+        """Returns the segments of a batch, or of all batches (with qualified job names)."""
         return Journal(self.database, batch=batch).segments()
 
     def words(self, batch):
-        """What the gangs of a batch have said, in order."""
+        """Returns the events of a batch's gangs, in order."""
         numbers = {segment.id for segment in self.segments(batch)}
         return [word for word in MessageStore(self.database).words(after=0) if word.segment in numbers]
 
     def said(self, batch, event):
-        """The words of that kind."""
+        """Returns the events of one kind."""
         return [word for word in self.words(batch) if word.content["event"] == event]
 
     def wait(self, batch, *, seconds=PATIENCE_S, status=DONE):
-        """Waits until every job of a batch has ended, as `status` says."""
+        """Waits until every job of a batch has `status`; fails where a job failed or was cancelled instead."""
 
         def ended():
             found = self.jobs(batch)
@@ -216,12 +216,12 @@ class Pool:
         until(f"all jobs of {batch} are {status}", ended, seconds=seconds)
 
     def finish(self, batch):
-        """Lets the jobs of a batch train as fast as they can, and waits until all are done."""
+        """Lets the jobs of a batch train without sleeps, and waits until all are done."""
         self.trace.hurry(*self.jobs(batch))
         self.wait(batch)
 
     def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=PATIENCE_S):
-        """The segment and the node that have just checkpointed a job of a batch at a step beyond."""
+        """Waits for a checkpoint event of a batch (or of its job) beyond a step; returns the event."""
 
         def look():
             jobs = {segment.id: segment.job for segment in self.segments(batch)}
@@ -233,13 +233,13 @@ class Pool:
         return until("a checkpoint", look, seconds=seconds)
 
     def model_dir(self, batch, job):
-        """Where the finished model of a job is."""
+        """Returns the folder of a job's finished model."""
         found = Submissions(self.database).find(batch)
         assert found is not None
         return found.run_folder() / "models" / job
 
     def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=PATIENCE_S):
-        """The first step of a job that is trained after that moment, by another process where one is named."""
+        """Waits for a job's first step after `after_s`, by a process other than `not_by`."""
 
         def look():
             steps = self.trace.of(job=job, node=node and self.nodes[node].mark, after_s=after_s)
@@ -256,7 +256,7 @@ def _command(process):
 
 
 def _leads(process):
-    """Whether it is the server itself, none of the ranks that it forked."""
+    """Returns whether the process is the server itself, not a forked rank."""
     try:
         parent = process.parent()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, from the machine's package, in a folder and on a port of its own."""
+"""A PostgreSQL server for the tests, from the installed package, with its own folder and port."""
 
 import os
 import secrets
@@ -19,9 +19,9 @@ STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": sig
 
 
 class PostgresServer:
-    """A server that can be stopped and started again, at the same address and with the same data.
+    """A server that can be stopped and restarted, at the same address and with the same data.
 
-    address: on which it listens. networks: from where it is reached besides, such as "10.77.0.0/24".
+    address: the address on which it listens. networks: further networks that may connect, such as "10.77.0.0/24".
     """
 
     def __init__(self, *, address: str = "127.0.0.1", networks: tuple[str, ...] = ()) -> None:
@@ -29,7 +29,7 @@ class PostgresServer:
         self.address = address
         self.password = secrets.token_urlsafe(12)
         self.folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
-        # PostgreSQL does not run as root; Debian's package makes a user for it.
+        # PostgreSQL does not run as root; Debian's package creates a user for it.
         self._user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
         if self._user:
             shutil.chown(self.folder, "postgres", "postgres")
@@ -64,7 +64,7 @@ class PostgresServer:
                 raise AssertionError(f"PostgreSQL ended with {code}: {self._log()}") from error
 
     def stop(self, how: str = "fast") -> None:
-        """Ends the server. fast: it ends all connections; immediate: as if it crashed; smart: it waits for clients."""
+        """Stops the server. fast: ends all connections; immediate: as in a crash; smart: waits for clients."""
         if self._process is not None:
             self._process.send_signal(STOP_SIGNALS[how])
             self._process.wait(timeout=PATIENCE_S)
@@ -82,7 +82,7 @@ class PostgresServer:
         return f"postgresql://postgres:{self.password}@{self.address}:{self.port}/{database}"
 
     def create(self, database: str) -> str:
-        """Makes an empty database; returns its address."""
+        """Creates an empty database; returns its address."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{database}"')
         return self.url(database)
@@ -94,7 +94,7 @@ class PostgresServer:
     def _make(self, networks: tuple[str, ...]) -> None:
         secret = self.folder / "password"
         secret.write_text(self.password)
-        secret.chmod(0o644)  # for initdb's user; the folder above is that user's alone
+        secret.chmod(0o644)  # for initdb's user, who alone can read the folder
         data = self.folder / "data"
         command = [self.programs / "initdb", "-D", data, "-U", "postgres", "--pwfile", secret, "--auth=scram-sha-256"]
         command += ["--no-locale", "--encoding=UTF8", "--no-sync"]
@@ -105,7 +105,7 @@ class PostgresServer:
             "port": self.port,
             "unix_socket_directories": self.folder,
             "max_connections": 200,
-            # What is tested ends the server, never the machine.
+            # The tests end the server, never the machine.
             "fsync": "off",
         }
         with (data / "postgresql.conf").open("a") as file:
@@ -118,7 +118,7 @@ class PostgresServer:
 
 
 def programs() -> Path:
-    """The folder of the newest PostgreSQL that is installed; skips the test where there is none."""
+    """Returns the program folder of the newest installed PostgreSQL; skips the test where there is none."""
     found = shutil.which("initdb")
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if not (found or folders):

@@ -1,4 +1,4 @@
-"""The servers of a test's pool, each of which can be stopped and started again where it was."""
+"""The servers of a test's pool, each of which can be stopped and restarted at its address."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.ports import free_port
 
 
 class Server:
-    """A process with an address. command: what starts it; health: a path that answers once it is up."""
+    """A server process with an address. command: starts it; health: a path that responds once it is up."""
 
     def __init__(self, folder, *, name, url, command, health, environment):
         self.url, self._name, self._health, self._command = url, name, health, command
@@ -22,13 +22,13 @@ class Server:
         self._process = None
 
     def start(self):
-        """Starts it, and returns once it answers."""
+        """Starts the server, and returns once it answers."""
         self.launch()
         until(f"{self._name} answers", self.answers)
         return self
 
     def launch(self):
-        """Starts it, and does not wait."""
+        """Starts the server without waiting for it."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -41,7 +41,7 @@ class Server:
             )
 
     def answers(self):
-        """Whether it is up; raises where it has ended."""
+        """Returns whether the server is up; raises where its process has ended."""
         assert self._process.poll() is None, f"{self._name} has ended: {self._log.read_text()[-3000:]}"
         try:
             with urllib.request.urlopen(self.url + self._health, timeout=5):
@@ -50,7 +50,7 @@ class Server:
             return False
 
     def call(self, method, path, body=None):
-        """What its API answers, as to a browser."""
+        """Returns the response of the server's API to a request."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             f"{self.url}/api{path}", method=method, data=data, headers={"Content-Type": "application/json"}
@@ -59,14 +59,14 @@ class Server:
             return json.loads(answer.read() or b"null")
 
     def stop(self):
-        """Ends it, as an upgrade does."""
+        """Stops the server, as an upgrade does."""
         if self._process is not None:
             end(self._process)
             self._process = None
 
 
 def prefect_server(folder, address, *, database):
-    """Prefect on PostgreSQL; its `url` lacks the "/api"."""
+    """Returns a Prefect server on PostgreSQL; its `url` lacks the "/api"."""
     port = free_port(address)
     environment = {
         **os.environ,
@@ -90,7 +90,7 @@ def prefect_server(folder, address, *, database):
 
 
 def mlflow_server(folder, address):
-    """MLflow on SQLite, which keeps files too."""
+    """Returns an MLflow server on SQLite that also stores artifacts."""
     port = free_port(address)
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", address, "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/files"]

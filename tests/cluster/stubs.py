@@ -1,7 +1,7 @@
-"""What the cluster tests train: jobs that take time and hardly any processor, and write down every step that they do.
+"""Jobs of the cluster tests: they take time but hardly any processor, and write a trace of every step.
 
-The trace is the ground truth that no database of ours could make up: which process trained which job where, and when.
-A job takes its time until a test has done with it what it wants to: then it may hurry.
+The trace is a ground truth that is independent of the pool's databases: which process trained which job where, and
+when. A job sleeps in each step until a test lets it hurry.
 """
 
 import json
@@ -21,12 +21,12 @@ from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.runtime.checkpoints.publish import publish
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
-NODE = "RINGMASTER_TEST_NODE"  # set by the tests for all that they start on a node
+NODE = "RINGMASTER_TEST_NODE"  # set by the tests for every process on a node
 TELL_EVERY_S = 0.2
 
 
 def write_down(trace, job, *, rank=0):
-    """A line of the trace; short appends by several processes do not mix."""
+    """Appends a line to the trace; short appends by several processes do not mix."""
     pid = os.getpid()
     line = {"s": time.monotonic(), "node": os.environ[NODE], "pid": pid, "born": born(pid), "job": job, "rank": rank}
     with Path(trace).open("a") as file:
@@ -35,24 +35,24 @@ def write_down(trace, job, *, rank=0):
 
 @cache
 def born(pid):
-    """When a living process began: Linux gives the numbers of those that have ended to others."""
+    """Returns the start time of a living process: Linux reuses the ids of ended processes."""
     return ProcessId.of(pid).born
 
 
 def leave_to_hurry(trace, job):
-    """The file that lets a job train as fast as it can, once it is there."""
+    """Returns the file whose existence lets a job train without sleeps."""
     return Path(f"{trace}.{job}.hurry")
 
 
 def is_looked_at():
-    """Whether this is the tiny step of a job, which no device is held for."""
+    """Returns whether this process evaluates or runs a preflight, for which no device is leased."""
     return not torch.is_grad_enabled() or "ringmaster.techniques.runtime.estimates.preflight" in sys.modules
 
 
 class Slow(nn.Module):
-    """A linear layer whose every training step takes `step_s` more, until it may hurry.
+    """A linear layer whose training steps each sleep for `step_s`, until the job may hurry.
 
-    ballast: numbers that make checkpoints larger.
+    ballast: number of additional parameters, which make checkpoints larger.
     """
 
     def __init__(self, *, job, trace, step_s, ballast):
@@ -65,7 +65,7 @@ class Slow(nn.Module):
         if self.training and self.trace and not is_looked_at():
             write_down(self.trace, self.job, rank=dist.get_rank() if dist.is_initialized() else 0)
             if not leave_to_hurry(self.trace, self.job).exists():
-                time.sleep(self.step_s)  # stands for work
+                time.sleep(self.step_s)  # simulates work
         weighed = self.layer(points)
         return weighed if self.ballast is None else weighed + self.ballast.square().mean()
 
@@ -98,7 +98,7 @@ def cross_entropy(logits, batch):
 
 
 class Waits(BlackBox):
-    """Does nothing for `step_s` seconds a step, and listens meanwhile. Its checkpoint is the number of steps done."""
+    """Sleeps `step_s` seconds a step, and handles commands meanwhile. Its checkpoint is the number of steps done."""
 
     name = "waits"
     summary = "waits"

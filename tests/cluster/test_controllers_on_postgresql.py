@@ -1,4 +1,4 @@
-"""What holds of a pool's runner, steward and leader on SQLite holds on PostgreSQL too."""
+"""The tests of a pool's runner, controller and leader election, repeated on PostgreSQL."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.unit.pool.controller import (
 )
 from tests.unit.pool.controller.test_runner import made  # noqa: F401 - a fixture
 
-ON_FILES = ("test_a_kill_after_any_write_doubles_and_loses_nothing",)  # they make databases of their own
+ON_FILES = ("test_a_kill_after_any_write_doubles_and_loses_nothing",)  # these create databases of their own
 for module in (test_leadership, test_runner, test_controller, test_failover, test_terms_of_batches):
     globals().update({n: test for n, test in vars(module).items() if n.startswith("test_") and n not in ON_FILES})
 

@@ -1,4 +1,4 @@
-"""A pool whose nodes have devices of unlike kinds: each kind is measured, and a plan says which of them a job needs."""
+"""A pool with unlike kinds of devices: each kind is profiled, and a plan assigns each job a kind."""
 
 import os
 from dataclasses import replace
@@ -15,13 +15,13 @@ from tests.cluster.waiting import until
 
 
 def kinds_of(pool):
-    """The kind of each node's devices, by the name of the node."""
+    """Returns the kind of each node's devices, by node name."""
     nodes = Nodes(pool.database).all()
     return {n.name: Cluster(nodes=(Node(name=n.name, devices=n.devices),)).device_kind() for n in nodes}
 
 
 def restart(pool, name, *, cores):
-    """Begins the worker of a node anew, with a device of as many cores."""
+    """Restarts the worker of a node, with a device of the given cores."""
     before = pool.serving()[name]
     pool.workers[name].terminate()
     pool.workers[name].wait()
@@ -32,7 +32,7 @@ def restart(pool, name, *, cores):
 
 @pytest.fixture
 def kinds(pool):
-    """Makes the two nodes unlike: a device of alpha has one core, that of beta two. The kind of each, by name."""
+    """Makes the two nodes unlike: alpha's device has one core, beta's two. Yields the kinds by node name."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) == 1:
         pytest.skip("devices of a second kind have a second core, and this machine has one only")
@@ -46,7 +46,7 @@ def kinds(pool):
 
 
 def assert_on_their_kind(pool, batch, kinds):
-    """Each segment ran under an option of the devices that it had."""
+    """Asserts that each segment ran under an option for the kind of its devices."""
     for segment in pool.segments(batch):
         nodes = {device.partition(":")[0] for device in segment.what["devices"]}
         assert {kinds[node] for node in nodes} == {segment.what["device_type"]}
@@ -66,7 +66,7 @@ def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool,
 
 
 def test_a_job_that_one_kind_alone_can_train_waits_for_it(pool, kinds, bench, tmp_path):
-    """Two jobs are for beta, which trains one after the other; alpha, idle by then, takes neither."""
+    """Two jobs need beta, which trains one after the other; alpha idles and takes neither."""
     wanted = {"for-alpha": "alpha", "for-beta": "beta", "also-for-beta": "beta"}
     jobs = [torch_job(name, trace=pool.trace.file, num_steps=30) for name in wanted]
     profiles = {

@@ -1,4 +1,4 @@
-"""The databases of a pool are made on a PostgreSQL server where they are missing, or it is told who must make them."""
+"""Databases of a pool on PostgreSQL: they are created where missing, or the message names who must create them."""
 
 import psycopg
 import pytest
@@ -10,7 +10,7 @@ from ringmaster.flows.services.databases import make_databases
 
 @pytest.fixture
 def poor(postgresql):
-    """A user who may not make databases."""
+    """A user without the right to create databases."""
     with psycopg.connect(postgresql.url("postgres"), autocommit=True) as connection:
         connection.execute("CREATE ROLE poor LOGIN PASSWORD 'poor'")
         yield lambda name: make_url(postgresql.url(name)).set(username="poor", password="poor")

@@ -1,4 +1,4 @@
-"""`ringmaster up` and `down`: a pool from nothing, on SQLite and on PostgreSQL, and nothing left of it afterwards."""
+"""`ringmaster up` and `down`: starts a pool on SQLite and on PostgreSQL, and leaves nothing behind."""
 
 import json
 import signal
@@ -21,13 +21,13 @@ from tests.pool_home import Home, ask
 
 PASSWORD = "correct horse battery"
 NAMES = ["prefect", "mlflow", "deployments", "executor", "worker"]
-DOWN = NAMES[::-1]  # the order in which they end
-pytestmark = pytest.mark.timeout(1200)  # making databases takes long on a busy machine
+DOWN = NAMES[::-1]  # the order in which services end
+pytestmark = pytest.mark.timeout(1200)  # creating databases takes long on a busy machine
 
 
 @pytest.fixture(scope="module")
 def on_sqlite(tmp_path_factory):
-    """A pool that is up, with a worker, on SQLite; and what `up` said."""
+    """A running pool with a worker, on SQLite; and the completed `up` command."""
     home = Home(tmp_path_factory.mktemp("sqlite"))
     try:
         yield home, home.up("--json")
@@ -86,7 +86,7 @@ def test_retraining_is_scheduled_once_a_file_is_named_and_stays_so(on_sqlite):
 
 def test_up_twice_says_what_runs_and_starts_nothing(on_sqlite):
     home, _ = on_sqlite
-    # Not all that lives: a worker, for one, starts processes of its own at any time.
+    # Compares services, not all processes: a worker starts further processes at any time.
     supervisor, before = home.files.supervisor(), home.states()
     again = home.up()
     assert again.returncode == 0
@@ -148,7 +148,7 @@ def test_down_ends_all_of_it_in_order(on_sqlite):
     assert [name for name, *words in told if words == ["ended"]] == DOWN
     home.wait_until_nobody_is_left()
     assert not (home.folder / "pool.json").exists()
-    assert home.down().returncode == 0  # once more does no harm
+    assert home.down().returncode == 0  # a second `down` is harmless
 
 
 def test_a_pool_on_postgresql_that_asks_for_a_password(postgresql, tmp_path):
@@ -185,7 +185,7 @@ def test_a_pool_on_postgresql_that_asks_for_a_password(postgresql, tmp_path):
 
 
 def process_arguments(process):
-    """With what a process was started; nothing where it has ended meanwhile."""
+    """Returns the command line of a process, or "" where it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{process.pid}/cmdline").read_text()
     return ""

@@ -1,4 +1,4 @@
-"""What holds of a pool's database on SQLite holds on PostgreSQL too, and when its server is restarted under it."""
+"""The tests of a pool's database, repeated on PostgreSQL, and with restarts of its server."""
 
 import threading
 
@@ -59,7 +59,7 @@ def test_reads_and_writes_wait_for_a_server_that_is_away(database, postgresql):
 
 
 def test_writers_come_one_after_another(database, postgresql_url):
-    """Whoever has read the rows up to a number has read all up to there: numbers are given out in order of commits."""
+    """Numbers follow the order of commits: a reader of all rows up to a number misses none below it."""
     other = Database(postgresql_url, patience_s=300)
     entered, seen = threading.Event(), []
 

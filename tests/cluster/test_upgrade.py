@@ -1,4 +1,4 @@
-"""A pool is upgraded while jobs run, as docs/operations.md says it: they go on from their checkpoints."""
+"""An upgrade of a pool while jobs run, as in docs/operations.md: jobs resume from their checkpoints."""
 
 import os
 import signal
@@ -13,26 +13,26 @@ from tests.cluster.machines import end
 from tests.cluster.waiting import PATIENCE_S, until
 
 NEWER = "9.0.0"
-REFUSED = 2  # the exit code of what was asked for wrongly
+REFUSED = 2  # the exit code of invalid requests
 
 
 @pytest.fixture
 def newer(pool, tmp_path):
-    """The environment of processes that take themselves for a newer release."""
+    """The environment of processes that report a newer release."""
     folder = tmp_path / "newer" / f"ringmaster-{NEWER}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringmaster\nVersion: {NEWER}\n")
     before = pool.environment
     path = os.pathsep.join([str(folder.parent), before["PYTHONPATH"]])
     yield {**before, "PYTHONPATH": path}
-    pool.environment = before  # and what comes next is not refused
+    pool.environment = before  # restores the release, so that later workers are accepted
     for worker in pool.workers.values():
         end(worker)
     end(pool.executor)
 
 
 def leave(worker):
-    """Ends a worker in order."""
+    """Ends a worker gracefully."""
     worker.send_signal(signal.SIGTERM)
     return worker.wait(timeout=PATIENCE_S)
 
@@ -47,11 +47,11 @@ def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, tmp_path, reco
     end(pool.executor)
     pool.environment = newer
     pool.start_executor()
-    # The other worker was forgotten: it says so, and leaves in order.
+    # The other worker was not upgraded: it reports this, and leaves in order.
     said = f"the pool's executor is of Ringmaster {NEWER}, and this machine has "
     assert pool.workers["beta"].wait(timeout=PATIENCE_S) == REFUSED
     assert said in pool.tail("beta").replace("\n", " ")
-    # One machine was forgotten, too: it is not let in.
+    # One machine was not upgraded: its worker is refused.
     pool.environment = older
     assert pool.start_worker("alpha").wait(timeout=PATIENCE_S) == REFUSED
     assert said in pool.tail("alpha").replace("\n", " ")

@@ -13,7 +13,7 @@ MAKE_DATABASE = database._make
 
 @pytest.fixture(scope="session", autouse=True)
 def databases_made_once(tmp_path_factory):
-    """MLflow makes a database in dozens of migrations, seconds each time: all but the first are copies of that one."""
+    """Copies one MLflow database for all tests: making it takes dozens of migrations and several seconds."""
     folder = tmp_path_factory.mktemp("database")
 
     def make(file):
@@ -29,7 +29,7 @@ def databases_made_once(tmp_path_factory):
 
 @pytest.fixture
 def databases_made_anew(monkeypatch):
-    """As outside of tests."""
+    """Restores the function that makes an MLflow database by migrations, as outside of tests."""
     monkeypatch.setattr(database, "_make", MAKE_DATABASE)
 
 
@@ -42,7 +42,7 @@ def bench(tmp_path_factory):
 
 @pytest.fixture
 def client(prefect_server):
-    """A client of the Prefect server of a test's module, whose address this process has meanwhile."""
+    """A client of the Prefect server of a test module; this process uses the server's address meanwhile."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -52,7 +52,7 @@ def client(prefect_server):
 
 @pytest.fixture
 def submissions(tmp_path):
-    """Those of a pool that has none yet."""
+    """The submissions of a pool, in a new database."""
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
     yield Submissions(database)
     database.close()
@@ -60,7 +60,7 @@ def submissions(tmp_path):
 
 @pytest.fixture(scope="module")
 def family_home(tmp_path_factory):
-    """A home with a family of models, in which commands run; `tuned` and later ones are in the tensor store too."""
+    """A Ringmaster home with a family of models; `tuned` and later models are in the tensor store too."""
     from tests.integration.lineage.family import in_home, record
 
     home = tmp_path_factory.mktemp("home")

@@ -1,4 +1,4 @@
-"""What the tests of predicted memory run in worker processes: a rank's real steps under the same count of bytes."""
+"""Worker targets of the tests of predicted memory: a rank's real steps under the same byte counter."""
 
 import torch
 from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
@@ -15,11 +15,11 @@ from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.ranks import join
 from ringmaster.techniques.runtime.training.trainer import Trainer
 
-FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # run by no thread of gloo's
+FROM_ONE_TO_ANOTHER = ("send", "recv_", "recv_any_source_")  # point-to-point operations, which no thread of gloo runs
 
 
 class OneThread(ProcessGroupGloo):
-    """Gloo with one thread a group instead of two: no collective begins before the last one's tensors are let go."""
+    """Gloo with one thread a group instead of two: a collective begins after the previous tensors are released."""
 
     def __init__(self, store, rank, size, timeout):
         options = ProcessGroupGloo._Options()
@@ -28,11 +28,12 @@ class OneThread(ProcessGroupGloo):
 
 
 class Settled(LiveBytes):
-    """Counts what a rank holds without what gloo's threads have yet to let go of.
+    """Counts the bytes that a rank holds, without tensors that gloo's threads have yet to release.
 
-    Whoever waits for a collective goes on before the thread that ran it has dropped its tensors; when it does depends
-    on when it gets a core and the interpreter's lock. So each collective is followed by one of no elements, which needs
-    no peers and which the same thread begins later; before a new peak is noted, all of those are waited for.
+    A caller that waits for a collective continues before the thread that ran it has dropped its tensors. The moment of
+    the release depends on when this thread gets a core and the interpreter's lock. Each collective is therefore
+    followed by one without elements, which needs no peers and which the same thread begins later. All of these are
+    waited for before a new peak is recorded.
     """
 
     def __init__(self):
@@ -65,7 +66,7 @@ def group_of_collective(func, args):
 
 
 def measure(channel, argument):
-    """Sends the most bytes of tensors that were alive in the third step, and those of a copy for a checkpoint."""
+    """Sends the peak bytes of tensors in the third step, and the bytes of a copy for a checkpoint."""
     rank, order = argument.pop("rank"), from_json(GangOrder, argument)
     technique = registry.load(order.technique)
     shape = GangShape(kind="cpu", num_devices=len(order.slots), memory_bytes=1 << 33)
@@ -86,7 +87,7 @@ def measure(channel, argument):
 
 
 def forecast(channel, argument):
-    """Sends the forecasts for choices given as (technique's name, config, number of devices)."""
+    """Sends the memory estimates of choices given as (technique name, config, number of devices)."""
     choices = [
         (
             registry.load(registry.dotted_path(name)),

@@ -1,4 +1,4 @@
-"""Imported by a fork server: the machine has no room for another process, once."""
+"""Makes the first fork of a fork server fail, as on a machine without memory for another process."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ _fork, _failures = os.fork, iter([BlockingIOError(errno.EAGAIN, "Resource tempor
 
 
 def fork():
-    """As os.fork, after a first failure."""
+    """Forks as os.fork does, after one failure."""
     for failure in _failures:
         raise failure
     return _fork()

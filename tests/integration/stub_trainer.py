@@ -1,4 +1,4 @@
-"""A trainer without any library: its model is a number that each step adds to. How it misbehaves stands in kwargs."""
+"""A trainer without any library: its model is a number that each step adds to. kwargs select its misbehaviour."""
 
 import json
 import os
@@ -58,16 +58,16 @@ def misbehave(step):
             say("done", step=step)
             sys.exit(0)
         case "spawns" if step == 1:
-            # As torchrun does: a session of its own, where no signal to a process group reaches it.
+            # As torchrun does: in its own session, which no signal to the process group reaches.
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
             pids = Path(ORDER["job"]["model"]["kwargs"]["pids"])
-            aside = pids.with_name("pids-aside")  # so that whoever sees the file sees all of it
+            aside = pids.with_name("pids-aside")  # renamed when complete, so that readers never see a part of it
             aside.write_text(f"{os.getpid()} {child.pid}")
             aside.rename(pids)
 
 
 def main():
-    if HOW == "sleeps":  # before it listens to signals
+    if HOW == "sleeps":  # before the signal handler is installed
         say("beat")
         time.sleep(600)
     signal.signal(signal.SIGTERM, end_soon)
@@ -78,7 +78,7 @@ def main():
     last = ORDER["last_step"] if ORDER["mode"] == "run" else sys.maxsize
     while step < last and not told_to_end:
         misbehave(step)
-        time.sleep(STEP_S)  # stands for work
+        time.sleep(STEP_S)  # simulates work
         step, model = step + 1, model + step
         say("step", step=step, seconds=STEP_S, loss=1.0 / step)
         if HOW == "saves" and step % 2 == 0:

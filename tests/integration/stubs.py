@@ -1,4 +1,4 @@
-"""What the tests' jobs name: losses, factories and techniques that misbehave on purpose."""
+"""Losses, factories and techniques that the jobs of the tests name; several misbehave on purpose."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ from ringmaster.techniques.single import Single
 
 
 def loss_of_some_tokens(output, batch):
-    """Counts the tokens whose id is even: of each row another number."""
+    """Counts the tokens with an even id, a number that differs between rows."""
     logits, labels = output.logits[:, :-1], batch["input_ids"][:, 1:]
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     counts = (labels.flatten() % 2 == 0).float()
@@ -39,7 +39,7 @@ def loss_that_fails(output, batch):
 
 
 def loss_of_few(output, batch):
-    """Which the four samples of a tiny step are, and a batch is not."""
+    """Fails for a batch, but not for the four samples of a preflight's tiny step."""
     if len(batch["input_ids"]) > 4:
         raise RuntimeError("no such luck")
     return loss_of_some_tokens(output, batch)
@@ -56,7 +56,7 @@ def loss_that_fails_when_measured(output, batch):
 
 
 def loss_that_is_not_a_number(output, batch):
-    """As a model that diverges gives it from its third batch on."""
+    """Returns NaN from its third call on, as a model that diverges does."""
     global _num_losses
     _num_losses += 1
     return output.logits.sum() * (float("nan") if _num_losses > 2 else 0.0), 1
@@ -78,10 +78,10 @@ def model_that_fails_at_random():
 
 
 class _Impatient:
-    """Ranks that may be silent for a moment only, so that a test need not wait for one that hangs."""
+    """Ranks with a short heartbeat timeout, so that a test need not wait long for a rank that hangs."""
 
     def parallelize(self, model, mesh, config):
-        segment_loop.LEAST_PATIENCE_S = 4.0  # more than a step may take where the machine is busy
+        segment_loop.LEAST_PATIENCE_S = 4.0  # longer than a step takes on a busy machine
         return super().parallelize(model, mesh, config)
 
 
@@ -94,7 +94,7 @@ class ImpatientDdp(_Impatient, Ddp):
 
 
 class _Gated:
-    """Ranks that train no step before `config["gate"]` is there, however fast they are and whoever else has to act."""
+    """Ranks that train no step until the file `config["gate"]` exists."""
 
     def parallelize(self, model, mesh, config):
         self._gate = Path(config["gate"])
@@ -115,7 +115,7 @@ class GatedDdp(_Gated, Ddp):
 
 
 class DrawingAsBefore(Single):
-    """Trains as the release before did: torch's generator, seeded by step, rank and micro-batch."""
+    """Draws dropout as an earlier release did: from torch's generator, seeded by step, rank and micro-batch."""
 
     name = "drawing-as-before"
 
@@ -124,7 +124,7 @@ class DrawingAsBefore(Single):
 
 
 class NoisyPoints:
-    """Augments each sample as it is read."""
+    """A data set that augments each sample when it is read."""
 
     def __len__(self):
         return 64
@@ -148,7 +148,7 @@ class _DroppingLine(torch.nn.Module):
 
 
 class _KillsItsFirstReader(NoisyPoints):
-    """Kills the first process that looks at a job, and the first that tries it, as a machine short of memory would."""
+    """Kills the first process that preflights a job, and the first that runs a trial, as for lack of memory."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -181,12 +181,12 @@ HEEDED = ("ready", "checkpoint")
 
 
 def heard(folder, pid, number):
-    """The file by which a rank is told that somebody has heard the word of that number, of those that it waits for."""
+    """Returns the file whose creation acknowledges event `number` of a rank, counted over the events in HEEDED."""
     return Path(folder, f"heard-{pid}-{number}")
 
 
 class HeedingSharedBase(SharedBase):
-    """Does not go on after what it says of HEEDED before that is heard: whoever acts on it is never too late."""
+    """Pauses after each event in HEEDED until the test acknowledges it, so that the test never reacts too late."""
 
     name = "heeding-shared-base"
 
@@ -206,11 +206,11 @@ class HeedingSharedBase(SharedBase):
         return super().run(order, reporter)
 
     def was_heard(self, event, details, reporter):
-        """Somebody has acted on a word."""
+        """Called after a test has acknowledged an event."""
 
 
 class HangingSharedBase(HeedingSharedBase):
-    """Stops for ever once it was heard that job `HANGS_AT` has a checkpoint, and says before how soon to miss it."""
+    """Stops its process after the acknowledged checkpoint of job `HANGS_AT`, and announces a short timeout before."""
 
     name = "hanging-shared-base"
     HANGS_AT = "even"
@@ -222,7 +222,7 @@ class HangingSharedBase(HeedingSharedBase):
 
 
 class Boxed(BlackBox):
-    """Trains nothing, and returns what its job says."""
+    """Trains nothing, and returns the result that its job contains."""
 
     name = "boxed"
     summary = "boxed"
@@ -238,7 +238,7 @@ class Boxed(BlackBox):
 
 
 class NoRoom(Single):
-    """A disk that is full from the third save to the fifth: no file may grow beyond some bytes."""
+    """Simulates a disk that is full from the third save to the fifth, by a limit on file sizes."""
 
     name = "no-room"
     full_saves = range(3, 6)
@@ -251,7 +251,7 @@ class NoRoom(Single):
         return super().optimizer_state(model, optimizer)
 
     def accumulate(self, model, *, is_last):
-        wait_for_saves()  # so that every save has an end after some steps
+        wait_for_saves()  # so that every save ends within a few steps
         return super().accumulate(model, is_last=is_last)
 
 
@@ -261,14 +261,14 @@ class NoRoomAtTheEnd(NoRoom):
 
 
 def wait_for_saves():
-    """Until what is written while training goes on is written."""
+    """Waits for the checkpoints that background threads write."""
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join()
 
 
 class Shelf(LocalFileSystem):
-    """A store of objects that all ranks see: nothing in it can be moved."""
+    """An object store that all ranks share; its objects cannot be moved."""
 
     protocol = "shelf"
 
@@ -281,7 +281,7 @@ class Shelf(LocalFileSystem):
 
 
 class FullShelf(Shelf):
-    """Has no room for the first so many files that a process writes, as the folder's name says: full-2/..."""
+    """A store that is full for the first N files of a process, where N is part of the path: full-2/..."""
 
     protocol = "full-shelf"
     num_refused = 0
@@ -302,8 +302,9 @@ fsspec.register_implementation("full-shelf", FullShelf, clobber=True)
 
 
 class _Held:
-    """Ranks that end each save before they train on, and after `config["most_saves"]` train no more: whoever means to
-    kill them on their way is not too late, however busy the machine.
+    """Ranks that complete each save before the next step, and stop training after `config["most_saves"]` saves.
+
+    A test can then kill them in time, however busy the machine is.
     """
 
     num_saves = 0
@@ -333,7 +334,7 @@ class HeldFsdp(_Held, Fsdp):
 
 
 class ShelvedSingle(HeldSingle):
-    """Knows the shelf, as every technique knows the stores whose libraries are installed."""
+    """Registers the shelf file system by importing this module, like the library of an installed store."""
 
     name = "shelved-single"
 
@@ -345,7 +346,7 @@ class ShelvedFsdp(HeldFsdp):
 
 
 class Picky(Single):
-    """Runs out of memory with more than two rows at a time."""
+    """Runs out of memory with more than two rows in a micro-batch."""
 
     name = "picky"
 

@@ -1,4 +1,4 @@
-"""What the fork server's tests run in worker processes."""
+"""Targets that the fork server's tests run in worker processes."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def die(channel, argument):
 
 
 def flood(channel, argument):
-    """Ends once nothing more fits into its channel, which nobody reads."""
+    """Fills its channel, which nobody reads, and exits."""
     connection = socket.socket(fileno=os.dup(channel.fileno()))
     for size in (4096, 1):
         with contextlib.suppress(BlockingIOError):
@@ -32,7 +32,7 @@ def flood(channel, argument):
 
 
 def linger(channel, argument):
-    """Starts a child of its own and waits for ever, as a hung rank does."""
+    """Starts a child process and waits forever, as a hung rank does."""
     child = subprocess.Popen(["sleep", "600"])
     channel.send({"event": "lingering", "pids": [os.getpid(), child.pid]})
     while True:

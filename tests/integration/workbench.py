@@ -1,4 +1,4 @@
-"""Tiny jobs and the quick gangs that train them: the tests' own way into the engine, without planner and flows."""
+"""Tiny jobs and the quick gangs that train them: the tests' access to the runtime, without planner and flows."""
 
 import os
 import random
@@ -69,7 +69,7 @@ SYLLABLES = [first + second for first in "bdfklmnprst" for second in ("a", "e", 
 
 
 def write_prose(file: Path, *, num_lines: int = 600) -> Path:
-    """Made-up text, the same on every machine and in every version of Python."""
+    """Writes generated text, equal on every machine and in every version of Python."""
     draw = random.Random(1)
 
     def word() -> str:
@@ -81,7 +81,7 @@ def write_prose(file: Path, *, num_lines: int = 600) -> Path:
 
 @dataclass(frozen=True)
 class Layout:
-    """An option: a technique on a number of devices under a config. A path stands for a technique of the tests' own."""
+    """An option: a technique on a number of devices under a config. A dotted path names a technique of the tests."""
 
     technique: str
     num_devices: int = 1
@@ -101,7 +101,7 @@ SINGLE = Layout("single")
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a gang left behind."""
+    """The outcome of a gang, its events, and its order."""
 
     outcome: Outcome
     events: list[Event]
@@ -135,14 +135,14 @@ def is_bit_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _cores_in_turn() -> list[int]:
-    """The cores of this machine. Each process that runs tests begins with another one, so that they do not share it."""
+    """Returns the cores of this machine, in an order that starts at another core for each pytest worker."""
     cores = sorted(os.sched_getaffinity(0))
     first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(cores)
     return cores[first:] + cores[:first]
 
 
 class Workbench:
-    """Trains jobs in gangs of one fork server. Slots share the cores there are."""
+    """Trains jobs in gangs of one fork server. Slots share the cores of this machine."""
 
     def __init__(self, server: ForkServer, folder: Path) -> None:
         self.server, self._folder = server, folder
@@ -153,7 +153,7 @@ class Workbench:
         self._references: dict[str, Trained] = {}
 
     def job(self, model: ModelSpec = LLAMA, **changes: Any) -> Job:
-        """A tiny job; of images where the model is one for images."""
+        """Returns a tiny job; its data are images where the model needs images."""
         images = "Image" in (model.architecture or "")
         plain = Job(
             name="tiny",
@@ -167,7 +167,7 @@ class Workbench:
         return replace(plain, **changes)
 
     def facts(self, job: Job) -> ModelFacts:
-        """What is known of the job's model before anything is planned."""
+        """Returns the facts about the job's model that are known before planning."""
         data = prepare(job.data, cache_dir=self.cache_dir)
         facts = model_facts(job.model, data=data, adapter=job.adapter)
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir))
@@ -208,7 +208,7 @@ class Workbench:
         on_event: Callable[[Gang, Event], None] = lambda *_: None,
         **changes: Any,
     ) -> Trained:
-        """Runs one gang to its end in `folder`, where it finds the checkpoints of those before it."""
+        """Runs one gang to its end in `folder`, which may hold checkpoints of earlier gangs."""
         order = self.order(job, layout, folder, **changes)
         gang, events = self.start(order), list[Event]()
 
@@ -219,7 +219,7 @@ class Workbench:
         return Trained(outcome=gang.wait(hear), events=events, order=order)
 
     def reference(self, job: Job) -> Trained:
-        """The job trained by `single` on one slot, undisturbed; once a job."""
+        """Returns the job trained by `single` on one slot, undisturbed; trains each job once."""
         name = digest(job)
         if name not in self._references:
             self._references[name] = self.train(job, SINGLE, self._folder / name)

@@ -1,4 +1,4 @@
-"""What holds for all tests that run nothing but this process."""
+"""Fixtures for all unit tests."""
 
 import itertools
 
@@ -7,14 +7,14 @@ import pytest
 from ringmaster.tasks.planning.kernels.clock import clock
 from ringmaster.tasks.planning.plans import local_search
 
-PLACEMENTS = 3_000  # of local search, a quarter of what the planner takes: enough for problems as small as tests' are
+PLACEMENTS = 3_000  # local search's effort: a quarter of the planner's, which is enough for the tests' small problems
 
 
 @pytest.fixture(autouse=True)
 def planned_without_haste(monkeypatch):
-    """Searches for plans end with their counts of iterations: what they find must not depend on how busy a machine is.
+    """Ends searches for plans by their iteration counts, so that plans do not depend on the load of the machine.
 
-    The planner's clock goes a nanosecond further each time it is looked at, so that a limit of nothing is over at once.
+    The planner's clock advances a nanosecond at each reading, so that a time limit of zero expires at once.
     """
     looks = itertools.count()
     monkeypatch.setattr(clock, "now_s", lambda: 1e-9 * next(looks))
@@ -22,6 +22,6 @@ def planned_without_haste(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def planned_with_less_effort(monkeypatch):
-    """Local search tries fewer lists."""
+    """Reduces the effort of local search."""
     monkeypatch.setattr(local_search, "PLACEMENTS", PLACEMENTS)
     monkeypatch.setitem(local_search.improve.__kwdefaults__, "placements", PLACEMENTS)

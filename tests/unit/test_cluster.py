@@ -1,4 +1,4 @@
-"""The devices of a machine, from a faked driver and a faked file system."""
+"""Detection of a machine's devices, from a fake driver and a fake file system."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from ringmaster.techniques.interface.values import from_json, to_json
 
 
 class FakeNvml:
-    """As much of pynvml as is asked for. A number of GPUs, or None where there is no driver."""
+    """The part of pynvml that detection calls. num_gpus: the number of GPUs, or None without a driver."""
 
     class NVMLError(Exception):
         pass
@@ -58,7 +58,7 @@ def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The files of a machine whose CPUs 0 and 4, 1 and 5 are the threads of one core each."""
+    """The files of a machine on which CPUs 0 and 4 are the threads of one core, and CPUs 1 and 5 of another."""
     for cpu in (0, 1, 4, 5):
         write(tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", f"{cpu % 4},{cpu % 4 + 4}\n")
     write(tmp_path / "proc/cpuinfo", "processor\t: 0\nmodel name\t: AMD EPYC 9654\n")

@@ -1,4 +1,4 @@
-"""Which code a batch ran with."""
+"""The version of the code that a batch ran with."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Whatever became of a file on its way here, its reader answers: with what it says, or with faults in words."""
+"""Mutated files of every kind: their readers return a value or report faults."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _read_plan(file: Path) -> None:
     verify(plan, problem)
     try:
         certified_bound(plan.certificate, problem) if plan.certificate else None
-    except ValueError as error:  # told as it is by `ringmaster check`
+    except ValueError as error:  # reported like this by `ringmaster check`
         raise InputError([str(error)]) from error
 
 
@@ -213,7 +213,7 @@ def _read_problem(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: a right one, who reads it, and what is raised for a wrong one."""
+    """A kind of file: a valid one, its reader, and the error for an invalid one."""
 
     right: Any
     read: Callable[[Path], object]
@@ -244,7 +244,7 @@ def plan() -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """The right files beside which the wrong one lies."""
+    """A folder with valid files, to which the mutated file refers."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.jsonl").write_text('{"text": "a b"}\n{"text": "c d"}\n')
     (tmp_path / "more.jsonl").write_text('{"text": "e f"}\n')

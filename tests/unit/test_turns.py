@@ -1,4 +1,4 @@
-"""Who is there when jobs take turns in a gang; and what a profile makes of that."""
+"""Jobs that take turns in a gang: which jobs train at each step, and the runtime of the group's profile."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ JOBS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
 def gang(num_steps, at_once):
-    """The same played step by step: before which step each joined, and the steps of all."""
+    """Simulates a gang step by step. Returns the step at which each job joined, and the number of all steps."""
     left, firsts, at = dict(enumerate(num_steps)), {}, 0
     while True:
         for job in [job for job in left if job not in firsts]:
@@ -41,7 +41,7 @@ def test_all_at_once_is_as_long_as_the_longest(num_steps):
 
 @given(JOBS, st.integers(1, 13), st.integers(0, 60), st.integers(0, 60))
 def test_it_goes_on_as_it_would_have_whenever_it_is_interrupted(num_steps, at_once, first, second):
-    """Those that have begun are the first of those that are left."""
+    """The jobs that have started are the first of those that are left."""
     taken = steps_taken(num_steps, at_once=at_once, after=first)
     left = [steps - done for steps, done in zip(num_steps, taken, strict=True)]
     more = steps_taken(left, at_once=at_once, after=second)
@@ -50,7 +50,7 @@ def test_it_goes_on_as_it_would_have_whenever_it_is_interrupted(num_steps, at_on
 
 
 def queue(at_once, *num_steps):
-    """A step takes 1 s, a quarter of which is its leader's, and half a second more for each fellow that is there."""
+    """A group's profile. A step takes 1 s, a quarter of it for the lead job, and 0.5 s more for each present member."""
     return Profile(
         technique="shared_base",
         config={"at_once": at_once},
@@ -65,7 +65,7 @@ def queue(at_once, *num_steps):
 
 
 def test_a_queue_takes_its_steps_and_so_much_for_each_job_while_it_is_there():
-    profile = queue(2, 4, 6, 10)  # joins after 0, 4, 10 steps: the leader is through then
+    profile = queue(2, 4, 6, 10)  # they join after 0, 4, 10 steps: the lead job has finished then
     steps_s = 20 * 0.75 + 10 * 0.25 + (4 + 6 + 10) * 0.5
     assert profile.runtime_s(num_steps=10) == pytest.approx(3.0 + steps_s)
     assert profile.at_pace(2.0).runtime_s(num_steps=10) == pytest.approx(3.0 + 2 * steps_s)

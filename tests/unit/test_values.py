@@ -1,4 +1,4 @@
-"""What travels between processes has a form that everybody can keep."""
+"""Values that travel between processes have a portable form."""
 
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Outcome

@@ -1,4 +1,4 @@
-"""A pool that `ringmaster up` has brought up, and what kills its parts: what machines, people and kernels do to one."""
+"""A pool started by `ringmaster up`, and the methods that kill its parts as machines, users and kernels do."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from tests.pool_home import Home
 
 NODES = ("alpha", "beta")
 SUPERVISED = ("prefect", "mlflow", "executor")
-RECENT_S = 1.0  # a rank that has made a step within this time is alive, as far as anybody knows
+RECENT_S = 1.0  # a rank with a step within this time counts as alive
 
 
 class WholePool(Pool):
     """Prefect, MLflow and the executor as `up` starts them, on PostgreSQL; two nodes, whose workers a test restarts.
 
-    The workers are started first, as after a power cut: they wait until the pool is there.
+    The workers are started first, as after a power cut: they wait for the pool.
     """
 
     def __init__(self, folder, *, network, postgresql, timeouts):
@@ -51,26 +51,26 @@ class WholePool(Pool):
         self.options["alpha"] = ("--flows",)
 
     def up(self):
-        """As a person, or a machine that starts, would."""
+        """Starts the pool, as a user or a booting machine would."""
         done = self.servers.up("--no-worker", *self._options)
         assert done.returncode == 0, done.stderr
 
     def submit_file(self, file, *, name):
-        """Hands a batch over, as a person does; returns its flow run, None where Prefect has not made one yet."""
+        """Submits a batch by the command line; returns its flow run, or None where Prefect has not created one yet."""
         done = self.servers.ringmaster("submit", file, "--batch", name, "--checkpoint-every", "0.4", "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["flow_run"]
 
     def handed_over(self):
-        """All that was handed over."""
+        """Returns all training requests that were submitted."""
         return Requests(self.database).of_kind(TRAIN)
 
     def state(self, name):
-        """How a service stands."""
+        """Returns the state of a service."""
         return self.servers.states().get(name)
 
     def close(self):
-        """Ends all of it."""
+        """Stops all services and drops the databases."""
         self.postgresql.restart()
         self.servers.down()
         super().close()
@@ -78,15 +78,15 @@ class WholePool(Pool):
             self.postgresql.drop(name)
 
     def tail(self, name):
-        """The end of a log."""
+        """Returns the end of a log."""
         file = self.servers.files.log(name) if name in (*SUPERVISED, "supervisor") else self.folder / f"{name}.log"
         return file.read_text(errors="replace")[-4000:] if file.exists() else ""
 
 
 class Kills:
-    """Kills parts of a pool, sees to what a machine room sees to, and says when each is back.
+    """Kills parts of a pool, restarts those that a machine's init system restarts, and reports recoveries.
 
-    Each method kills, and returns what is true once that is mended.
+    Each method kills one part, and returns a predicate that is true after its recovery.
     """
 
     def __init__(self, pool, draw):
@@ -120,11 +120,11 @@ class Kills:
         return lambda: self.pool.serving().get(name) not in (None, before)
 
     def stopped_rank(self):
-        """A rank that hangs: it is found by its silence."""
+        """Stops a rank, which is detected by its missing heartbeats."""
         return self.rank(number=signal.SIGSTOP)
 
     def node(self):
-        """A machine that loses its power."""
+        """Simulates the power loss of a machine."""
         name = self.draw.choice(NODES)
         before, node = self.pool.serving().get(name), self.pool.nodes[name]
         node.unplug()
@@ -135,11 +135,11 @@ class Kills:
         return lambda: self.pool.serving().get(name) not in (None, before)
 
     def flow(self):
-        """The process that measures or follows a batch."""
+        """Kills the process that profiles or follows a batch."""
         found = [p for node in self.pool.nodes.values() for p in node.processes() if _follows(p)]
         if found:
             _kill(self.draw.choice(found).pid)
-        return lambda: True  # whether it is back shows at the end: its batch is recorded
+        return lambda: True  # its recovery shows at the end: the batch is recorded
 
     def supervisor(self):
         self.pool.servers.files.supervisor().signal(signal.SIGKILL)
@@ -168,7 +168,7 @@ class Kills:
         return lambda: (now := self.pool.state(name)).status == UP and now.pid != before.pid
 
     def _trains_again(self, job, struck_s, *, but):
-        """Whether another process trains the job, or nobody needs to: it was measured, or it is done."""
+        """Returns whether another process trains the job, or no training is needed: it was profiled, or it is done."""
         if any(step["pid"] != but for step in self.pool.trace.of(job=job, after_s=struck_s)):
             return True
         records = [self.pool.jobs(batch).get(job) for batch, _, _ in self.pool.batches()]
@@ -176,7 +176,7 @@ class Kills:
 
 
 def all_up(pool):
-    """Whether every service does its work."""
+    """Returns whether every service is up."""
     states = pool.servers.states()
     return all(states[name].status == UP for name in SUPERVISED) and states["deployments"].status == DONE
 
@@ -196,7 +196,7 @@ def _command(process):
 
 
 def _follows(process):
-    """Whether it is the process of a flow run."""
+    """Returns whether the process executes a flow run."""
     try:
         return STARTED_RUN in process.environ() and "prefect" in _command(process)
     except psutil.Error:

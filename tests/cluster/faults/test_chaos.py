@@ -1,9 +1,8 @@
-"""Every part of a pool is killed, again and again, while two batches are measured, trained and recorded.
+"""Kills every part of a pool repeatedly while two batches are profiled, trained and recorded.
 
-What was handed over comes to its end: every job with the weights of an undisturbed run, bit by bit, since it runs under
-the same option throughout, and every model in MLflow. The same seed draws the same kills; RINGMASTER_TEST_CHAOS_SEED
-sets it, and RINGMASTER_TEST_CHAOS_KILLS how many there are; of more than 22, some are machines that lose their power
-and ranks that hang.
+All submitted work completes: every model is in MLflow, and every job's weights are bit-equal to an undisturbed run,
+since it uses the same option throughout. The same seed draws the same kills. RINGMASTER_TEST_CHAOS_SEED sets the seed,
+and RINGMASTER_TEST_CHAOS_KILLS the number of kills; beyond 22, some are power losses of machines and ranks that hang.
 """
 
 import os
@@ -25,7 +24,8 @@ from tests.cluster.waiting import PATIENCE_S, until
 
 SEED = int(os.environ.get("RINGMASTER_TEST_CHAOS_SEED", "0"))
 NUM_KILLS = int(os.environ.get("RINGMASTER_TEST_CHAOS_KILLS", "22"))
-# Of 22. What takes a gang along is killed the most often: there is something to lose; servers take the longest.
+# Shares of 22 kills. Parts that end a gang are killed most often, as these kills can lose work; servers take the
+# longest.
 SHARES = {
     "rank": 5,
     "fork_server": 4,
@@ -37,11 +37,11 @@ SHARES = {
     "mlflow": 1,
     "flow": 1,
 }
-if sum(SHARES.values()) < NUM_KILLS:  # these take the longest to be found
+if sum(SHARES.values()) < NUM_KILLS:  # these take the longest to be detected
     SHARES |= {"stopped_rank": 1, "node": 2}
 TAKE_A_GANG = ("rank", "fork_server", "worker", "stopped_rank", "node")
 MOST_AT_ONCE = 3
-NUM_STEPS = 1900  # of 0.1 s, until all kills are done; then the jobs may hurry
+NUM_STEPS = 1900  # of 0.1 s, until all kills are done; the jobs train at full speed afterwards
 
 
 def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_pool, bench, tmp_path, recovered):
@@ -54,7 +54,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
     }
     deck = drawn(draw)
     deck.remove("mlflow")
-    chaos.strike(["mlflow"], waits=False)  # what is handed over now is measured without it
+    chaos.strike(["mlflow"], waits=False)  # the batches submitted now are profiled without it
     for name, jobs in batches.items():
         pool.submit_file(str(batch_file(tmp_path, name, jobs)), name=name)
     chaos.wait_until_back()
@@ -81,7 +81,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
 
 @pytest.fixture
 def chaos_pool(network, pool_postgresql, tmp_path):
-    """A pool that is up, with two nodes that serve."""
+    """A running pool with two nodes that serve."""
     pool = WholePool(tmp_path, network=network, postgresql=pool_postgresql, timeouts="1,30,18")
     try:
         for name in NODES:
@@ -95,27 +95,27 @@ def chaos_pool(network, pool_postgresql, tmp_path):
 
 
 class Chaos:
-    """Kills, and keeps count of what it has cost."""
+    """Performs kills and records their costs."""
 
     def __init__(self, pool, draw):
         self.pool, self.kills = pool, Kills(pool, draw)
         self.began_s = time.monotonic()
         self.num_kills, self.took_s = Counter(), {}
-        self.rounds = []  # (when, what was killed)
-        self.waiting = {}  # what is not back yet: (what, since when) by how that is seen
-        self.kept = {}  # the newest checkpoint of each job when something was killed last
+        self.rounds = []  # (time, names that were killed)
+        self.waiting = {}  # (name, time) of parts that have not recovered, by their predicate
+        self.kept = {}  # the newest checkpoint of each job at the last kill
 
     def seconds(self):
         return time.monotonic() - self.began_s
 
     def strike(self, names, *, waits=True):
-        """Kills these at once, and waits until they are back and a step was made."""
+        """Kills the named parts at once, and waits until they have recovered and a step was made."""
         if any(name in TAKE_A_GANG for name in names):
             self.wait_until_kept()
         struck_s = time.monotonic()
         print(f"chaos: {self.seconds():6.1f} s: {', '.join(names)}", flush=True)
         self.rounds.append((struck_s, names))
-        # Whoever starts others again is killed last: it finds them dead.
+        # The supervisor is killed last, so that it finds the others dead after its restart.
         for name in sorted(names, key=lambda name: name == "supervisor"):
             at_s = time.monotonic()
             self.num_kills[name] += 1
@@ -135,12 +135,14 @@ class Chaos:
         self.until("what was killed is back", look)
 
     def wait_for_steps(self, number):
-        """So many steps of jobs that are trained, or all are done."""
+        """Waits for a number of training steps, or until all jobs are done."""
         since_s = time.monotonic()
         self.until("training goes on", lambda: len(self.pool.trace.of(after_s=since_s)) >= number or is_over(self.pool))
 
     def wait_until_kept(self):
-        """Each job on devices has a newer checkpoint than at the last kill: three crashes without one end a job."""
+        """Waits until each running job has a newer checkpoint than at the last kill, as three crashes without one fail
+        it.
+        """
 
         def look():
             on_devices = {segment.job.rpartition("/")[2] for segment in self.pool.segments() if segment.outcome is None}
@@ -153,7 +155,7 @@ class Chaos:
         self.until("what trains is kept", look)
 
     def until(self, what, look):
-        """Waits for it; where it does not come, says how all of it stands."""
+        """Waits for a condition; on a timeout, raises with a report of all states."""
         try:
             until(what, look)
         except AssertionError as error:
@@ -161,7 +163,7 @@ class Chaos:
             raise AssertionError(f"{error}; not back: {left}\n{report(self.pool)}") from None
 
     def table(self, repeated):
-        """What was killed, how often, the seconds until it was back, the steps that were trained again for it."""
+        """Yields a table of killed parts: number of kills, seconds to recovery, and repeated steps."""
         again = Counter()
         for at_s, steps in repeated:
             names = next(names for struck_s, names in reversed(self.rounds) if struck_s <= at_s)
@@ -170,7 +172,7 @@ class Chaos:
         yield "| killed | times | back after, median | at most | steps trained again |"
         yield "| --- | ---: | ---: | ---: | ---: |"
         for name in dict.fromkeys([*SHARES, *again]):
-            took = self.took_s.get(name, [0.0]) if name != "flow" else [0.0]  # who follows a batch shows at the end
+            took = self.took_s.get(name, [0.0]) if name != "flow" else [0.0]  # a flow's recovery shows at the end only
             yield (
                 f"| {name.replace('_', ' ')} | {self.num_kills[name]} | {median(took):.1f} s | {max(took):.1f} s "
                 f"| {again[name]} |"
@@ -178,7 +180,7 @@ class Chaos:
 
 
 def drawn(draw):
-    """What is to be killed, in an order of its own."""
+    """Returns the names of the parts to kill, in random order."""
     whole, rest = divmod(NUM_KILLS, sum(SHARES.values()))
     every = [name for name, number in SHARES.items() for _ in range(number)]
     deck = every * whole + draw.sample(every, rest)
@@ -189,7 +191,7 @@ def drawn(draw):
 
 
 def together(deck, number):
-    """The first few that are different, with one at most of those that take a gang along; and what is left."""
+    """Returns the first `number` different names, of which at most one ends a gang, and the remaining names."""
     chosen = []
     for name in deck:
         is_second = name in TAKE_A_GANG and any(other in TAKE_A_GANG for other in chosen)
@@ -202,19 +204,19 @@ def together(deck, number):
 
 
 def newest_checkpoint(pool, job):
-    """The step of a job's newest checkpoint; 0 where it has none."""
+    """Returns the step of a job's newest checkpoint, or 0 without one."""
     folders = (pool.home / "batches").glob(f"*/*/checkpoints/{job}/step-*")
     return max((int(folder.name.removeprefix("step-")) for folder in folders if folder.name[5:].isdecimal()), default=0)
 
 
 def is_over(pool):
-    """Whether each batch that was handed over has ended, and whoever followed it too; or whether one never will."""
+    """Returns whether every submitted request is done or refused."""
     requests = pool.handed_over()
     return bool(requests) and all(request.status in (wishes.DONE, wishes.REFUSED) for request in requests)
 
 
 def repeated_steps(pool):
-    """When a job began again behind where it was, and how many steps behind."""
+    """Returns when jobs restarted behind their last step, and by how many steps."""
     found = []
     for batch, _, _ in pool.batches():
         words, segments = pool.words(batch), pool.segments(batch)
@@ -231,7 +233,7 @@ def repeated_steps(pool):
 
 
 def report(pool):
-    """How all of it stands, for whoever has to find out why."""
+    """Returns the state of all jobs, requests and services, and the ends of the logs."""
     jobs = {
         batch: {n: (r.status, r.step, r.message) for n, r in pool.jobs(batch).items()} for batch, *_ in pool.batches()
     }

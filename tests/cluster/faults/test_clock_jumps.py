@@ -1,4 +1,4 @@
-"""Clocks that jump, injected: the machine's own is never touched. Nobody is taken for dead who only was not seen."""
+"""Clock jumps, injected into code instead of the machine's clock: unobserved processes are not declared dead."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PATIENCE = Timeouts()
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that only the test advances."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -32,7 +32,7 @@ def database(tmp_path):
 
 
 def watched(database, clock):
-    """A node that has registered, and who watches it."""
+    """Returns a registered node's table, and the watch that observes it."""
     nodes = Nodes(database)
     nodes.register(NodeRecord(name="n", incarnation="one", address="here", devices=()))
     watch = NodeWatch(nodes, clock=clock, lost_after_s=PATIENCE.lost_after_s)
@@ -41,7 +41,7 @@ def watched(database, clock):
 
 
 def pass_seconds(clock, watch, seconds, *, beats=lambda: None):
-    """Looks each second; returns who has gone, and after how many seconds."""
+    """Polls once a second; returns the lost nodes, and after how many seconds."""
     for passed in range(1, seconds + 1):
         clock.now_s += 1.0
         beats()
@@ -54,7 +54,7 @@ def pass_seconds(clock, watch, seconds, *, beats=lambda: None):
 def test_a_node_is_not_lost_when_the_executors_clock_jumps(database, jump_s):
     clock = Clock()
     nodes, watch = watched(database, clock)
-    clock.now_s += jump_s  # the machine slept, or was moved: no beat was missed that could have been seen
+    clock.now_s += jump_s  # the machine slept, or was migrated: no heartbeat was missed that could have been observed
     assert watch.look() == []
     gone, _ = pass_seconds(
         clock, watch, 120, beats=lambda: nodes.beat("n", incarnation="one", health={}) if clock.now_s % 5 == 0 else None
@@ -88,7 +88,7 @@ def test_a_leader_stays_the_leader_when_a_candidates_clock_jumps(database, jump_
 
 @JUMPS
 def test_ranks_end_when_their_machine_has_slept_for_longer_than_the_fence(jump_s):
-    """What was given to others meanwhile is theirs: the clock that counts sleep decides, before any rank goes on."""
+    """Their devices may belong to other gangs: the clock that counts sleep decides, before any rank continues."""
     clock = Clock()
     fence = Fence(PATIENCE.fence_after_s, clock=clock)
     fence.tick(TICK.pack(clock()))
@@ -100,7 +100,7 @@ def test_ranks_end_when_their_machine_has_slept_for_longer_than_the_fence(jump_s
 
 
 def test_ticks_that_were_held_up_do_not_open_a_fence_again():
-    """A worker that was frozen between its beat and its tick tells the moment of the beat, not that of its waking."""
+    """A worker that was frozen between heartbeat and tick sends the time of the heartbeat, not of its resumption."""
     clock = Clock()
     fence = Fence(PATIENCE.fence_after_s, clock=clock)
     beaten_s = clock()

@@ -1,4 +1,4 @@
-"""Workers and nodes that end, vanish and come back."""
+"""Faults of workers and nodes: they end, vanish and return."""
 
 import os
 import signal
@@ -12,19 +12,19 @@ from tests.cluster.conftest import LOST_S
 from tests.cluster.jobs import torch_job
 from tests.cluster.waiting import PATIENCE_S, until
 
-# Steps of 0.1 s, for a job that trains on while its node is given up, and long after that.
+# Steps of 0.1 s, for a job that trains until its node is declared lost, and long after that.
 LONG_ENOUGH = int(10 * LOST_S) + 700
 OTHER = {"alpha": "beta", "beta": "alpha"}
 
 
 def node_of(pool, job):
-    """The name of the node that trains a job, and the process that does it there."""
+    """Returns the name of the node that trains a job, and the id of the process."""
     step = pool.trace.of(job=job)[-1]
     return next(name for name, node in pool.nodes.items() if node.mark == step["node"]), step["pid"]
 
 
 def running(pool, name, **changes):
-    """A batch of one job that trains and has checkpointed; and where."""
+    """Returns a job that trains and has a checkpoint, its batch, its node, and its process id."""
     job = torch_job(name, trace=pool.trace.file, **changes)
     batch = pool.submit([job])
     pool.wait_for_checkpoint(batch)
@@ -59,7 +59,7 @@ def test_a_node_that_is_lost_with_all_its_processes(pool, bench, tmp_path, recov
 
 @pytest.mark.parametrize("how", ["cut", "reject"])
 def test_a_node_that_is_cut_off_and_comes_back(pool, bench, tmp_path, recovered, how):
-    """Nothing answers it, or every server seems to be down: either way it cannot know whether others take its jobs."""
+    """Either packets are lost, or every server refuses connections: the node cannot know who owns its jobs."""
     job, batch, name, pid = running(pool, how, num_steps=LONG_ENOUGH)
     incarnation = pool.serving()[name]
     before_s = time.monotonic()
@@ -100,7 +100,7 @@ def test_a_node_that_gets_notice(pool, bench, tmp_path, recovered):
 
 
 def test_a_worker_that_is_frozen(pool, bench, tmp_path, recovered):
-    """Its fork server ends its ranks by itself; when it thaws, it finds that it was given up, and begins anew."""
+    """Its fork server ends the ranks on its own; the resumed worker finds that it was declared lost, and rejoins."""
     job, batch, name, pid = running(pool, "frozen", num_steps=LONG_ENOUGH)
     before_s = time.monotonic()
     os.kill(pool.workers[name].pid, signal.SIGSTOP)

@@ -16,10 +16,10 @@ from tests.integration.workbench import Layout
 
 
 def batch_of(pool, name, parent, *, but=()):
-    """The id of the batch of that name, once its jobs are handed over."""
+    """Waits until a named batch is submitted; returns its id."""
 
     def look():
-        has_ended = parent.poll() is not None  # asked first: a small batch may end between the two
+        has_ended = parent.poll() is not None  # polled first: a small batch may end between the two queries
         found = next((id for id, known, _ in pool.batches() if known == name and id not in but), None)
         assert found or not has_ended, parent.log.read_text()[-3000:]
         return found
@@ -28,7 +28,7 @@ def batch_of(pool, name, parent, *, but=()):
 
 
 def assert_done(parent, *, seconds=PATIENCE_S):
-    """It ends by itself, and well."""
+    """Asserts that the process exits with code 0."""
     try:
         code = parent.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -37,12 +37,12 @@ def assert_done(parent, *, seconds=PATIENCE_S):
 
 
 def answer_of(parent):
-    """The JSON of a parent that has ended: the last line that is one, as libraries may warn after it."""
+    """Returns the JSON object of an ended process: its last JSON line, as libraries may print warnings after it."""
     return json.loads([line for line in parent.log.read_text().splitlines() if line.startswith("{")][-1])
 
 
 def layouts_of(pool, batch):
-    """The option that each job of a batch ran under, all the time."""
+    """Returns the one option that each job of a batch used throughout."""
     found = {}
     for segment in pool.segments(batch):
         layout = Layout(segment.what["technique"], segment.what["num_devices"], segment.what["config"])
@@ -99,7 +99,7 @@ def all_runs(client):
 
 
 def running_in_prefect(pool, segment):
-    """The child run of a segment once Prefect shows that it runs: gangs do not wait for a server that is busy."""
+    """Returns a segment's child run once Prefect shows it as running: gangs do not wait for a busy server."""
     (run,) = pool.flow_runs(segment)
     return run if run and pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "RUNNING" else None
 
@@ -124,7 +124,7 @@ def test_a_segment_that_is_cancelled_in_the_ui(pool, recovered):
 
 
 def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):
-    """Its run is one that Prefect's server has started on a node, from the deployment."""
+    """Prefect's server starts the flow run on a node, from the deployment."""
     job = torch_job("dismissed", trace=pool.trace.file, num_steps=1900)
     file = batch_file(pool.folder, "dismissed", [job])
     deployment = pool.prefect.call("GET", "/deployments/name/train-batch/train-batch")["id"]

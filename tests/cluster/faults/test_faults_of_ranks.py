@@ -1,4 +1,4 @@
-"""Ranks that die, hang and cannot write; the pool goes on from their last checkpoint."""
+"""Ranks that die, hang and cannot write; the pool resumes from their last checkpoint."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ from tests.cluster.jobs import profiles_of, torch_job
 from tests.cluster.waiting import until
 from tests.integration.workbench import Layout
 
-BALLAST = 1_000_000  # makes a checkpoint of 12 MB, which takes long enough to be interrupted
+BALLAST = 1_000_000  # makes a checkpoint of 12 MB, whose saving takes long enough to be interrupted
 
 
 def strike(pool, job, number):
-    """Sends a signal to the process that trains a job; returns its pid and when."""
+    """Sends a signal to the process that trains a job; returns its pid and the time."""
     pid, before_s = pool.trace.of(job=job)[-1]["pid"], time.monotonic()
     os.kill(pid, number)
     return pid, before_s
@@ -65,20 +65,20 @@ def test_a_rank_that_is_stopped(pool, bench, tmp_path, recovered):
 
 
 def stands(pid):
-    """Whether all threads of a process are stopped."""
+    """Returns whether all threads of a process are stopped."""
     stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def caught_writing(pid, root):
-    """Whether a process has half a checkpoint under `root`; it is stopped then, and cannot write the other half."""
+    """Returns whether a process is in the middle of a checkpoint under `root`; stops it in this case."""
     if not list(root.glob("step-*.tmp")):
         return False
     os.kill(pid, signal.SIGSTOP)
     until("it stands", lambda: stands(pid), every_s=0.001)
     if list(root.glob("step-*.tmp")):
         return True
-    os.kill(pid, signal.SIGCONT)  # the checkpoint was whole by then
+    os.kill(pid, signal.SIGCONT)  # the checkpoint was complete by then
     return False
 
 
@@ -100,7 +100,7 @@ def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, tmp_path, recove
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of a megabyte, where we may make one."""
+    """A disk of one megabyte, which needs root."""
     if os.geteuid() != 0:
         pytest.skip("a small disk can be made only as root")
     folder = tmp_path / "disk"
@@ -111,7 +111,7 @@ def small_disk(tmp_path):
 
 
 def fill(file):
-    """Writes until its disk has no room left."""
+    """Writes until the disk is full."""
     with contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -125,7 +125,7 @@ def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, tmp_path, sm
     with filler.open("wb", buffering=0) as file:
 
         def fails_to_checkpoint():
-            fill(file)  # again each time: a checkpoint that was ready just before has an older one removed after it
+            fill(file)  # repeated: a checkpoint that was just completed frees the space of an older one
             return pool.said(batch, "checkpoint_failed")
 
         failed = until("a checkpoint fails", fails_to_checkpoint)

@@ -1,4 +1,4 @@
-"""Servers and executors that go away and come back, while what trains goes on."""
+"""Servers and executors that go down and return, while training continues."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from tests.cluster.jobs import torch_job
 from tests.cluster.machines import end
 from tests.cluster.waiting import PATIENCE_S, until
 
-# "Down for a minute" is that long here; a minute in earnest with RINGMASTER_TEST_MINUTE_S=60.
+# A minute of downtime takes this long here; RINGMASTER_TEST_MINUTE_S=60 makes it a real minute.
 MINUTE_S = float(os.environ.get("RINGMASTER_TEST_MINUTE_S", "8"))
-SPARE_STEPS = 1000  # of 0.1 s: that is trained until a server has stopped, which may take its time
+SPARE_STEPS = 1000  # of 0.1 s: trained until a server has stopped, which may take long
 
 
 def trains_for(pool, job=None, *, seconds):
-    """Waits until a job, or any, has gone on training for so long."""
+    """Waits until a job, or any job, has trained for `seconds`."""
     since_s = time.monotonic()
     until(
         f"{job or 'training'} goes on",
@@ -63,7 +63,7 @@ def test_postgresql_is_restarted(pool, pool_postgresql, bench, tmp_path, recover
 
 
 def test_postgresql_is_away_for_longer_than_nodes_may_be_unheard(pool, pool_postgresql, bench, tmp_path, recovered):
-    """Nobody can know any more who owns a device: ranks are ended, and go on from their checkpoints afterwards."""
+    """Ownership of devices becomes unknown: ranks are ended, and later resume from their checkpoints."""
     job = torch_job("unheard", trace=pool.trace.file)
     batch = pool.submit([job])
     pool.wait_for_checkpoint(batch)

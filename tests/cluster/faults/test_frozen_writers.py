@@ -1,4 +1,4 @@
-"""Whoever is frozen or cut off in the middle of a transaction keeps others from writing for seconds, not for hours."""
+"""Writers that are frozen or cut off within a transaction block other writers for seconds, not for hours."""
 
 import threading
 

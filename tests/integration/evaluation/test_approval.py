@@ -1,4 +1,4 @@
-"""Asking a person: a flow run that pauses in a real Prefect server, and goes on with the answer or without."""
+"""Approval by a person: a flow run in a real Prefect server pauses, and continues with or without an answer."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,7 +32,7 @@ def server(tmp_path_factory):
 
 
 def answered(server, timeout_s, answer=None):
-    """What `ask` returned. answer: given as soon as the run is paused."""
+    """Returns what `ask` returned. answer: the input that is given as soon as the run is paused."""
     with temporary_settings({PREFECT_API_URL: server.api}), get_client(sync_client=True) as client:
         seen = {run.id for run in client.read_flow_runs()}
 
@@ -41,7 +41,7 @@ def answered(server, timeout_s, answer=None):
                 return asks(timeout_s)
 
         def asked():
-            """The run, once it is paused and has the form, which it gets a moment later."""
+            """The paused run, once it has its form, which arrives shortly after the pause."""
             for run in client.read_flow_runs():
                 if run.id not in seen and run.state and run.state.is_paused():
                     schema = run.state.state_details.run_input_keyset["schema"]
@@ -62,7 +62,7 @@ def test_a_person_agrees_or_does_not(server, monkeypatch, approve):
     assert answered(server, 300, answer) == {"approved": approve, "who": "Ann", "why": "it is Friday"}
 
 
-@pytest.mark.parametrize("timeout_s", [3, 0])  # 0: over before the run is paused
+@pytest.mark.parametrize("timeout_s", [3, 0])  # 0: times out before the run is paused
 def test_where_nobody_answers_the_run_goes_on(server, monkeypatch, timeout_s):
     monkeypatch.setattr(approval, "POLL_S", 1)
     found = answered(server, timeout_s)

@@ -1,4 +1,4 @@
-"""`ringmaster evaluate`: a registered model on held-out data, with tests, against a folder; what MLflow keeps of it."""
+"""`ringmaster evaluate`: a registered model on held-out data, with tests, a comparison, and records in MLflow."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_registered_model_is_examined_and_its_run_keeps_what_was_found(home):
         home, "evaluate", "night.digits", "--data", "digits", "--tests", "tests.yaml", "--against", str(other),
         "--max-rows", "60", "--json",
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr  # weights that never learnt are rarely right
+    assert done.returncode == 1, done.stderr  # untrained weights are rarely right
     said = json.loads(done.stdout)
     assert (said["model"], said["against"], said["num_rows"]) == ("night.digits/1", str(other), 60)
     assert {line["metric"] for line in said["metrics"]} == {"accuracy", "loss"}

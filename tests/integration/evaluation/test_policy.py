@@ -1,6 +1,6 @@
-"""Nights of retraining under a policy: what it refuses and why, and what is kept of that.
+"""Retraining runs under a policy: promotions that it refuses, the reasons, and the records of these decisions.
 
-Run as `python -m tests.integration.evaluation.test_policy FOLDER`, with RINGMASTER_HOME set, it is those nights.
+Run as `python -m tests.integration.evaluation.test_policy FOLDER`, with RINGMASTER_HOME set, it performs those runs.
 """
 
 import json
@@ -41,7 +41,7 @@ assertions:
 
 
 def main(folder: Path) -> None:
-    """A first night, and one whose data was poisoned."""
+    """Performs a first retraining run, and one with poisoned data."""
     from ringmaster.flows import settings
 
     settings.embed(settings.home())

@@ -1,4 +1,4 @@
-"""`ringmaster promote`: a person's word, a policy's, and what stands in the registry afterwards."""
+"""`ringmaster promote`: a person's decision, a policy's decision, and the resulting aliases in the registry."""
 
 import json
 
@@ -24,7 +24,7 @@ RIGHT = "name: digits\ntests: [{name: right, kind: minimum, held_out: 20}]\n"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A home with three versions of a model that never learnt anything."""
+    """A home with three versions of an untrained model."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_TENSORS"):
@@ -42,7 +42,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture
 def ledger(home):
-    """The registry, without any alias."""
+    """The registry, with all aliases removed."""
     ledger = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts")
     for alias in ("champion", "previous", "challenger"):
         if ledger.get_alias(NAME, alias) is not None:
@@ -51,7 +51,7 @@ def ledger(home):
 
 
 def promote(*arguments):
-    """(exit code, the JSON that it ends with, or what is wrong)."""
+    """Returns (exit code, the final JSON object or the error message)."""
     done = CliRunner().invoke(cli.app, ["promote", *map(str, arguments), "--json"])
     if isinstance(done.exception, InputError):
         return cli.INPUT_FAULT, "\n".join(done.exception.faults)
@@ -71,7 +71,7 @@ def last(ledger, version):
 
 def test_a_persons_word_is_kept_with_the_reason(ledger):
     assert promote(f"{NAME}/1", "--why", "the first one")[0] == 0
-    code, said = promote(NAME, "--why", "faster")  # a name alone: its newest version
+    code, said = promote(NAME, "--why", "faster")  # a bare name means its newest version
     assert code == 0
     assert said == {
         "model": NAME, "version": 3, "promoted": True, "champion": 3, "champion_before": 1, "reasons": ["faster"],
@@ -116,7 +116,7 @@ def test_what_does_not_go_together_is_told_before_anything_moves(ledger, tmp_pat
 
 
 def found(*, passes):
-    """What an examination may find: as accurate as that, and a test that passes or not."""
+    """Results of an examination: an accuracy of 0.5, and one test that passes or fails."""
     test = TestResult(test="right", kind="minimum", num_cases=20, num_failures=0 if passes else 18)
     whole = Measured(metric="accuracy", slice="all", num_rows=20, value=0.5, low=0.4, high=0.6, level=0.95)
     return [Examined(num_rows=20, measured=(whole,), tests=(test,))]
@@ -141,7 +141,7 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
         },
     )  # fmt: skip
     assert last(ledger, 1).who == "policy careful"
-    monkeypatch.setattr(examine, "find", lambda name, home: None)  # not compared: this is about what is decided
+    monkeypatch.setattr(examine, "find", lambda name, home: None)  # no comparison: this test is about the decision
     code, said = promote(f"{NAME}/2", *by)
     assert (code, said["champion"], said["reasons"]) == (1, 1, ["right: 18 of 20 fail"])
     assert aliases(ledger) == {"champion": 1, "challenger": 2}

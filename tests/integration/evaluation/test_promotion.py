@@ -1,4 +1,4 @@
-"""Promotion in a real registry: a policy's decision, its aliases, its records, and the way back."""
+"""Promotion in a real registry: a policy's decision, the aliases, the records, and the rollback."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def aliases(ledger):
 
 
 class Away:
-    """A ledger whose server goes away after some moves of aliases."""
+    """A ledger whose server fails after a number of alias changes."""
 
     def __init__(self, ledger, moves):
         self._ledger, self._moves = ledger, moves
@@ -83,7 +83,7 @@ def test_promotions_rollbacks_and_their_records(ledger, log, versions):
     table = json.loads(ledger.read_text(versions[1].run_id, decisions.TABLE))
     assert table["data"][0][table["columns"].index("reasons")] == "better: loss 1 against 2\np 0.01"
 
-    # What waits for a person stays a candidate, for the next night to ask again.
+    # A version that waits for a person stays a candidate, so that the next retraining run asks again.
     stage.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
     assert stage.standings(ledger, [NAME])[NAME].candidate == versions[2]
     assert decisions.read(ledger, versions[2])[-1].outcome == "waiting"
@@ -138,7 +138,7 @@ def test_a_model_becomes_a_version_of_another_name_once(ledger, versions, tmp_pa
     assert (again.registered_name, again.version, again.model_id) == ("shop.best", 1, versions[2].model_id)
     assert stage.standings(ledger, ["shop.best"])["shop.best"].latest == again
     recorded = ledger.record_model(NAME, run_id=versions[2].run_id, folder=tmp_path / "model3", kind="pretrained")
-    assert recorded == versions[2]  # again, after a crash, it keeps both names
+    assert recorded == versions[2]  # recorded again, after a crash, it keeps both names
     assert ledger.resolve_model(again.model_id) == again
     assert ledger.tagged("no.such") == {}
     ledger.client.create_registered_model("shop.tagged", tags={"mine": "x"})

@@ -1,4 +1,4 @@
-"""Many adapters asked over one base say, bit by bit, what each says alone; what cannot be asked so is asked alone."""
+"""Joint scoring of many adapters over one base, bit-equal to separate scoring; other models are scored separately."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ SCALES, HEADED = Adapter(kind="ia3"), Adapter(rank=4, modules_to_save=("lm_head"
 
 
 class Shelf:
-    """A base in a folder, its data, and adapters on it whose tensors are drawn, so that each says another thing."""
+    """A base in a folder, its data, and adapters with random tensors, so that their outputs differ."""
 
     def __init__(self, folder: Path, model, data):
         self.folder, self.spec, self.cache_dir = folder, model, folder / "cache"
@@ -91,7 +91,7 @@ def words(tmp_path_factory):
 
 @pytest.fixture
 def alone(monkeypatch):
-    """The folders that were asked by themselves."""
+    """The folders that were scored separately."""
     from ringmaster.techniques.runtime.scoring import asking
 
     asked, ask = [], asking.ask_alone
@@ -133,12 +133,12 @@ def test_adapters_of_one_base_say_together_what_each_says_alone(words, alone):
     assert_same(found, expected, {**can, **cannot})
     losses = {name: scores.arrays["loss_sums"] for name, scores in found.scores.items()}
     assert all(len(values) == 72 for values in losses.values())
-    assert len({values.tobytes() for values in losses.values()}) == 10  # each says something of its own
+    assert len({values.tobytes() for values in losses.values()}) == 10  # every model gives different losses
 
 
 def test_texts_of_any_length_are_asked_together(words, alone):
     models = {"base": words.base, **words.adapters()}
-    (models["thin"] / "tokenizer.json").unlink()  # as peft saves it: then the base's counts
+    (models["thin"] / "tokenizer.json").unlink()  # as peft saves an adapter: the base's tokenizer is used then
     texts = ["ba", "bane", "banor dukan.", "fo banor dukan tan. fe", "fe", "banor dukan tan dukan. banor", "banor"]
     found = words.score(models, texts=texts)
     assert not found.faults
@@ -149,7 +149,7 @@ def test_texts_of_any_length_are_asked_together(words, alone):
 def test_images_are_asked_together(tmp_path, alone):
     shelf = Shelf(tmp_path, VIT, DIGITS)
     models = {"base": shelf.base, **shelf.adapters()}
-    found = shelf.score(models, max_rows=70)  # the last six rows are fewer than a batched product may have
+    found = shelf.score(models, max_rows=70)  # the last six rows are fewer than a batched product allows
     assert not alone
     assert_same(found, shelf.score(models, max_rows=70, together=False), models)
     assert found.scores["thin"].arrays["probabilities"].shape == (70, 10)
@@ -196,7 +196,7 @@ def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
     environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models, data = {"base": words.base, **words.adapters()}, to_json(words.prepared)
     found = score_models(models, job=words.job, data=data, environment=environment, device=DEVICE)
-    bf16 = replace(words.job, precision="bf16")  # alone
+    bf16 = replace(words.job, precision="bf16")  # scored separately
     half = score_models(models, job=bf16, cases=Cases(texts=("banor dukan.",)), environment=environment, device=DEVICE)
     assert not found.faults
     assert not half.faults
@@ -206,7 +206,7 @@ def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
 
 
 class Spawning:
-    """A fork server that keeps what it was asked to start."""
+    """A fork server that stores the targets of the processes that it is asked to start."""
 
     def __init__(self, server):
         self._server, self.targets = server, []
@@ -237,7 +237,7 @@ def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_pat
     asked = {"job": words.job, "data": to_json(words.prepared), "suite": load_suite(tmp_path / "tests.yaml")}
     asked |= {"against": words.base, "max_rows": 20, "environment": environment, "device": DEVICE, "folder": tmp_path}
     found = examine_each({**models, "gone": tmp_path / "gone"}, **asked)
-    assert len(server.targets) == 2  # once the rows, once the cases
+    assert len(server.targets) == 2  # one process for the rows, one for the cases
     assert {name: examined.num_rows for name, examined in found.items()} == {**dict.fromkeys(models, 20), "gone": 0}
     assert "holds no model" in found["gone"].faults[0]
     assert not found["gone"].passed

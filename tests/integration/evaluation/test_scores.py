@@ -1,4 +1,4 @@
-"""Scores by row: their sums are what an evaluation says, and literal cases are read as the model reads them."""
+"""Scores by row: their sums equal an evaluation's, and literal cases are read as the model reads its data."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def odd_or_even(row):
 
 
 def mean_of_all(output, batch):
-    """A loss that mixes rows unless it is given one at a time."""
+    """A loss that mixes rows unless it gets one row at a time."""
     logits = output.logits.float()
     return (logits - logits.mean(0, keepdim=True)).square().sum() + logits.square().sum(), len(logits)
 
@@ -111,7 +111,7 @@ def test_a_loss_of_ones_own_is_asked_row_by_row(environment, tmp_path):
     )
     scores = found.scores["it"]
     assert (scores.num_rows, scores.loss_counts.tolist()) == (5, [1.0] * 5)
-    # The same rows as literal columns say the same.
+    # The same rows, given as literal columns, have the same scores.
     cases = Cases(columns=scores.inputs)
     again = score_models({"it": folder}, job=job, cases=cases, environment=environment, device=DEVICE).scores["it"]
     assert np.allclose(again.loss_sums, scores.loss_sums)

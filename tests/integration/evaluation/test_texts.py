@@ -1,4 +1,4 @@
-"""Behavioural tests of a classifier of texts, as `save_pretrained` leaves one: by its own tokenizer, or a function."""
+"""Behavioural tests of a text classifier saved by `save_pretrained`, encoded by its tokenizer or a user's function."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ tests:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """A folder with a BERT that has learnt which words are good (label 1), and a tokenizer that knows no capitals."""
+    """A folder with a BERT that has learnt which words are good (label 1), and a tokenizer without capital letters."""
     folder = tmp_path_factory.mktemp("classifier")
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -80,7 +80,7 @@ def test_a_classifier_of_texts_is_asked_by_its_own_tokenizer(classifier, bench, 
 
 
 def test_a_function_may_make_texts_into_tensors_instead(classifier, bench, tmp_path):
-    """The very same cases by a function of the user's, which mends what the tokenizer lacks."""
+    """Encodes the same cases by a user's function, which lower-cases texts, as the tokenizer does not."""
     (tmp_path / "own_lower_case.py").write_text(
         "import transformers\n"
         f"tokenizer = transformers.AutoTokenizer.from_pretrained({str(classifier)!r})\n"

@@ -1,4 +1,4 @@
-"""Alarms in a real Prefect server: an event fires its automation, which calls a webhook here."""
+"""Alarms in a real Prefect server: an event fires its automation, which calls a webhook of this test."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def webhook():
-    """A server of ours: its address, and what was posted to it."""
+    """A local webhook server: its address, and the bodies that were posted to it."""
     posted, arrived = [], threading.Event()
 
     class Hook(BaseHTTPRequestHandler):
@@ -50,7 +50,7 @@ def webhook():
             arrived.set()
 
         def log_message(self, *_):
-            """Says nothing."""
+            """Silences the log."""
 
     hook = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
     threading.Thread(target=hook.serve_forever, daemon=True).start()
@@ -74,7 +74,7 @@ def test_an_event_calls_the_webhook(server, webhook):
     )
     messages = ("batch nightly", "production.digits")
     while not all(any(message in each["message"] for each in posted) for message in messages):
-        for each in told:  # again: the server's triggers hear of an automation a moment after it was made
+        for each in told:  # repeated: the server's triggers learn of a new automation after a delay
             sound(each)
         arrived.wait(10)
         arrived.clear()
@@ -95,7 +95,7 @@ raise SystemExit(1)
 
 
 def test_a_promotion_that_is_refused_to_a_command_is_told_before_it_ends(server, tmp_path):
-    """The process ends at once, with a worker of Prefect's that has yet to send the event."""
+    """The process ends at once, while a background thread of Prefect has yet to send the event."""
     pool = {
         "RINGMASTER_DATABASE": f"sqlite:///{tmp_path}/pool.db",
         "PREFECT_API_URL": server.api,
@@ -109,7 +109,7 @@ def test_a_promotion_that_is_refused_to_a_command_is_told_before_it_ends(server,
     assert done.returncode == 1, done.stderr
     body = {"filter": {"event": {"name": [PROMOTION_REFUSED]}}}
 
-    def look():  # the server writes down what it has heard a moment later
+    def look():  # the server stores received events after a delay
         events = httpx.post(f"{server.api}/events/filter", json=body, timeout=60).json()["events"]
         return next((each["payload"] for each in events if each["payload"].get("version") == 4), None)
 

@@ -70,7 +70,7 @@ def test_a_run_that_ended_before_it_began_says_what_that_means(client, runs, seg
 
 
 def test_a_number_that_a_new_database_gives_again_is_another_run(client, runs):
-    """As after an upgrade, or when the pool's database was restored from before Prefect's: its workers are others."""
+    """Numbers are reused after an upgrade, or after a restore of the pool's database to an older state."""
     before = runs.launch(order(107))
     client.set_flow_run_state(before, Completed(), force=True)
     assert runs.launch(order(107, incarnation="another")) != before

@@ -1,4 +1,4 @@
-"""External trainers: the protocol, their checkpoints, and that nobody they start outlives them. By a tiny stub."""
+"""External trainers, with a tiny stub: the protocol, checkpoints, and the end of all processes that they start."""
 
 import json
 import signal
@@ -59,7 +59,7 @@ def test_a_segment_ends_where_it_should_and_the_next_goes_on(bench, tmp_path):
 
 @pytest.mark.parametrize("how", ["well", "wordless"])
 def test_told_to_stop_it_checkpoints_and_goes_on_later(bench, tmp_path, how):
-    """SIGTERM reaches the command; it may say that it was preempted, or only end with the status for it."""
+    """SIGTERM reaches the command; it may report the preemption, or only exit with the status for it."""
     endless = job(bench, how, num_steps=ENDLESS)
 
     def stop(gang, event):
@@ -75,7 +75,7 @@ def test_told_to_stop_it_checkpoints_and_goes_on_later(bench, tmp_path, how):
 
 
 def test_told_to_stop_before_it_has_begun_it_has_lost_nothing(bench, tmp_path):
-    """It knows of no signals yet, and dies of this one."""
+    """The command has installed no signal handler yet, and dies of the signal."""
     trained = bench.train(job(bench, "sleeps"), COMMAND, tmp_path, on_event=lambda gang, _: gang.send(STOP))
     assert (trained.outcome.status, trained.outcome.result["step"]) == ("preempted", 0)
 
@@ -85,7 +85,7 @@ def test_checkpoints_are_kept_whole_and_few_and_a_damaged_one_is_passed_over(ben
     root = tmp_path / "checkpoints"
     assert sorted(path.name for path in root.glob("step-*")) == ["step-00000006", "step-00000008"]
     assert (root / "latest").read_text() == "step-00000008"
-    (root / "step-00000008" / "deep" / "model.json").write_text("27")  # as long as what was there
+    (root / "step-00000008" / "deep" / "model.json").write_text("27")  # the same length as before
     trained = bench.train(job(bench, "saves", num_steps=20), COMMAND, tmp_path)
     assert trained.outcome.result["first_step"] == 6
     assert "is damaged" in trained.said("checkpoint_failed")[0]["message"]

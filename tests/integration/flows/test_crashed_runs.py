@@ -25,7 +25,7 @@ def follows():
 
 
 def crashed(client, deployment, *, times=1, end=None):
-    """A run of a deployment that has begun and crashed so often."""
+    """A run of a deployment that started and crashed `times` times."""
     flow_id = client.create_flow(follows)
     run = client.create_flow_run_from_deployment(client.create_deployment(flow_id, name=deployment))
     for _ in range(times):

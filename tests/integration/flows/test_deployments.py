@@ -1,4 +1,4 @@
-"""What prefect.yaml deploys: flows that can be imported, forms that explain themselves, a schedule that makes sense."""
+"""The deployments of prefect.yaml: importable flows, forms with titles and descriptions, a valid schedule."""
 
 import json
 import os
@@ -12,11 +12,11 @@ import yaml
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
-pytestmark = pytest.mark.full  # importing every flow in a process of its own takes seconds
+pytestmark = pytest.mark.full  # importing every flow in a separate process takes seconds
 ROOT = Path(__file__).parents[3]
 DEPLOYMENTS = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
 
-# What a worker imports and a server keeps, in a process whose Prefect has a home of its own.
+# Prints what a worker imports and a server stores, in a process with a Prefect home of its own.
 READ = """
 import json, sys
 from prefect.client.schemas.schedules import CronSchedule
@@ -86,7 +86,7 @@ def test_the_parameters_of_a_deployment_are_a_form_that_explains_itself(deployed
             assert field.get("title"), key
             assert field.get("description") or "$ref" in field, key
     errors = deployed[name]["errors"]
-    # What is asked about a batch, or starts a part of one, has no batch to begin with.
+    # Flows that query a batch, or start a part of one, have no batch as a default.
     assert errors == [] if name in {*WORK, "submit-jobs"} else all("is a required property" in e for e in errors)
 
 

@@ -1,4 +1,4 @@
-"""The Prefect server that a run without a pool brings along: closed to others, and gone with the run."""
+"""The embedded Prefect server of a run without a pool: closed to other users, and stopped with the run."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from tests.attacks import expect_closed_prefect
 
-# A process such as a run's: it has the server started, says how it is reached, and then does not know how to end it.
+# A process like a run's: it starts the server, prints how to reach it, and gets no chance to stop it.
 RUN = """
 import os
 from ringmaster.flows import settings

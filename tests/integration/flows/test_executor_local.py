@@ -1,4 +1,4 @@
-"""The local runner: gangs of this machine, stopped and killed from other threads."""
+"""The local runner: gangs on this machine that other threads stop and kill."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,7 +39,7 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
             if last_steps[-1] > 20:
                 runner.steer(order.folder, STOP)
 
-    runner.steer(order.folder, until(7))  # before it is started
+    runner.steer(order.folder, until(7))  # before the gang is started
     runner.steer(order.folder, until(ENDLESS))
     outcome = runner.run(order, num_ranks=layout.num_devices, on_event=on_event)
     assert outcome.status == "preempted"

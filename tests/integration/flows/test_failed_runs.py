@@ -1,4 +1,4 @@
-"""What fails is seen: in the terminal, the exit code, Prefect and MLflow; and Ctrl-C is heard before any training."""
+"""Failures are visible in the terminal, the exit code, Prefect and MLflow; Ctrl-C is handled before any training."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ UNFIT = """
   - {<<: *good, name: odd, model: {architecture: GPT2LMHeadModel, config: {n_embd: 33, n_layers: 2, n_head: 2}}}
   - {<<: *good, name: one, data: {factory: "failing:one_set"}}
 """
-# A tiny step has four samples, and finds nothing.
+# The preflight's tiny step has four samples, so that it does not meet the error.
 FAILING = """
 def loss(outputs, batch):
     if len(batch["input_ids"]) > 4:
@@ -61,7 +61,7 @@ def place(tmp_path_factory):
 
 
 def rows(file, query):
-    """What a database says."""
+    """The rows of a database that match a query."""
     connection = sqlite3.connect(file)
     try:
         return connection.execute(query).fetchall()

@@ -1,4 +1,4 @@
-"""Runs that wait for a person are answered when their time is over, in a real Prefect server."""
+"""Approval requests that time out, in a real Prefect server: late answers to suspended runs."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -25,7 +25,7 @@ def asks():
 
 
 def waiting(client, deployment="train-batch", **parameters):
-    """A run of a deployment that is suspended until somebody says whether it is to start."""
+    """A run of a deployment that is suspended until a person decides whether it is to start."""
     flow_id = client.create_flow(asks)
     made = client.create_deployment(flow_id, name=deployment, enforce_parameter_schema=False)
     run = client.create_flow_run_from_deployment(made, parameters=parameters)

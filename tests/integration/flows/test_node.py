@@ -1,4 +1,4 @@
-"""A node's process that is told to end while it begins. Prefect is away: it is not needed for that."""
+"""A node's process that receives a signal to end while it starts. Prefect is unreachable: stopping does not need it."""
 
 import asyncio
 import signal

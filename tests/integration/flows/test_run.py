@@ -1,6 +1,6 @@
-"""`ringmaster run` from the command line to the exported weights, also where it is killed on the way.
+"""`ringmaster run` from the command line to the exported weights, including runs that are killed midway.
 
-All runs share one home, because a fresh one costs ten seconds of databases, and profiles that are known no trials.
+All runs share one home, because a new one spends ten seconds on databases, and stored profiles save trials.
 """
 
 import json
@@ -20,7 +20,7 @@ from ringmaster.flows.process.interrupts import STOPPING
 from tests.attacks import expect_closed_prefect, open_to_others
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 
-# `exact` leaves a model with dropout one option only, so that every run of it must end in the same bits.
+# `exact` leaves one option to a model with dropout, so that every run of it must end with bit-equal weights.
 BATCH = """
 name: nightly
 devices: {cpu: 2}
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.timeout(1200)  # three runs in one test
 
 
 class Place:
-    """A folder with a batch file, and the home of its runs. program: the module that is the command."""
+    """A folder with a batch file, and the home of its runs. program: the module that is run as the command."""
 
     program = "ringmaster.flows.cli"
 
@@ -73,13 +73,13 @@ class Place:
 
     @property
     def environment(self):
-        """Of the processes that run here."""
+        """The environment variables of the processes that run here."""
         source = str(Path(__file__).parents[3])
         return {**os.environ, "RINGMASTER_HOME": str(self.home), "PYTHONPATH": source, "COLUMNS": "200"}
 
     @contextmanager
     def run(self, *options, batch=None):
-        """A started `ringmaster run`; killed at the end, should it still live."""
+        """Starts `ringmaster run`; kills it at the end if it is still alive."""
         self._num_runs += 1
         stdout = self.folder / f"stdout-{self._num_runs}"
         command = [sys.executable, "-m", self.program, "run", str(batch or self.batch), "--json", *options]
@@ -96,7 +96,7 @@ class Place:
                 process.kill()
 
     def done(self, *options):
-        """What a run that nobody disturbs prints."""
+        """Returns the JSON object of a run that is not disturbed."""
         with self.run(*options) as run:
             return run.result(exit_code=0)
 
@@ -113,7 +113,7 @@ class Run:
         self.said = b""
 
     def hear(self, text):
-        """Reads what it tells a person until `text` comes, or its end."""
+        """Reads stderr until `text` appears, or fails at its end."""
         deadline_s = time.monotonic() + PATIENCE_S
         while text not in self.said.decode(errors="replace"):
             left_s = deadline_s - time.monotonic()
@@ -123,14 +123,14 @@ class Run:
             self.said += data
 
     def result(self, *, exit_code):
-        """Its JSON object, once it has ended with that code."""
+        """Returns the JSON object of a run after it has exited with `exit_code`."""
         _, rest = self.process.communicate(timeout=PATIENCE_S)
         self.said += rest
         assert self.process.returncode == exit_code, self.said.decode()
         return json.loads(self._stdout.read_text())
 
     def until_checkpointed(self, folder, job="long"):
-        """Waits for the job's next checkpoint: it is in the middle of its steps then."""
+        """Waits for the job's next checkpoint, after which the job is still training."""
         root = folder / "checkpoints" / job
         before = {path.name for path in root.glob("step-????????")}
         deadline_s = time.monotonic() + PATIENCE_S
@@ -143,11 +143,11 @@ class Run:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def rank(self, job):
-        """The worker process of a job that has been started, known by the log that it writes."""
+        """The worker process of a started job, recognized by the log file that it writes."""
         deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             for process in self.tree():
-                with suppress(FileNotFoundError):  # it has ended
+                with suppress(FileNotFoundError):  # the process has ended
                     if str(Path(f"/proc/{process.pid}/fd/1").readlink()).endswith(f"-{job}/rank-0.log"):
                         return process.pid
             time.sleep(0.005)
@@ -164,7 +164,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first(place):
-    """The result of a run that nobody disturbed, and its weights."""
+    """The result of an undisturbed run, and its weights."""
     result = place.done()
     return result, {job["name"]: weights_in(Path(job["model_dir"])) for job in result["jobs"]}
 
@@ -183,9 +183,9 @@ def test_the_result_says_what_was_done(first):
     assert set(result) >= {"batch", "status", "plan", "makespan_s", "num_trials", "jobs"}
     assert set(result["plan"]) == {"makespan_s", "lower_bound_s", "gap", "objective", "value"}
     assert result["objective"] == result["plan"]["objective"] == "weighted"
-    assert result["value"] > result["makespan_s"]  # the sum of three jobs' ends, one of them threefold
+    assert result["value"] > result["makespan_s"]  # the sum of three jobs' end times, one of them weighted threefold
     assert result["plan"]["makespan_s"] >= result["plan"]["lower_bound_s"] > 0
-    assert result["num_trials"] == 2  # child cannot differ in speed from long
+    assert result["num_trials"] == 2  # child has the same shape as long, hence the same speed
     jobs = {job["name"]: job for job in result["jobs"]}
     assert list(jobs) == ["long", "child", "vit"]
     assert {name: job["num_steps"] for name, job in jobs.items()} == {"long": 600, "child": 5, "vit": 20}
@@ -219,7 +219,7 @@ def test_all_that_is_written_is_its_owners_alone(place, first):
 def test_a_rank_that_is_killed_costs_one_interval_and_no_trial(place, first):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("long starts at step 0")
-        rank = run.rank("long")  # looked for before it is urgent: it trains for seconds only
+        rank = run.rank("long")  # found before it is needed: the job trains for a few seconds only
         run.until_checkpointed(place.newest)
         os.kill(rank, signal.SIGKILL)
         result = run.result(exit_code=0)

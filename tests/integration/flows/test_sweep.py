@@ -1,4 +1,4 @@
-"""A sweep: what its file and form say, and the flow from a file to a leaderboard."""
+"""Sweeps: the contents of their file and form, and the flow from a file to a leaderboard."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`ringmaster techniques --model` says what fits and why the rest does not, for devices that are not there."""
+"""`ringmaster techniques --model` reports what fits, and why the rest does not, for devices that are not present."""
 
 import json
 

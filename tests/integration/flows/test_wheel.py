@@ -1,4 +1,4 @@
-"""What a wheel installs: one import root, beside a project's own packages of any name."""
+"""The contents of an installed wheel: one import root, beside a project's own packages of any name."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """An interpreter with the wheel, and the libraries of this one."""
+    """An interpreter with the wheel installed, and with the libraries of this interpreter."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -41,7 +41,7 @@ def python(wheel, tmp_path_factory):
 
 @pytest.fixture
 def project(tmp_path):
-    """A project of a user's, whose packages bear the names of ours, and must not be imported."""
+    """A user's project whose packages have the names of Ringmaster's, and must not be imported."""
     (tmp_path / "flows").mkdir()
     for name in ("flows/__init__.py", "tasks.py", "techniques.py", "model_lineage.py"):
         (tmp_path / name).write_text("raise RuntimeError('this is the user\\'s own')\n")
@@ -49,7 +49,7 @@ def project(tmp_path):
 
 
 def environment(**settings):
-    """Without what would name this checkout, or a pool."""
+    """The environment without variables that name this checkout or a pool."""
     foreign = ("PYTHONPATH", "PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE")
     return {**{name: text for name, text in os.environ.items() if name not in foreign}, **settings}
 

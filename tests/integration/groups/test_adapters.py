@@ -1,4 +1,4 @@
-"""An adapter is trained alike under every technique, and what is saved is what peft loads."""
+"""Adapters train alike under every technique, and peft loads what is saved."""
 
 import json
 from dataclasses import replace
@@ -143,7 +143,7 @@ def test_the_same_option_resumed_is_bit_equal(bench, tmp_path, adapter):
 
 
 def test_the_base_stays_as_it_is_and_the_loss_falls(bench, tmp_path):
-    """Else all of this file would hold of a trainer that does nothing."""
+    """Without falling losses, the other tests of this file would hold for a trainer that does nothing."""
     base = bench.reference(bench.job(optimizer=ADAMW))
     adapter = replace(LORA, targets=(*LINEAR, "lm_head"))
     job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02), num_steps=20)

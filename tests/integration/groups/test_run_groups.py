@@ -1,4 +1,4 @@
-"""`ringmaster run` with adapters that one gang trains together: to the bits of each alone."""
+"""`ringmaster run` with adapters that one gang trains together: bit-equal to separate runs."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]  # three runs in one 
 
 
 def save_base(folder):
-    """A small model that all jobs adapt."""
+    """Saves a small model that all jobs adapt."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=300, max_position_embeddings=64, **shape)).save_pretrained(folder)
@@ -50,7 +50,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(place):
-    """The weights of each job, trained by itself."""
+    """The weights of each job, trained alone."""
     batch = place.folder / "alone.yaml"
     batch.write_text(BATCH.format(num_steps=NUM_STEPS, techniques="[single]"))
     with place.run(batch=batch) as run:
@@ -60,7 +60,7 @@ def alone(place):
 
 
 def assert_trained_together(result, alone):
-    """In whatever groups: what was measured decides, and a step of several takes little longer than one of one."""
+    """Asserts bit-equal results in any grouping: measurements decide which jobs are grouped."""
     assert result["status"] == "done"
     assert [job["name"] for job in result["jobs"]] == NAMES
     groups = result["fusion"]["groups"]

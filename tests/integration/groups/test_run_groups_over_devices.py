@@ -1,4 +1,4 @@
-"""`ringmaster run` with adapters of a base that no single device may train: one gang trains them over two."""
+"""`ringmaster run` with adapters of a base that no single device may train: one gang of two devices trains them."""
 
 import signal
 from pathlib import Path
@@ -10,9 +10,9 @@ from tests.integration.groups.test_run_groups import BATCH as ON_ONE
 from tests.integration.groups.test_run_groups import save_base
 from tests.integration.workbench import largest_difference, weights_in
 
-NAMES = [f"tuned-lr{rate}" for rate in ("1e-4", "2e-4", "4e-4")]  # larger rates would magnify what is rounded otherwise
+NAMES = [f"tuned-lr{rate}" for rate in ("1e-4", "2e-4", "4e-4")]  # larger rates would magnify rounding differences
 NUM_STEPS = 300
-TOLERANCE = 1e-4  # between a batch as a whole and one that is divided, under AdamW
+TOLERANCE = 1e-4  # between an undivided and a divided batch, under AdamW
 BATCH = ON_ONE.replace("global_batch_size: 1", "global_batch_size: 2").replace(
     "[1.0e-3, 2.0e-3, 4.0e-3, 1.0e-2, 2.0e-2, 4.0e-2]", "[1.0e-4, 2.0e-4, 4.0e-4]"
 )
@@ -30,7 +30,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(place):
-    """The weights of each job, trained by itself on one device."""
+    """The weights of each job, trained alone on one device."""
     batch = place.folder / "alone.yaml"
     batch.write_text(BATCH.format(num_steps=NUM_STEPS, techniques="[single]"))
     with place.run(batch=batch) as run:

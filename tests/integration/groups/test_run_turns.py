@@ -1,4 +1,4 @@
-"""`ringmaster run` where a device cannot hold all adapters at once: they take turns, to the bits of each alone."""
+"""`ringmaster run` where a device cannot hold all adapters at once: they take turns, bit-equal to separate runs."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(place):
-    """The weights of each job, trained by itself."""
+    """The weights of each job, trained alone."""
     batch = place.folder / "alone.yaml"
     batch.write_text(BATCH.format(techniques="[single]"))
     with place.run(batch=batch) as run:

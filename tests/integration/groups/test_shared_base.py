@@ -1,4 +1,4 @@
-"""Adapters that are trained together on one base end as each would alone: bit by bit, on a CPU in fp32."""
+"""Adapters that are trained together on one base end as in separate runs: bit-equal on a CPU in fp32."""
 
 import math
 import weakref
@@ -29,7 +29,7 @@ from tests.integration.workbench import (
 )
 from tests.matrix import matrix
 
-# A base's product of fewer rows alone is, on some processors, another kernel's than among the rows of others.
+# On some processors, a base's product of fewer rows uses another kernel alone than among the rows of other jobs.
 FEWEST_ROWS = 4
 LORA = Adapter(rank=4)
 IA3 = Adapter(kind="ia3")
@@ -40,13 +40,13 @@ FEEDFORWARD = {"GPT2LMHeadModel": ("c_attn", "mlp.c_proj"), "ViTForImageClassifi
 
 @pytest.fixture(scope="module")
 def base(bench):
-    """A folder with the weights that all adapters leave alone."""
-    torch.set_num_threads(1)  # as the gangs that train alone
+    """A folder with the weights that all adapters leave unchanged."""
+    torch.set_num_threads(1)  # as in the gangs that train one job
     return bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
 
 
 def several(bench):
-    """Jobs that differ in all that may differ."""
+    """Jobs that differ in every setting in which members of a group may differ."""
     job = bench.job(base="stem", adapter=LORA, optimizer=replace(ADAMW, lr=0.01))
     return [
         replace(job, name="plain"),
@@ -67,7 +67,7 @@ def several(bench):
 
 
 def degenerate(job):
-    """Whose products are too small to be a batch's: of rank 1, by itself and with another, and of two tokens."""
+    """Jobs whose products are too small for a batched kernel: of rank 1, alone and with another, and of two tokens."""
     hair = replace(job, adapter=replace(LORA, rank=1))
     brief = replace(job, adapter=replace(LORA, rank=3), data=replace(job.data, seq_len=3), global_batch_size=1)
     return [
@@ -80,7 +80,7 @@ def degenerate(job):
 
 
 def prefixed(job):
-    """Prefixes: two of one length, another one, and before samples of another length."""
+    """Prefix adapters: two of one length, one of another length, and one before samples of another length."""
     return [
         replace(job, name="prefix", adapter=PREFIX, clip_grad_norm=0.01),
         replace(job, name="prefix-too", adapter=PREFIX, optimizer=SGD, seed=6, global_batch_size=3),
@@ -90,7 +90,7 @@ def prefixed(job):
 
 
 def with_own_modules(job):
-    """With modules that are trained as they are: heads, embeddings, norms, and layers that others adapt."""
+    """Adapters with fully trained modules: heads, embeddings, norms, and layers that other jobs adapt."""
     heady = replace(LORA, targets=("q_proj",), modules_to_save=("lm_head", "norm"))
     inside = replace(
         LORA, targets=("v_proj",), modules_to_save=("layers.0.self_attn.q_proj", "post_attention_layernorm")
@@ -104,7 +104,7 @@ def with_own_modules(job):
 
 
 def scaled(job):
-    """(IA)3s: two that are alike, and others that scale what those do not, or where a lora is too."""
+    """(IA)3 adapters: two equal ones, and others that scale further layers, or layers that a LoRA adapts too."""
     heady = replace(IA3, targets=("q_proj", "o_proj", "lm_head"), feedforward=("o_proj", "lm_head"))
     return [
         replace(job, name="scales", adapter=IA3),
@@ -128,7 +128,7 @@ def prepared(bench, job):
 
 
 def run(group, members):
-    """All of them until each is done; the losses of each."""
+    """Steps the group until every member is done; returns the losses of each."""
     losses = {member.name: [] for member in members}
     for member in members:
         group.join(member)
@@ -161,7 +161,7 @@ def test_each_adapter_ends_as_alone(bench, base, tmp_path, recompute):
 
 
 def test_a_lora_where_another_scales_what_several_layers_read(bench, base, tmp_path):
-    """Both add to the gradient of those inputs: in the order of a separate run."""
+    """Both adapters add to the gradient of those inputs, in the order of a separate run."""
     job = bench.job(base="stem", adapter=LORA, optimizer=replace(ADAMW, lr=0.01), global_batch_size=2)
     scales = replace(IA3, targets=("q_proj", "v_proj"), feedforward=("q_proj",))
     jobs = [replace(job, name="lora"), replace(job, name="too", seed=1), replace(job, name="scales", adapter=scales)]
@@ -176,7 +176,7 @@ def test_a_lora_where_another_scales_what_several_layers_read(bench, base, tmp_p
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "largest"), [(GPT2, 0.0), (VIT, 1e-4)], ids=["gpt2", "vit"])
 def test_other_architectures_too(bench, tmp_path, model, largest):
-    """Layers that are transposed; and samples that are stacked, whose heads see a row each: too few to be exact."""
+    """Covers transposed layers, and stacked samples, whose heads see one row each: too few for bit-equality."""
     base = bench.reference(bench.job(model, optimizer=ADAMW)).order.model_dir
     job = bench.job(model, adapter=LORA, optimizer=replace(ADAMW, lr=0.01), num_steps=3)
     targets = FEEDFORWARD[model.architecture]
@@ -202,7 +202,7 @@ def test_other_architectures_too(bench, tmp_path, model, largest):
 
 @pytest.mark.full
 def test_prefixes_of_stacked_samples_too(bench, tmp_path):
-    """A window makes a model attend as samples in one row cannot."""
+    """A sliding window makes a model attend in a way that samples packed into one row cannot reproduce."""
     model = ModelSpec(architecture="MistralForCausalLM", config={**LLAMA.config, "sliding_window": 8})
     base = bench.reference(bench.job(model, optimizer=ADAMW)).order.model_dir
     job = bench.job(model, adapter=LORA, optimizer=replace(ADAMW, lr=0.01), num_steps=3)
@@ -219,7 +219,7 @@ def test_prefixes_of_stacked_samples_too(bench, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("precision", matrix(["bf16", "bf16-params"], quick=["bf16-params"]))
 def test_in_bf16_up_to_its_rounding(bench, base, tmp_path, precision):
-    """The order in which bf16 kernels add up may differ, and what they round with it."""
+    """The summation order of bf16 kernels may differ, and with it their rounding."""
     some = ("plain", "clipped", "thin", "scales", "own-head", "prefix")
     jobs = [replace(job, precision=precision) for job in several(bench) if job.name in some]
     group, members = group_of(bench, jobs, tmp_path / "group", weights_from=base)
@@ -242,7 +242,7 @@ def test_one_joins_when_another_leaves(bench, base, tmp_path):
     for member in (first, second, third):
         group.join(member)
     group.step()
-    group.leave(second)  # early
+    group.leave(second)  # before its last step
     group.step()
     group.join(late)
     while group.members:
@@ -257,7 +257,7 @@ def test_one_joins_when_another_leaves(bench, base, tmp_path):
 
 
 def test_one_that_has_left_leaves_no_memory_behind(bench, base, tmp_path):
-    """So that what is trained at once bounds the memory, however many join one after another."""
+    """The number of jobs at once bounds the memory, however many join one after another."""
     group, members = group_of(bench, several(bench)[:4], tmp_path, weights_from=base)
     for member in members[:3]:
         group.join(member)

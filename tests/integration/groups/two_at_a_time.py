@@ -1,5 +1,6 @@
-"""`ringmaster` where memory holds two adapters at a time, and these are said to be quick: plans do not hang on how busy
-the machine is.
+"""`ringmaster` with a memory limit of two adapters at a time, and with fixed fast profiles.
+
+Plans then do not depend on how busy the machine is.
 """
 
 from ringmaster.tasks.profiling.groups import search

@@ -25,7 +25,7 @@ FAMILY = {
 
 
 def run(*arguments):
-    """Runs a command as `ringmaster` does: (exit code, stdout, stderr)."""
+    """Runs a lineage command as `ringmaster` does: (exit code, stdout, stderr)."""
     done = CliRunner().invoke(cli.app, ["lineage", *map(str, arguments)])
     if isinstance(done.exception, InputError):
         return cli.INPUT_FAULT, done.stdout, "\n".join(done.exception.faults)
@@ -35,7 +35,7 @@ def run(*arguments):
 
 
 def answer(*arguments):
-    """The JSON that a command ends with."""
+    """The final JSON object of a command."""
     code, output, said = run(*arguments, "--json")
     assert code == 0, said
     return json.loads(output)
@@ -43,7 +43,7 @@ def answer(*arguments):
 
 @contextmanager
 def in_home(home):
-    """Commands run in that home, whatever the environment says of others."""
+    """Runs commands in that home, regardless of the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE", "RINGMASTER_TENSORS"):
             patch.delenv(name, raising=False)
@@ -53,7 +53,7 @@ def in_home(home):
 
 
 def record(home):
-    """Records the family in the ledger of a home, and keeps some of it in the tensor store."""
+    """Records the family in the ledger of a home, and some of its models in the tensor store."""
     random = np.random.default_rng(0)
     ledger = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts")
     store = TensorStore(home / "tensors")

@@ -1,4 +1,4 @@
-"""Models from elsewhere that jobs start from: each is a node by itself, once, with what its card says below it."""
+"""Base models from elsewhere that jobs start from: each is one node, recorded once, with its card's ancestors."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def model(folder, value, **head):
 
 
 class Hub:
-    """A hub of folders. cached: the names that this machine has."""
+    """A model hub in local folders. cached: the names in this machine's cache."""
 
     def __init__(self, root, *cached):
         self.root, self.names, self.fetched = root, cached, []
@@ -67,7 +67,7 @@ def test_a_folder_is_recorded_once_and_its_weights_are_in_the_store_alone(home, 
     whole = home.model_dir(node)
     assert (whole / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert hub.fetched == []
-    model(folder, 2.0)  # other weights in the same place: another version
+    model(folder, 2.0)  # other weights in the same folder: another version
     other = hub.record(ledger, str(folder), home.store)
     assert other != id
     fresh = LineageHome(folder=home.folder)
@@ -93,7 +93,7 @@ def test_a_hub_name_follows_its_card_also_where_its_weights_are_elsewhere(home, 
     (base,) = snapshot.graph.ancestors(id)
     assert snapshot.nodes[id].label == "org--tuned/1" and snapshot.nodes[base].label == "org--base/1"
     assert snapshot.nodes[id].record.origin.relation == "finetune"
-    assert all(patterns == ("README.md",) for _, patterns in hub.fetched)  # no weights are fetched for a record
+    assert all(patterns == ("README.md",) for _, patterns in hub.fetched)  # recording fetches no weights
     with pytest.raises(LedgerError, match="there is no model"):
         ledger.record_model("x", run_id=ledger.start_batch("b", params={}), folder=tmp_path, kind="lora",
                             parents=["m-nowhere"])  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_base_that_only_a_card_spoke_of_gets_its_weights_once_it_is_used(home,
     assert [node.label for node in fresh.snapshot.models] == ["org--base/1", "org--tuned/1"]
     whole = fresh.model_dir(fresh.find("org--base"))
     assert (whole / "model.safetensors").read_bytes() == (tmp_path / "org/base/model.safetensors").read_bytes()
-    model(tmp_path / "org" / "base", 3.0)  # other weights of that name, later: another version
+    model(tmp_path / "org" / "base", 3.0)  # other weights under the same name, later: another version
     assert used.record(ledger, "org/base", home.store) != said
 
 
@@ -152,7 +152,7 @@ def test_cards_that_name_each_other_are_refused(home, ledger, tmp_path):
 
 
 def test_a_base_on_this_machine_is_what_its_children_differ_from(home, ledger, tmp_path):
-    """A child is kept as a difference to a hub's model that this machine has in its cache."""
+    """A child is stored as a difference to a hub model in this machine's cache."""
     weights = np.random.default_rng(0).normal(0, 0.02, 100_000).astype(np.float32)
     folder = model(tmp_path / "org" / "base", 1.0)
     save_file({"w": weights}, folder / "model.safetensors")

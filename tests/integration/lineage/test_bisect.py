@@ -1,4 +1,4 @@
-"""`ringmaster lineage bisect`: which adaptation of a family broke it."""
+"""`ringmaster lineage bisect`: finds which adaptation of a family broke a model."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_model_that_the_test_passes_over_is_named_where_it_may_be_the_culprit(
 
 
 def test_a_bisect_that_was_interrupted_goes_on_with_what_it_knows(tmp_path, family_home):
-    """The test is killed at its third model; the same command then asks for what is not known yet alone."""
+    """The test command is killed at its third model; the repeated command then tests the remaining models only."""
     (tmp_path / "check.sh").write_text(
         'echo "$1" >> asked\n[ -e broken ] && [ $(wc -l < asked) = 3 ] && exit 137\n! grep -q "true" "$1/config.json"\n'
     )
@@ -62,5 +62,5 @@ def test_a_bisect_that_was_interrupted_goes_on_with_what_it_knows(tmp_path, fami
     asked = (tmp_path / "asked").read_text().split()
     assert len(asked) == 5 and asked[2] == asked[3] and len(set(asked)) == 4
     assert not list((family_home / "cache" / "bisect").iterdir())
-    run("bisect", "small", "--test", command, "--all")  # it has ended: another one begins anew
+    run("bisect", "small", "--test", command, "--all")  # the bisection has ended: another one starts anew
     assert len((tmp_path / "asked").read_text().split()) == 9

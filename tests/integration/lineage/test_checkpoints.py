@@ -1,4 +1,4 @@
-"""Bisection goes on into the checkpoints of the training that broke a model."""
+"""`ringmaster lineage bisect` within the checkpoints of the training run that broke a model."""
 
 import json
 
@@ -15,7 +15,7 @@ from ringmaster.techniques.runtime.models.at_checkpoint import checkpoint_steps,
 
 
 def save(root, step):
-    """A checkpoint whose weights are its step, as fp32, with a tensor of an optimizer beside."""
+    """Saves a checkpoint whose fp32 weights equal its step, with an optimizer tensor."""
     tensors = {"model/w": torch.full((2, 3), float(step)), "optimizer/w/exp_avg": torch.zeros(2, 3)}
 
     def write(file):
@@ -32,7 +32,7 @@ def save(root, step):
 
 @pytest.fixture
 def trained(tmp_path):
-    """(the root of checkpoints after 10 to 50 steps, the finished model's folder), of 60 steps."""
+    """(the root of checkpoints after 10 to 50 steps, the folder of the finished model after 60 steps)."""
     for step in (10, 20, 30, 40, 50):
         save(tmp_path / "checkpoints", step)
     finished = tmp_path / "finished"
@@ -77,7 +77,7 @@ def test_bisect_names_the_steps_between_which_a_model_broke(trained, tmp_path, m
     run = ledger.start_batch("night", params={})
     origin = Origin(checkpoints=root, num_steps=60)
     ledger.record_model("broken", run_id=run, folder=finished, kind="pretrained", origin=origin)
-    # good while the first weight, the upper half of an fp32, is at most 30
+    # A model is good while its first weight, the upper half of an fp32, is at most 30.
     check = tmp_path / "check.py"
     check.write_text(
         "import pathlib, struct, sys\n"
@@ -90,7 +90,7 @@ def test_bisect_names_the_steps_between_which_a_model_broke(trained, tmp_path, m
         "last_good": 30, "first_bad": 40, "checkpoints": [10, 20, 30, 40, 50], "is_monotone": True,
         "every": [{"last_good": 30, "first_bad": 40}],
     }  # fmt: skip
-    # good, bad, and good again: all are tested, and each change for the worse is told
+    # Good, bad, and good again: all are tested, and each change for the worse is reported.
     check.write_text(check.read_text().replace("> 30)", "not in (10, 30, 40))"))
     done = CliRunner().invoke(cli.app, ["lineage", "bisect", "broken", "--test", f"python3 {check}", "--all"])
     assert "between steps 10 and 20, and again between 40 and 50" in done.stdout

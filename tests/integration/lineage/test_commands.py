@@ -1,4 +1,4 @@
-"""The lineage commands that ask: what they answer, and how they end."""
+"""The lineage commands that query: their answers and exit codes."""
 
 import json
 import subprocess
@@ -76,7 +76,7 @@ def test_diff_tells_which_tensors_changed_and_what_is_recorded_differently():
     assert 0.02 < head["relative_l2"] < 0.2 and head["share"] == 1.0
     assert said["records"]["hyperparameters"] == {"lr": ["0.4", "0.5"]}
     assert "data" not in said["records"]
-    code, output, _ = run("diff", "base", "small")  # from files, and from the store
+    code, output, _ = run("diff", "base", "small")  # from files and from the store
     assert code == 0 and "tensors: 1 changed, 1 same" in output and "digest-of-web" in output
 
 
@@ -104,7 +104,7 @@ def test_export_draws_a_family(tmp_path):
     root = ElementTree.parse(tmp_path / "family.svg").getroot()
     words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"base v1", "spoilt v1", "tuned v1", "small v1", "merged v1"} <= set(words)
-    assert "clean v1" not in words  # no relative of that one
+    assert "clean v1" not in words  # neither an ancestor nor a descendant of `tuned`
     assert "distilled · @champion" in words
 
 

@@ -1,4 +1,4 @@
-"""Parts of a model that a job names, as a gang that trains it meets them."""
+"""Components of a model that a job names, as a gang that trains the job resolves them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`make demo-lineage`: every answer that it expects is the one that comes, and it fails where one is not."""
+"""`make demo-lineage`: every printed answer is the expected one, and a wrong answer makes it fail."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The lineage commands that bring models and take them away: store and restore, import, fsck and gc."""
+"""The lineage commands that add and remove models: store, restore, import, fsck and gc."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_store_and_restore_bring_a_model_back(family_home, tmp_path):
 
 
 def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
-    """Its own files do not hold the base: whoever restores it needs that too."""
+    """An adapter's own files lack the base, which a user of the restored adapter needs too."""
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     ledger, store = LineageHome(folder=tmp_path).ledger, TensorStore(tmp_path / "tensors")
     batch, parents = ledger.start_batch("night", params={}), []
@@ -63,12 +63,12 @@ def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
     said = answer("show", "theirs")
     assert said["model"]["kind"] == "imported"
     theirs = LineageHome(folder=family_home).model_dir(LineageHome(folder=family_home).find("theirs"))
-    assert "mlartifacts" in str(theirs)  # whole there: nothing need be restored
+    assert "mlartifacts" in str(theirs)  # stored whole: no restore is needed
     assert said["model"]["origin"] == {"source": "org/tuned", "relation": "adapter"}
     (base,) = said["ancestors"]
     assert (base["name"], base["origin"]["source"]) == ("org--base", "org/base")
     assert answer("import", "org/tuned", "--name", "theirs")["id"] == first["id"]
-    # a folder of our own, made from what was imported, and from something nobody knows
+    # A local folder that was made from an imported model and from an unknown one.
     folder = tmp_path / "mine"
     folder.mkdir()
     save_file({"w": np.zeros(9, np.float32)}, folder / "model.safetensors")
@@ -93,7 +93,7 @@ def test_fsck_tells_damage_and_ends_with_1(family_home):
 
 
 def test_gc_drops_what_nothing_reaches_and_only_when_told_to(family_home):
-    assert answer("gc")["would_drop"] == []  # all are young
+    assert answer("gc")["would_drop"] == []  # all models are younger than the limit
     would = answer("gc", "--keep-days", "0")["would_drop"]
     assert "merged/1" in would
     assert not {"base/1", "clean/1", "spoilt/1", "tuned/1", "small/1"} & set(would)

@@ -1,4 +1,4 @@
-"""The ledger's models, against a real sqlite store."""
+"""The ledger's models, in a real SQLite store."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def ledger(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def empty_working_folder(tmp_path, monkeypatch):
-    """MLflow's default store is a file in the working folder: whatever reached for it would leave that behind."""
+    """Asserts that no test writes MLflow's default store, which is a file in the working folder."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     yield
@@ -106,11 +106,11 @@ def test_recording_again_returns_what_there_is(ledger, folder, job):
 
 
 class Crash(Exception):
-    """Stands for the death of the process."""
+    """Simulates the death of the process."""
 
 
 class Crashing:
-    """A client that dies before its `at`-th call."""
+    """A client that raises Crash at its `at`-th call (from 0)."""
 
     def __init__(self, client, at):
         self.client, self.left = client, at

@@ -1,4 +1,4 @@
-"""The ledger's runs and profiles, against a real sqlite store."""
+"""The ledger's runs and profiles, in a real SQLite store."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def history(ledger, run_id, key):
 
 
 def settings_of_mlflow():
-    """What MLflow is told by the environment; what it notes there for itself begins with an underscore."""
+    """The MLflow settings in the environment; those that MLflow sets for its own use start with an underscore."""
     return {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
 
 

@@ -1,4 +1,4 @@
-"""The ledger through an MLflow server that keeps the files itself, as beyond one machine."""
+"""The ledger with an MLflow server that stores the files itself, as on several machines."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def wait_for(process, address, log):
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=5):
                 return
-        except OSError:  # a server that is busy takes connections, and does not answer in time
+        except OSError:  # a busy server accepts connections and does not answer in time
             try:
                 code = process.wait(timeout=0.25)
             except subprocess.TimeoutExpired:
@@ -82,16 +82,16 @@ def test_a_batch_is_recorded_and_its_model_comes_back(server, quiet, tmp_path, c
     ledger.record_profile("fingerprint", {"step_s": 0.5})
     for run_id in (job, batch):
         ledger.finish_run(run_id)
-    assert capfd.readouterr().out == ""  # a program's stdout is its own
+    assert capfd.readouterr().out == ""  # stdout belongs to the program that uses the ledger
 
     later = Ledger(server)
     assert later.read_text(batch, "batch.yaml") == "name: tonight\n"
-    assert len(later.client.get_metric_history(job, "loss")) == 1501  # the model's own is among them
+    assert len(later.client.get_metric_history(job, "loss")) == 1501  # the model's own loss is among them
     assert later.graph().parents(record.model_id) == (base.model_id,)
     assert later.find_profiles(["fingerprint"]) == {"fingerprint": {"step_s": 0.5}}
     copy = later.download_model("models:/tuned/1", tmp_path / "models")
     files = {file.name: file.read_bytes() for file in copy.iterdir()}
-    assert b"base_model: base" in files.pop("README.md")  # the card that was written beside them
+    assert b"base_model: base" in files.pop("README.md")  # the card that was written beside the files
     assert files == {
         "config.json": b"{}",
         "model.safetensors": b"weights",
@@ -103,8 +103,8 @@ def test_a_batch_is_recorded_and_its_model_comes_back(server, quiet, tmp_path, c
 
 @pytest.mark.parametrize("asks_by", ["REST", "MLflow's client"])
 def test_a_model_that_has_changed_is_asked_for_again_however_old_it_is(server, quiet, tmp_path, monkeypatch, asks_by):
-    monkeypatch.setattr(rows, "NEW_FOR_MS", -1)  # nothing is young
-    failures = []  # to ask by REST
+    monkeypatch.setattr(rows, "NEW_FOR_MS", -1)  # no row counts as new
+    failures = []  # stays empty for REST
     if asks_by != "REST":
         monkeypatch.setattr(rows, "Server", lambda uri: failures.append(uri) or Server(f"file://{uri}"))
     ledger, store = Ledger(server), TensorStore(tmp_path / "tensors")
@@ -131,7 +131,7 @@ def test_a_model_that_has_changed_is_asked_for_again_however_old_it_is(server, q
 def test_a_server_that_is_down_is_told_with_the_remedy(quiet, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening
         port = closed.getsockname()[1]
         with pytest.raises(LedgerError, match="see that the MLflow server is up"):
             Ledger(f"http://127.0.0.1:{port}").warm_up()

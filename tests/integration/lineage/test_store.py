@@ -1,4 +1,4 @@
-"""Recorded models in the tensor store, and the rows of a ledger, against a real sqlite store."""
+"""Recorded models in the tensor store, and the rows of a ledger, in a real SQLite store."""
 
 import json
 import sqlite3
@@ -51,7 +51,7 @@ def folder(path, tensors):
 
 
 class Family:
-    """A base and two children that froze its stem, recorded and kept."""
+    """A base and two children that froze its stem, all recorded and stored in the tensor store."""
 
     def __init__(self, ledger: Ledger, store: TensorStore, home: Path) -> None:
         batch = ledger.start_batch("night", params={})
@@ -134,12 +134,12 @@ def test_what_is_kept_of_a_server_is_brought_up_to_date(family, ledger, tmp_path
     original = rows._rows_where
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "_rows_where", lambda ledger, where: asked.append(where) or original(ledger, where))
-        patch.setattr(rows, "NEW_FOR_MS", -1)  # of this family all is younger than what is asked for again anyway
+        patch.setattr(rows, "NEW_FOR_MS", -1)  # the family is younger than NEW_FOR_MS
         assert rows._read_client(ledger, kept, is_fresh=False) == whole
         said = json.loads(kept.read_text())
         newest = max(row["creation_timestamp"] for row in said["rows"])
         assert asked == [f"creation_timestamp >= {newest + 1}"]
-        kept.write_text(json.dumps({**said, "whole_ms": 0}))  # long ago: what was deleted since is still in it
+        kept.write_text(json.dumps({**said, "whole_ms": 0}))  # may still hold deleted rows
         assert rows._read_client(ledger, kept, is_fresh=False) == whole
         kept.write_text("{cut off")
         assert rows._read_client(ledger, kept, is_fresh=False) == whole
@@ -162,7 +162,7 @@ def test_a_record_knows_how_it_was_made_and_its_page_says_it(family, snapshot, l
     assert "- 60 steps, seed 3" in text
     picture = ledger.read_text(node.record.run_id, f"lineage/{node.id}.svg")
     assert all(label in picture for label in ("kept.base v1", "kept.a v1", ">fine-tuned<"))
-    # the parent's drawing was made again when its children came
+    # The parent's drawing was updated when its children were recorded.
     assert "kept.b v1" in ledger.read_text(
         family.records["base"].run_id, f"lineage/{family.records['base'].model_id}.svg"
     )
@@ -190,7 +190,7 @@ def test_a_model_whose_files_were_deleted_is_told(family, ledger, tmp_path):
 
 
 def test_two_models_share_a_component_that_people_have_named(ledger, store, tmp_path):
-    """No relatives, and another name of the module in each: what is equal and called alike is one node."""
+    """Two unrelated models use different module names; equal tensors under the same component name are one node."""
     tower, batch = weights(), ledger.start_batch("towers", params={})
     kept = {}
     for name, prefix in (("one", "vision"), ("two", "left.eye")):
@@ -199,7 +199,7 @@ def test_two_models_share_a_component_that_people_have_named(ledger, store, tmp_
         run = ledger.start_job(batch, name, params={})
         kept[name] = ledger.record_model(f"towers.{name}", run_id=run, folder=made, kind="pretrained")
         ledger.keep_tensors(kept[name], made, store=store, components={"tower": prefix})
-    ledger.keep_tensors(kept["two"], made, store=store, components={"tower": "left.eye"})  # again: nothing changes
+    ledger.keep_tensors(kept["two"], made, store=store, components={"tower": "left.eye"})  # recorded again: no change
     snapshot = Snapshot.of(ledger, cache=tmp_path)
     (component,) = [node for node in snapshot.nodes.values() if node.record.registered_name == "tower"]
     assert {node.label for node in snapshot.users(component.id)} == {"towers.one/1", "towers.two/1"}
@@ -213,7 +213,7 @@ def test_two_models_share_a_component_that_people_have_named(ledger, store, tmp_
 def test_a_page_compares_a_fine_tune_and_an_adapter_with_their_base(family, ledger, store, tmp_path):
     tuned = description(ledger, family.records["a"])
     assert "| weights | 49.2 kB | 49.2 kB (1.0 times as large) |" in tuned
-    assert "| loss | 1.5 |  |" in tuned  # the base was measured on other data
+    assert "| loss | 1.5 |  |" in tuned  # the base was evaluated on other data
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     save_file({"stem.0.lora_A.weight": np.zeros((4, 64), np.float32)}, adapter / "adapter_model.safetensors")
@@ -255,7 +255,7 @@ def test_gc_frees_what_its_own_lineage_has_lost_and_never_what_another_one_has(t
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(shared, "gc", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
             drop("here")
-    else:  # in MLflow's pages
+    else:  # deleted in MLflow's web interface
         ledgers["here"].client.delete_logged_model(records["here"].model_id)
     assert drop("here") == 0
     assert shared.ids() == [kept.id]

@@ -1,7 +1,7 @@
-"""Retraining runs that do not go as planned, in one process of their own: late, twice, cut short, deleted, too short.
+"""Retraining runs with irregular conditions, in one process: late, repeated, interrupted, deleted models, short limits.
 
-Run as `python -m tests.integration.retraining.run_cases FOLDER`, with RINGMASTER_HOME set. What each case came to
-becomes FOLDER/answers.json. Each has models, data and nights of its own.
+Run as `python -m tests.integration.retraining.run_cases FOLDER`, with RINGMASTER_HOME set. The results of each case are
+written to FOLDER/answers.json. Each case has its own models, data and retraining runs.
 """
 
 import json
@@ -24,11 +24,11 @@ SWEEP = "    sweep: {optimizer.lr: [1e-9, 3e-2]}\n"
 
 
 class Died(Exception):
-    """The process ended here."""
+    """Simulates the death of the process."""
 
 
 class Case:
-    """Models of one file, by its name, and the nights that they live through."""
+    """The models of one retraining file, by its name, and its retraining runs."""
 
     def __init__(
         self, folder: Path, name: str, *, models: tuple[str, ...] = ("a",), limits: str = "{}", more: str = ""
@@ -50,7 +50,7 @@ class Case:
         path.write_text(rows(seed, number=20))
 
     def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
-        """One night's answer, at a moment by the clock."""
+        """Returns the result of one retraining run that starts at a given wall-clock time."""
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
         from ringmaster.flows.retraining.retraining_run import current_clock
@@ -74,7 +74,7 @@ class Case:
         raise AssertionError("it was not refused")
 
     def dies(self, run_date: str, *, module: str, function: str) -> None:
-        """A night whose process ends where it would call a function."""
+        """Starts a retraining run whose process dies where it would call a function."""
         with instead(module, function, _die):
             try:
                 self.run(run_date)
@@ -87,7 +87,7 @@ class Case:
         return {f"{m.registered_name}/{m.version}": m.origin.job for m in records}
 
     def champion(self) -> list[Any]:
-        """The version that serves as model `a`, and the job that made it."""
+        """Returns the champion version of model `a`, and the job that trained it."""
         found = self.ledger.get_alias(f"{self.name}.a", "champion")
         return [found.version, found.origin.job]
 
@@ -100,7 +100,7 @@ class Case:
 
 
 class instead:
-    """Has a module's function replaced."""
+    """Replaces a function of a module for the duration of the context."""
 
     def __init__(self, module: str, function: str, other: Callable[..., Any]) -> None:
         import importlib
@@ -121,7 +121,7 @@ def _die(*_: Any, **__: Any) -> None:
 
 
 def twice(folder: Path) -> Any:
-    """The same night again; with a model forced; an earlier night after a later one."""
+    """Repeats a retraining run, then forces a model, then runs an earlier date after a later one."""
     case = Case(folder, "twice")
     first = case.run("2026-11-01")
     case.put("a/2026-11-02.jsonl", 2)
@@ -141,24 +141,24 @@ def twice(folder: Path) -> Any:
 
 
 def cut_short(folder: Path) -> Any:
-    """A night that ends before it compares, then one that ends before it saves what it has trained."""
+    """Interrupts a run before it compares models, then a run before it saves its trained models."""
     case = Case(folder, "cut")
     case.dies("2026-11-01", module="ringmaster.flows.retrain_daily", function="judge_all")
-    case.put("a/2026-11-02.jsonl", 2)  # too late for this night
+    case.put("a/2026-11-02.jsonl", 2)  # too late for this run
     on = case.run("2026-11-01")
     case.dies("2026-11-02", module="ringmaster.flows.retraining.train_models", function="_finish_training")
     return {"on": on, "on again": case.run("2026-11-02"), "forced": case.run("2026-11-02", force=("a",))}
 
 
 def cut_sweep(folder: Path) -> Any:
-    """A night that ends when its sweep is trained, and before the best of it becomes its model's newest version."""
+    """Interrupts a run after its sweep is trained, before the best trial becomes the model's newest version."""
     case = Case(folder, "cutsweep", more=SWEEP)
     case.dies("2026-11-01", module="ringmaster.flows.retraining.train_models", function="_choose_of_sweep")
     return {**case.run("2026-11-01"), "champion": case.champion()}
 
 
 def half_way(folder: Path) -> Any:
-    """Data that arrives after a night has begun."""
+    """Adds data after a run has begun."""
     from ringmaster.flows import retrain_daily as flow
 
     case = Case(folder, "half")
@@ -174,7 +174,7 @@ def half_way(folder: Path) -> Any:
 
 
 def deleted(folder: Path) -> Any:
-    """A registered model that is deleted, one whose champion is deleted while the night runs, and one named anew."""
+    """Deletes a registered model, deletes a champion during a run, and renames a model."""
     from ringmaster.flows import retrain_daily as flow
 
     case = Case(folder, "gone", models=("a", "b"))
@@ -196,7 +196,7 @@ def deleted(folder: Path) -> Any:
 
 
 def short(folder: Path) -> Any:
-    """Retraining runs that begin after their deadline, that cost too much, and reports that go to a webhook."""
+    """Covers runs after their deadline, runs beyond their budget, and reports to a webhook."""
     with Receiver(500, 200) as receiver:
         said = f'{{deadline: "06:00", webhook: "{receiver.url}"}}'
         case = Case(folder, "short", limits=said)
@@ -211,7 +211,7 @@ def short(folder: Path) -> Any:
 
 
 def held(folder: Path) -> Any:
-    """A night while another one is under way."""
+    """Starts a run while another one holds the lock."""
     from ringmaster.flows import settings
     from ringmaster.tasks.retraining.runs import RetrainingRuns
     from ringmaster.tasks.storage.database import Database, file_url
@@ -225,7 +225,7 @@ def held(folder: Path) -> Any:
 
 
 def swept(folder: Path) -> Any:
-    """A sweep whose best is no own job of the model, and a model that only the registry knows."""
+    """Covers a sweep whose best trial is not the model's own job, and a model that only the registry defines."""
     case = Case(folder, "swept", more=SWEEP + "registry: true\n")
     ledger = case.ledger
     tag = MODEL.format(name="tagged", job=SHORT, path="a/*.jsonl")
@@ -237,7 +237,7 @@ def swept(folder: Path) -> Any:
 
 
 def watched(folder: Path) -> Any:
-    """What is kept of a training is compared with the next nights' inputs; assertions are checked on a log."""
+    """Compares stored training statistics with later runs' inputs, and checks assertions on a log of predictions."""
     due = "    due: {new_data: false, drift: {psi: 0.2, min_rows: 20, inputs: {path: lately.jsonl, seq_len: 16, "
     due += "vocab_size: 300}}, assertions: {suite: tests.yaml, predictions: log.jsonl}}\n"
     case = Case(folder, "watched")
@@ -254,7 +254,7 @@ def watched(folder: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    """All cases, with one fork server."""
+    """Runs all cases with one fork server."""
     from ringmaster.flows import settings
     from ringmaster.flows.batch.context import lent_server
     from ringmaster.tasks.retraining import webhook

@@ -1,7 +1,7 @@
-"""Some nights of retraining in one process of their own: data arrives, is poisoned, is broken; training fails.
+"""Several retraining runs in one process: new data, poisoned data, broken data, and failing training.
 
-Run as `python -m tests.integration.retraining.runs FOLDER`, with RINGMASTER_HOME set. Each night's answer, and the
-aliases after it, become FOLDER/answers.json.
+Run as `python -m tests.integration.retraining.runs FOLDER`, with RINGMASTER_HOME set. Each run's result, and the
+aliases after it, are written to FOLDER/answers.json.
 """
 
 import json
@@ -36,7 +36,7 @@ SUBJECTS, VERBS, PLACES = ["the cat", "a dog", "my friend"], ["sat on", "ran to"
 
 
 def rows(seed: int, *, number: int = 60) -> str:
-    """Rows of small sentences, other ones for each seed, of one distribution."""
+    """Returns rows of short sentences, different for each seed, from one distribution."""
     draw = random.Random(seed)
 
     def sentence() -> str:
@@ -47,14 +47,14 @@ def rows(seed: int, *, number: int = 60) -> str:
 
 
 def garbage(seed: int) -> str:
-    """Rows of letters without sense."""
+    """Returns rows of random letters."""
     draw = random.Random(seed)
     texts = ["".join(draw.choices("qxzjkvwy ", k=150)) for _ in range(60)]
     return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
 class Nights:
-    """A folder with a file of models and their data, and what each night answered."""
+    """A folder with a retraining file and its data, and the result of each run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,17 +62,17 @@ class Nights:
         self.say(lr="1e-2")
 
     def say(self, *, lr: str, more: str = "") -> None:
-        """Writes the file of models, with the learning rate of the first one and further models."""
+        """Writes the retraining file, with the first model's learning rate and further models."""
         (self.folder / "retraining.yaml").write_text((FILE + more).format(job=JOB, lr=lr))
 
     def put(self, name: str, text: str) -> None:
-        """Writes a file of data."""
+        """Writes a data file."""
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
     def run(self, run_date: str) -> None:
-        """The retraining of a night, the one after the last."""
+        """Performs the retraining run of the next day."""
         from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
@@ -84,7 +84,7 @@ class Nights:
         self.answers[run_date] = {**plain, "aliases": self.aliases(), "versions": versions}
 
     def aliases(self) -> dict[str, dict[str, int]]:
-        """The versions that the aliases of each model name."""
+        """Returns the versions that each model's aliases point to."""
         return {
             model: {
                 alias: record.version
@@ -95,7 +95,7 @@ class Nights:
         }
 
     def forget(self, model: str) -> None:
-        """Takes all aliases of a model away, as if the night had ended before it was compared."""
+        """Removes all aliases of a model, as if the run had ended before its comparison."""
         for alias in self.aliases()[model]:
             self.ledger.client.delete_registered_model_alias(f"shop.{model}", alias)
 
@@ -109,7 +109,7 @@ class Nights:
 
 
 def main(folder: Path) -> None:
-    """All nights."""
+    """Performs all retraining runs."""
     from ringmaster.flows import settings
 
     settings.embed(settings.home())

@@ -1,4 +1,4 @@
-"""Evaluating models that were trained before, and faults that stay with one model."""
+"""Evaluation of models that were trained earlier, and faults that affect one model only."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def environment(bench, tmp_path):
 
 
 def exported(folder: Path, job: Job, *, cache_dir: Path) -> Path:
-    """The model of `job` as it is before its first step."""
+    """Exports the model of `job` before its first step."""
     prepared = prepare(job.data, cache_dir=cache_dir)
     model = build_model(job.model, data=prepared, seed=job.seed)
     export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared)

@@ -1,4 +1,4 @@
-"""Nights of retraining: what is due, what is trained, and who is the champion in the morning."""
+"""Daily retraining: which models are due, which are trained, and which version is the champion afterwards."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# Four nights, each with a process that imports torch: a minute by itself, and more where others keep the cores busy.
+# Four retraining runs, each in a process that imports torch: one minute alone, longer on busy cores.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 

@@ -1,4 +1,4 @@
-"""Nights that do not go as planned: late, twice, cut short, deleted, too short. `night_cases` lives through them."""
+"""Retraining runs that are late, repeated, interrupted, or affected by deletions and limits, as in `run_cases`."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# Some twenty nights, in one process that imports torch once: two minutes, more where others keep the cores busy.
+# About twenty retraining runs in one process that imports torch once: two minutes alone, longer on busy cores.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 

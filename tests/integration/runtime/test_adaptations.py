@@ -1,4 +1,4 @@
-"""Distilled and pruned models are trained alike under every technique that takes them, and nothing else is."""
+"""Distillation and pruning: equal training under every technique that supports them, and refusals of all others."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ EXACT = {"sgd": 2e-7, "adamw": 1e-4}
 
 
 class Family:
-    """A teacher (or base) that was trained before, and the jobs that come from it."""
+    """A trained teacher or base, and the jobs that adapt it."""
 
     def __init__(self, bench, model):
         self.bench = bench

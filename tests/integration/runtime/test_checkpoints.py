@@ -1,4 +1,4 @@
-"""Checkpoints of gangs that are killed, of files that are damaged, of disks that are full."""
+"""Checkpoints of gangs that are killed, with damaged files, and on full disks."""
 
 import os
 import signal
@@ -25,13 +25,13 @@ SHELVED_FSDP = Layout("tests.integration.stubs:ShelvedFsdp", 2, {"reshard": True
 
 
 def held(layout):
-    """The same layout, whose gang does not come to its end before it is killed: twelve saves are twelve steps."""
+    """Returns the layout with a technique that stops after twelve saves, so that the gang is killed before its end."""
     technique = HELD.get(layout.technique, layout.technique)
     return Layout(technique, layout.num_devices, {**layout.config, "most_saves": 12})
 
 
 def kill_at_checkpoint(number, *, rank):
-    """Kills a rank somewhere after the gang has told of its checkpoint of that number: most likely in the next one."""
+    """Returns an `on_event` that kills a rank after checkpoint event `number`, most likely during the next save."""
     told = []
 
     def on_event(gang, event):
@@ -53,7 +53,7 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
         on_event, told = kill_at_checkpoint(number, rank=number % layout.num_devices)
         killed = bench.train(job, held(layout), folder, checkpoint_every_s=0.0, on_event=on_event)
         assert killed.outcome.status == "crashed"
-        assert killed.said("ready")[0]["step"] >= reached  # at most what came after the last one told of is lost
+        assert killed.said("ready")[0]["step"] >= reached  # lost: at most the steps after the last event
         reached = told[-1]
     last = bench.train(job, layout, folder)
     assert last.outcome.result["first_step"] >= reached > 0
@@ -136,7 +136,7 @@ def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(
     full = Layout("tests.integration.stubs:NoRoomAtTheEnd")
     trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
     outcome, told = trained.outcome, [event["step"] for event in trained.said("checkpoint")]
-    assert outcome.status == "crashed"  # a store that is away for a moment must not cost the job: it is tried again
+    assert outcome.status == "crashed"  # retried: a store that is briefly unavailable must not fail the job
     assert "CheckpointError: checkpoint step-00000020 could not be written under" in outcome.message
     assert len(told) == 2 and steps_in(tmp_path) == told
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0] == "latest"

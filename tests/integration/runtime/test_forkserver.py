@@ -1,4 +1,4 @@
-"""The fork server runs what it is asked to and leaves nobody behind, however its owner ends."""
+"""The fork server: it runs its targets, and leaves no process behind, however its owner ends."""
 
 import os
 import select
@@ -19,7 +19,7 @@ from tests.integration.workbench import SINGLE, Workbench
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_preloaded():
-    """What these workers do needs no torch, whose import takes seconds."""
+    """Preloads nothing: these workers need no torch, whose import takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ringmaster.techniques.runtime.processes.forkserver_client.PRELOAD", ())
         yield
@@ -42,7 +42,7 @@ def wait_for(channel, event):
 
 
 def wait_until_gone(pid, timeout_s=60):
-    """Waits for the end of a process that may not be our child."""
+    """Waits for the end of a process that may not be a child of this one."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -93,7 +93,7 @@ def test_hanging_up_ends_a_worker_and_its_children(server, tmp_path):
 
 
 def test_a_worker_that_ends_while_it_is_hung_up_takes_nobody_with_it(tmp_path):
-    """Both are seen in one round of the server's loop where the server was not scheduled for a while."""
+    """A server that was not scheduled for a while sees both ends in one iteration of its loop."""
     with (
         ForkServer() as server,
         closing(spawn(server, tmp_path, "linger")) as bystander,
@@ -155,7 +155,7 @@ def test_nobody_survives_a_server_that_was_killed(tmp_path):
         channel.close()
         killed = server._process
         with closing(spawn(server, tmp_path, "fail")) as channel:
-            assert wait_for(channel, "exit")["status"] == 1  # by a server that was started anew
+            assert wait_for(channel, "exit")["status"] == 1  # by a restarted server
         assert server._process is not killed and killed.stdin.closed
         last = server._process
         last.kill()
@@ -165,13 +165,15 @@ def test_nobody_survives_a_server_that_was_killed(tmp_path):
 
 @contextmanager
 def fenced_soon(tmp_path, *, beside=()):
-    """A server whose owner falls silent, a worker of it, its processes, and a gang; later where a machine is too busy
-    to have started them by then. beside: targets of further workers, of which nothing is read.
+    """Yields a server whose owner stops ticking, a worker's channel, its process ids, and a gang.
+
+    The time to the fence grows where a busy machine has not started them in time. beside: targets of further workers,
+    whose channels are not read.
     """
     for open_s in (10, 40, 160):
         with ForkServer(fence_after_s=0.2) as server:
             bench = Workbench(server, tmp_path)
-            server.tick(seconds_since_boot() + open_s)  # and then no more
+            server.tick(seconds_since_boot() + open_s)  # the only tick
             with ExitStack() as stack:
                 for target in beside:
                     stack.enter_context(closing(spawn(server, tmp_path, target)))
@@ -205,7 +207,7 @@ def test_the_fence_ends_the_workers_of_a_silent_owner_and_opens_again(tmp_path):
 
 @pytest.mark.full
 def test_the_fence_holds_for_an_owner_that_reads_nothing_any_more(tmp_path):
-    with fenced_soon(tmp_path, beside=["flood"]) as (_, _, pids, gang):  # how that one ended cannot be told
+    with fenced_soon(tmp_path, beside=["flood"]) as (_, _, pids, gang):  # its exit event cannot be read
         for pid in pids:
             wait_until_gone(pid)
         assert gang.wait(lambda event: None).status == LOST

@@ -1,4 +1,4 @@
-"""However a rank ends, its gang ends with it, says why, and leaves nobody on the devices."""
+"""Gangs whose ranks end in any way: the gang ends too, reports the cause, and leaves no process on the devices."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def factory(name, **kwargs):
 
 
 def signal_once(number, *, rank, at):
-    """Sends a signal to a rank when the gang says `at` for the first time."""
+    """Returns an `on_event` that signals a rank at the gang's first event `at`."""
     sent = []
 
     def on_event(gang, event):
@@ -123,7 +123,7 @@ def test_an_option_that_the_optimizer_has_not_is_invalid(bench, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("technique", "rank"), matrix([("GatedSingle", 0), ("GatedDdp", 1)], quick=[("GatedDdp", 1)]))
 def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench, tmp_path, technique, rank):
-    gate = tmp_path / "gate"  # opened once the signal is on its way: sixty steps take a fraction of a second
+    gate = tmp_path / "gate"  # opened after the signal is sent: sixty steps take a fraction of a second
     layout = Layout(f"tests.integration.stubs:{technique}", rank + 1, {"gate": str(gate)})
     job = bench.job(optimizer=ADAMW, num_steps=60)
     terminate, sent = signal_once(signal.SIGTERM, rank=rank, at="ready")
@@ -165,7 +165,7 @@ def test_a_gang_that_is_killed_from_outside_ends_at_once(bench, tmp_path):
 
 
 def test_gangs_side_by_side_do_not_hear_of_each_other(bench, tmp_path):
-    """One gang's death is none of the others' business."""
+    """The death of one gang does not affect another."""
     doomed = bench.start(bench.order(bench.job(num_steps=ENDLESS), Layout("ddp", 2), tmp_path / "doomed"))
     with contextlib.closing(_Gang(doomed)):
         fine = bench.train(bench.job(), Layout("ddp", 2), tmp_path / "fine")

@@ -1,4 +1,4 @@
-"""A gang whose ranks are supervised by several machines: here two that are one, over loopback."""
+"""A gang whose ranks are supervised by several machines: here two simulated ones, over loopback."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +16,7 @@ def free_address():
 
 
 def shares(order, meeting):
-    """An order for two slots as one for each of two machines."""
+    """Splits an order for two slots into one for each of two machines."""
     return [
         replace(order, slots=order.slots[i : i + 1], first_rank=i, num_ranks_in_all=2, meeting=meeting) for i in (0, 1)
     ]
@@ -34,7 +34,7 @@ def test_two_shares_train_to_the_weights_of_one_gang(bench, tmp_path):
     assert [outcome.status for outcome in outcomes] == ["done", "done"], outcomes
     assert is_bit_equal(weights_in(tmp_path / "apart" / "model"), together.weights)
     assert [event["event"] for event in heard[0]].count("ready") == 1
-    assert heard[1] == []  # rank 0's machine speaks
+    assert heard[1] == []  # rank 0's machine reports events
     assert gangs[1].log(1).exists()
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer under torchrun, as examples/hf_trainer has it: a real trainer behind the protocol."""
+"""Hugging Face's Trainer under torchrun, as in examples/hf_trainer: a real trainer behind the protocol."""
 
 import json
 import os
@@ -21,8 +21,8 @@ WORDS = (TORCHRUN, "--standalone", "--nproc-per-node", "{num_devices}", str(EXAM
 ALONE, TOGETHER = Layout("command", 1), Layout("command", 2)
 
 
-# The same trainer, that does not begin its third step before it is told to stop, as six are over in a moment; or before
-# a file is there.
+# The same trainer, which waits before its third step until it is asked to stop or a file exists: six steps would end
+# too soon.
 HELD = """
 import runpy, signal, time
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_it_goes_on_bit_equal_where_it_stopped(bench, tmp_path, undisturbed):
 
 
 def test_two_processes_stop_together_and_one_goes_on(bench, tmp_path, undisturbed):
-    """SIGTERM goes by torchrun to both, which checkpoint at the same step."""
+    """torchrun forwards SIGTERM to both processes, which checkpoint at the same step."""
     script, gate = tmp_path / "held.py", tmp_path / "gate"
     script.write_text(HELD.format(gate=str(gate), train=str(EXAMPLE / "train.py")))
     held = job(bench, words=(*WORDS[:-1], str(script)))
@@ -103,7 +103,7 @@ jobs:
 
 
 def test_a_batch_of_theirs_and_ours_runs_whole(tmp_path):
-    """Profiled, planned, trained, evaluated by its own word, and registered; beside an ordinary job."""
+    """The external job is profiled, planned, trained, evaluated by its own metrics and registered."""
     batch = tmp_path / "mixed.yaml"
     batch.write_text(BATCH.format(script=EXAMPLE / "train.py"))
     environment = {**os.environ, "RINGMASTER_HOME": str(tmp_path / "home")}

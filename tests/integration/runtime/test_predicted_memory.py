@@ -1,4 +1,4 @@
-"""What options are said to need is what ranks hold when they train."""
+"""Predicted memory of options, compared with the memory that ranks use in training."""
 
 from dataclasses import replace
 
@@ -97,7 +97,7 @@ def predicted_and_measured(bench, tmp_path, model, layout):
 def assert_foretold(technique, forecast, peak_bytes, copied_bytes):
     assert forecast["source"] == "rehearsed", forecast["message"]
     assert forecast["device_bytes"] == pytest.approx(peak_bytes, rel=WITHIN)
-    if technique == "zero2":  # deals out its buckets among ranks that ask each other first: at most all
+    if technique == "zero2":  # zero2 assigns buckets to ranks by an exchange at run time: the estimate assumes the most
         assert copied_bytes <= forecast["host_bytes"] <= 1.5 * copied_bytes
     else:
         assert forecast["host_bytes"] == pytest.approx(copied_bytes, rel=WITHIN)

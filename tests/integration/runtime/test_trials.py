@@ -1,4 +1,4 @@
-"""Profiles are measured on the real devices, once."""
+"""Trials: profiles are measured on the real devices, once."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ def test_groups_are_measured_too_and_a_second_run_tries_nothing(bench, here, kno
     (pair,) = (row for row in kept.values() if row.get("technique") == "shared_base")
     assert min(pair[key] for key in ("step_s", "startup_s", "save_s", "stall_s", "evaluate_s", "export_s")) > 0
     assert 50e6 < pair["peak_bytes"] < 4e9
-    # Whether they pay is up to the machine.
+    # Whether groups save time depends on the machine.
     assert set(first.groups) <= {"tiny-0", "tiny-1"}
     assert "shared_base" not in {profile.technique for mine in first.profiles.values() for profile in mine}
     assert first.num_trials == len(kept)
@@ -133,7 +133,7 @@ def test_what_is_killed_from_outside_is_tried_again(bench, here, tmp_path):
     model = ModelSpec(factory="tests.integration.stubs:dropping_line")
     job = bench.job(model, data=data, loss="tests.integration.stubs:squared_error", techniques=("single",))
     notices = []
-    # On two devices a copy of the trial keeps the other one busy, and might be killed in its place.
+    # With two devices, a copy of the trial runs on the other one, and might be killed instead.
     profiled = profile_jobs([replace(job, num_devices=(1,))], **here(num_devices=1), notice=notices.append)
     assert profiled.faults == {}
     assert {profile.technique for profile in profiled.profiles["tiny"]} == {"single"}

@@ -1,4 +1,4 @@
-"""A node's worker beside a real Prefect server, with gangs that do what a test tells them."""
+"""A node's worker with a real Prefect server, and gangs whose results the test scripts."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.full
 
 
 class PrefectServer:
-    """A server that can be ended and started again on the same port and database."""
+    """A Prefect server that can be stopped and restarted on the same port and database."""
 
     def __init__(self, folder):
         self.folder, self.process, self.port = folder, None, free_port()
@@ -82,7 +82,7 @@ def prefect_server(tmp_path_factory):
 
 @contextmanager
 def serving(site):
-    """A worker for the site's host, in a thread of its own; `stop` ends it in order."""
+    """Runs a worker for the site's node agent in a thread; yields a function that stops it gracefully."""
     started, workers = threading.Event(), []
 
     async def serve():
@@ -107,7 +107,7 @@ def serving(site):
 
 @pytest.fixture
 def node(prefect_server, tmp_path):
-    """A node that is served, its Prefect client, and what ends its worker."""
+    """A served node, with its Prefect client, and `stop`, which ends its worker."""
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
     site = Site(database)
     with temporary_settings({PREFECT_API_URL: prefect_server.api}), get_client(sync_client=True) as client:
@@ -162,7 +162,7 @@ def test_a_run_whose_order_was_withdrawn_is_cancelled(node):
 
 
 def test_a_run_that_was_claimed_in_vain_is_run_all_the_same(node, monkeypatch):
-    """Its claim went through, and Prefect's answer was lost: it is in no queue any more."""
+    """The worker's claim succeeded, but Prefect's answer was lost: the run is in no queue any more."""
     monkeypatch.setattr("ringmaster.flows.pool.worker.OVERDUE_S", 0.0)
     node.give(4)
     deployment = node.client.read_deployment_by_name("segment/segment")
@@ -193,7 +193,7 @@ def test_gangs_go_on_while_prefect_is_away_and_it_is_told_later(node, prefect_se
     node.gangs[6].script.put(Outcome(status=DONE))
     until(lambda: node.outcomes() == {6: DONE})
     node.give(8)
-    until(lambda: 8 in node.gangs)  # nor do devices idle until Prefect is back
+    until(lambda: 8 in node.gangs)  # devices do not idle until Prefect is back
     prefect_server.start()
     unseen = launch(node, 8)
     until(lambda: state(node, ended) == "Completed")

@@ -1,4 +1,4 @@
-"""Every technique goes on from every other's checkpoint; and the division along three axes at once, on eight ranks."""
+"""Switches between all pairs of techniques by checkpoints, and division along three axes at once on eight ranks."""
 
 import shutil
 
@@ -18,7 +18,7 @@ STEP = 3
 
 @pytest.fixture(scope="module", params=SWITCHED, ids=str)
 def halfway(request, bench, tmp_path_factory):
-    """The folder that a layout has left half-way; trained once for all that go on from it."""
+    """The folder of a job that a layout trained half-way; each layout trains once for all tests that resume from it."""
     folder = tmp_path_factory.mktemp("halfway")
     bench.train(bench.job(optimizer=ADAMW), request.param, folder, last_step=STEP)
     return folder

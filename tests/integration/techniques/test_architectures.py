@@ -1,4 +1,4 @@
-"""Which kinds of models train exactly under which technique, and what is said of the others."""
+"""Architectures: which of them train exactly under which technique, and the refusals of the others."""
 
 import pytest
 
@@ -17,13 +17,13 @@ SIZES = {
 }
 DECODERS = {
     "Qwen2ForCausalLM": {},  # biases
-    "Qwen3ForCausalLM": {"head_dim": 16},  # norms of heads
+    "Qwen3ForCausalLM": {"head_dim": 16},  # norms of attention heads
     "MistralForCausalLM": {"sliding_window": 8},
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Phi3ForCausalLM": {"pad_token_id": 0},  # fused projections
     "GemmaForCausalLM": {"head_dim": 16},  # scaled embeddings
 }
-ONE_EACH = [  # those that run on every change: what is special of a model meets what is special of a technique
+ONE_EACH = [  # run on every change: each combines a special feature of a model with one of a technique
     ("MixtralForCausalLM", Layout("fsdp", 2, {"reshard": True})),
     ("MixtralForCausalLM", Layout("zero2", 2, {"bucket_bytes": 1 << 14})),
     ("MixtralForCausalLM", Layout("pipeline", 2, {"micro_batch": 4, "schedule": "1f1b"})),
@@ -31,7 +31,7 @@ ONE_EACH = [  # those that run on every change: what is special of a model meets
     ("Qwen3ForCausalLM", SWITCHED[[x.technique for x in SWITCHED].index("tensor")]),
     ("Phi3ForCausalLM", Layout("pipeline", 2, {"micro_batch": 2, "schedule": "gpipe", "recompute": "selective"})),
 ]
-REFUSED = {  # of the pairs of all kinds and techniques, with words of the reason
+REFUSED = {  # pairs of architecture and technique that are refused, with a part of the message
     ("MixtralForCausalLM", "tensor"): "does not know how to divide",
     ("Phi3ForCausalLM", "tensor"): "qkv_proj",
     ("GemmaForCausalLM", "pipeline"): "does not know how to cut GemmaForCausalLM",

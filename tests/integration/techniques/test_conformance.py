@@ -1,6 +1,6 @@
-"""The plan never changes the model: every technique trains what `single` trains on one slot.
+"""Conformance of techniques: the plan never changes the model, and every technique trains what `single` trains.
 
-A new technique enters with one line in LAYOUTS, and one in SWITCHED.
+A new technique needs one line in LAYOUTS, and one in SWITCHED.
 """
 
 from dataclasses import replace
@@ -66,7 +66,7 @@ SWITCHED = [
 ]
 PARALLEL = SWITCHED[1:]
 SWITCHED.append(SPILLED)
-# Those that cut the model itself are for transformers of some kinds; their own tests tell which, and why not others.
+# Techniques that cut the model support transformers of some kinds; their own tests check which, and the refusals.
 PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 MODEL_PARALLEL = [
     Layout("tensor", 2, {"micro_batch": 8, "sequence_parallel": True, "loss_parallel": False}),
@@ -86,16 +86,16 @@ LAYOUTS += [
     Layout("mesh", 4, {"micro_batch": 2, "pp": 2, "dp_shard": 2, "tp": 1, **PLAIN_MESH}),
     Layout("mesh", 4, {"micro_batch": 4, "pp": 2, "dp_shard": 1, "tp": 2, **PLAIN_MESH}),
 ]
-# A checkpoint does not know who reads it: each technique writes for two others, and reads from two.
+# A checkpoint is independent of its reader: each technique writes for two others, and reads from two.
 PAIRS = [*zip(SWITCHED, [*SWITCHED[1:], SWITCHED[0]], strict=True)]
 QUICK_PAIRS = [PAIRS[3], PAIRS[9]]
 PAIRS += [(second, first) for first, second in PAIRS]
 QUICK = [Layout("fsdp", 2, {"reshard": True}), MODEL_PARALLEL[0], MODEL_PARALLEL[2]]
-"""Where a matrix is long: parameters that are sharded, layers that are divided, and layers that are apart."""
-# Four ranks on two cores take long; the tests of a mesh have one.
+"""The quick layouts: one with sharded parameters, one with divided layers, one with pipeline stages."""
+# Four ranks on two cores take long; the tests of the mesh technique include a quick case.
 ONE_EACH = [layout for layout in SWITCHED if layout.technique not in ("mesh", "fsdp_static")]
 
-# Floating-point sums in another order: AdamW divides by the gradient's size, so that it makes small errors large.
+# Floating-point sums differ in order; AdamW divides by the gradient's size, and so amplifies small errors.
 LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
 LARGEST_LOSS_DIFFERENCE = 1e-6
 GOLDEN_LOSSES = [5.712861, 5.694500, 5.676666, 5.655768, 5.639809]
@@ -109,7 +109,7 @@ def assert_trains_the_same(bench, job, layout, folder):
 
 
 def case(layout, optimizer):
-    """SGD shows a wrong scale, and is asked of one layout of most techniques; `make test-full` runs the others."""
+    """SGD reveals a wrong gradient scale, and runs with one layout of most techniques; `make test-full` runs all."""
     is_quick = layout in (ONE_EACH if optimizer is SGD else QUICK[:1])
     marks = [] if is_quick else [pytest.mark.full]
     return pytest.param(layout, optimizer, marks=marks, id=f"{layout}-{optimizer.name}")
@@ -149,23 +149,23 @@ def test_momentum_weight_decay_and_a_schedule(bench, tmp_path, layout):
     assert_trains_the_same(bench, job, layout, tmp_path)
 
 
-# Divided sequences are refused to losses that look at whole ones.
+# A loss that needs whole sequences refuses divided ones.
 @pytest.mark.parametrize(
     "layout", matrix([x for x in SWITCHED[1:] if x.technique != "context"], quick=[Layout("ddp", 2)])
 )
 def test_a_sum_and_count_loss_of_ones_own_with_uneven_rows(bench, tmp_path, layout):
-    """Each rank's mean differs in what it counts, so averaging the ranks' means would train another model."""
+    """The counts of ranks differ, so that averaging the ranks' means would train another model."""
     job = bench.job(loss="tests.integration.stubs:loss_of_some_tokens")
     assert_trains_the_same(bench, job, layout, tmp_path)
 
 
 def test_the_first_losses_are_what_they_always_were(bench):
-    """Another order of the data, other first weights or another loss would show here, and nowhere else."""
+    """Detects a changed order of the data, changed initial weights or a changed loss, which no other test detects."""
     assert bench.reference(bench.job(optimizer=ADAMW)).losses == pytest.approx(GOLDEN_LOSSES, rel=0, abs=1e-4)
 
 
 def test_training_moves_the_weights_and_lowers_the_loss(bench, tmp_path):
-    """Else all of this file would hold of a trainer that does nothing."""
+    """Without falling losses, the other tests of this file would hold for a trainer that does nothing."""
     job = bench.job(optimizer=ADAMW, num_steps=30)
     losses = bench.train(job, SINGLE, tmp_path).losses
     assert losses[-1] < losses[0] - 0.3

@@ -1,4 +1,4 @@
-"""Context parallelism: exact however tokens and weights are divided, and in words where it cannot be."""
+"""Context parallelism: exact for every division of tokens and weights, and refused with a reason elsewhere."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ SHARED_HEADS = replace(LLAMA, config={**LLAMA.config, "num_attention_heads": 4, 
 WINDOW = ModelSpec(architecture="MistralForCausalLM", config={**SHARED_HEADS.config, "sliding_window": 8})
 BIASED = ModelSpec(architecture="Qwen2ForCausalLM", config={**SHARED_HEADS.config, "tie_word_embeddings": True})
 LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
-# Losses are fp32 sums of 184 tokens' (8 x 23), about 1000: three units in the last place of such a sum, over 184.
+# A loss is an fp32 sum of 184 tokens' losses (8 x 23), about 1000: three units in the last place of the sum, over 184.
 LARGEST_LOSS_DIFFERENCE = 3 * 2**-13 / 184
 
 

@@ -1,4 +1,4 @@
-"""A user's own technique, as examples/custom shows it, trained by the same workers as ours."""
+"""A user's own technique from examples/custom, trained by the same workers as built-in techniques."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ CUSTOM = Path(__file__).parents[3] / "examples" / "custom"
 
 @pytest.fixture(scope="module")
 def one_message():
-    """The dotted path of the example's technique, registered as examples/custom/run.py does it."""
+    """The dotted path of the example's technique, registered as in examples/custom/run.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(CUSTOM)
         patch.setattr(registry, "_registered", {})
@@ -55,7 +55,7 @@ def job() -> Job:
 
 
 def trained(server: ForkServer, folder: Path, *, technique: str, num_ranks: int, micro_batch: int):
-    """The weights [by name] that a gang of CPU slots ends with."""
+    """Returns the final weights [by name] of a gang of CPU slots."""
     order = GangOrder(
         purpose=TRAIN,
         job=job(),

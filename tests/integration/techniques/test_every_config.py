@@ -1,4 +1,4 @@
-"""What a technique offers to the search trains, and trains the same: each config of each built-in technique."""
+"""Configs of every built-in technique: each one that the search may select trains the same model."""
 
 from dataclasses import replace
 

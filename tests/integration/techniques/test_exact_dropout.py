@@ -1,4 +1,4 @@
-"""Dropout, in attention, in whole paths and in whole layers too, is the same under every division of a batch."""
+"""Exact dropout, including attention dropout, stochastic depth and LayerDrop: equal under every division of a batch."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_every_division_drops_out_the_same(bench, tmp_path, family, layout, opti
 
 
 def test_something_is_dropped(bench):
-    """Else all of this would hold of a dropout that does nothing."""
+    """Without a difference, the other tests would hold for a dropout that does nothing."""
     none = replace(BERT, config={**BERT.config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
     with_dropout, without = (bench.reference(bench.job(model)) for model in (BERT, none))
     assert largest_difference(with_dropout.weights, without.weights) > 1e-3
@@ -110,7 +110,7 @@ def test_the_stages_of_a_pipeline_too(bench, tmp_path, schedule, recompute):
 
 @pytest.mark.full
 def test_layers_that_are_dropped_as_a_whole(bench, tmp_path):
-    """Which ones is one draw a step, whatever a rank computes of it."""
+    """One draw a step selects the dropped layers, whichever part of the model a rank computes."""
     bart = replace(FAMILIES["bart"], config={**FAMILIES["bart"].config, "encoder_layerdrop": 0.4})
     job = bench.job(bart)
     for layout in (DIVIDED[0], *DIVIDED[2:6]):
@@ -127,7 +127,7 @@ def test_a_switch_on_the_way_changes_nothing(bench, tmp_path):
 
 
 def test_what_an_earlier_release_began_goes_on_as_it_began(bench, tmp_path):
-    """Its checkpoints do not say how it draws: from torch's generator, another seed for each rank and micro-batch."""
+    """Old checkpoints do not record the scheme: dropout from torch's generator, seeded by rank and micro-batch."""
     job = bench.job(GPT2_WITH_DROPOUT)
     layout = Layout("tests.integration.stubs:DrawingAsBefore")
     whole = bench.train(job, layout, tmp_path / "whole")
@@ -167,7 +167,7 @@ def test_compiled_dropout_keeps_its_batch_whole(bench):
 
 
 def test_a_users_data_set_may_draw_for_each_sample(bench, tmp_path):
-    """Such as to augment an image: the same, whoever reads it."""
+    """Random augmentation of an image is an example: it is the same for every reader."""
     job = bench.job(
         ModelSpec(factory="tests.integration.stubs:dropping_line"),
         data=DataSpec(factory="tests.integration.stubs:noisy_points"),

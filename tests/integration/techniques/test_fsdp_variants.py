@@ -1,4 +1,4 @@
-"""The knobs of FSDP train what `single` trains, and their checkpoints are everybody's."""
+"""FSDP's config keys: each variant trains what `single` trains, with checkpoints that every technique reads."""
 
 from dataclasses import replace
 

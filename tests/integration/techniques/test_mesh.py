@@ -1,4 +1,4 @@
-"""Meshes of pipelines, shards and cut layers: exact in every combination, and in words where they cannot be."""
+"""Meshes of pipeline, data and tensor parallelism: exact in every combination, and refused with a reason elsewhere."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ FOUR_HEADS = replace(LLAMA, config={**LLAMA.config, "num_attention_heads": 4, "n
 TIED = replace(FOUR_HEADS, config={**FOUR_HEADS.config, "tie_word_embeddings": True, "vocab_size": 303})
 BIASED = ModelSpec(architecture="Qwen2ForCausalLM", config={**FOUR_HEADS.config, "tie_word_embeddings": True})
 LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
-# Losses are fp32 sums of 184 tokens' (8 x 23), about 1000: three units in the last place of such a sum, over 184.
+# A loss is an fp32 sum of 184 tokens' losses (8 x 23), about 1000: three units in the last place of the sum, over 184.
 LARGEST_LOSS_DIFFERENCE = 3 * 2**-13 / 184
 
 
@@ -133,8 +133,8 @@ def test_its_sizes_are_searched_and_suit_the_model(bench):
 
     four, eight = bench.shape(4), bench.shape(8)
     assert sizes(FOUR_HEADS, four) == [(1, 2, 2), (2, 2, 1), (2, 1, 2)]
-    assert sizes(FOUR_HEADS, four, global_batch_size=3) == [(2, 1, 2)]  # three rows are not divided by two
-    assert sizes(GPT2, four) == [(2, 2, 1)]  # which tensor does not know how to divide
+    assert sizes(FOUR_HEADS, four, global_batch_size=3) == [(2, 1, 2)]  # two ranks cannot divide three rows
+    assert sizes(GPT2, four) == [(2, 2, 1)]  # tensor parallelism does not support GPT-2
     assert sizes(FOUR_HEADS, eight) == [(1, 4, 2), (1, 2, 4), (2, 4, 1), (2, 2, 2), (2, 1, 4)]
     two_nodes = replace(eight, num_nodes=4)
     assert all(tp <= 2 for _, _, tp in sizes(FOUR_HEADS, two_nodes))

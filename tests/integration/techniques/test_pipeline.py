@@ -1,4 +1,4 @@
-"""Pipelines: exact under every schedule, with embeddings shared by both ends, and in words where they cannot be."""
+"""Pipelines: exact under every schedule, with embeddings tied across stages, and refused with a reason elsewhere."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ MODELS = {
 }
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
-# Losses are fp32 sums of 184 tokens' (8 x 23), about 1000: three units in the last place of such a sum, over 184.
+# A loss is an fp32 sum of 184 tokens' losses (8 x 23), about 1000: three units in the last place of the sum, over 184.
 LARGEST_LOSS_DIFFERENCE = 3 * 2**-13 / 184
 
 
@@ -76,7 +76,7 @@ def test_models_of_llamas_kind(bench, tmp_path, model):
 @pytest.mark.full
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_stages_of_any_length_train_the_same_and_take_over_from_each_other(bench, tmp_path, schedule):
-    """Another cut on the way is harmless; the same one, interrupted, is bit-equal."""
+    """A different cut after a checkpoint is harmless; the same cut, interrupted, is bit-equal."""
 
     def cut(*stage_layers):
         option = layout(schedule=schedule)
@@ -95,7 +95,7 @@ def test_stages_of_any_length_train_the_same_and_take_over_from_each_other(bench
 
 
 def test_tied_ends_are_stored_once_and_taken_over(bench, tmp_path):
-    """From a pipeline to one process and back, the weight that both ends hold among them."""
+    """Moves from a pipeline to one process and back, including the weight that both end stages hold."""
     job = bench.job(FIVE_BLOCKS, optimizer=ADAMW)
     bench.train(job, layout(4), tmp_path, last_step=2)
     bench.train(job, SINGLE, tmp_path, last_step=4)
@@ -145,7 +145,7 @@ def test_configs_have_a_layer_for_each_stage_and_a_micro_batch_for_each_device(b
         assert all(job.global_batch_size // config["micro_batch"] >= 2 for config in found)
         return [(config["schedule"], config["micro_batch"]) for config in found if config["recompute"] == "none"]
 
-    assert len(configs(FOUR_LAYERS)) == 6  # and as many that recompute: a dozen are listed
+    assert len(configs(FOUR_LAYERS)) == 6  # with the same number that recompute, a dozen in all
     assert configs(LLAMA)[:3] == [("1f1b", 1), ("1f1b", 2), ("1f1b", 4)]
     assert {schedule for schedule, _ in configs(LLAMA)} == {"1f1b", "gpipe"}
     assert {schedule for schedule, _ in configs(FOUR_LAYERS)} == set(SCHEDULES)

@@ -1,4 +1,4 @@
-"""Precision, communication and compilation are the job's: under every technique the same, up to bf16's own rounding."""
+"""Precision, communication and compilation: equal under every technique, up to bf16's own rounding."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout
 from tests.matrix import matrix
 
 HALF = {"precision": "bf16-params"}
-# Compiled layers that are divided by tensor want activations that are divided too.
+# Compiled layers that tensor parallelism divides need divided activations too.
 COMPILED_MESH = Layout(
     "mesh",
     4,
@@ -48,15 +48,15 @@ def test_bf16_weights_are_neither_fp32_nor_autocast(bench):
 def test_other_architectures_compute_with_bf16_weights(bench, model):
     losses, full = (bench.reference(bench.job(model, **changes)).losses for changes in (HALF, {}))
     assert losses[0] == pytest.approx(full[0], rel=0, abs=1e-2)
-    assert losses == pytest.approx(full, rel=0, abs=0.2)  # batch statistics amplify what is rounded
+    assert losses == pytest.approx(full, rel=0, abs=0.2)  # batch statistics amplify rounding differences
 
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("fsdp", 2, {"reshard": True})], ids=str)
 def test_the_optimizer_keeps_what_bf16_would_lose(bench, tmp_path, layout):
-    """With a learning rate this small a weight in bf16 would never move."""
+    """With a learning rate this small, a weight in bf16 would never change."""
     job = bench.job(optimizer=replace(ADAMW, lr=1e-6), **HALF)
     weights = bench.train(job, layout, tmp_path).weights
-    norm = weights["model.norm.weight"]  # ones at first, whose neighbours in bf16 are 0.4 % away
+    norm = weights["model.norm.weight"]  # initially ones, whose neighbours in bf16 are 0.4 % away
     assert norm.dtype == torch.float32
     assert bool((norm != 1).any()) and bool((norm.to(torch.bfloat16) == 1).all())
 
@@ -84,7 +84,7 @@ def test_one_device_sends_nothing_and_so_rounds_nothing(bench, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)  # compilers are slow, and there is one a rank
+@pytest.mark.timeout(900)  # compilers are slow, and each rank runs one
 @pytest.mark.parametrize("layout", [x for x in SWITCHED if x.technique != "mesh"] + [COMPILED_MESH], ids=str)
 def test_compiled_layers_train_alike(bench, tmp_path, layout):
     losses = bench.train(bench.job(compile=True), layout, tmp_path).losses
@@ -119,7 +119,7 @@ def test_weights_that_a_module_reads_of_another_are_rounded_too():
     output.float().sum().backward()
     assert output.dtype == torch.bfloat16
     assert all(p.dtype == torch.float32 and p.grad.dtype == torch.float32 for p in attention.parameters())
-    assert not set(attention.__dict__) & {"in_proj_weight", "weight"}  # what stood in for them is gone
+    assert not set(attention.__dict__) & {"in_proj_weight", "weight"}  # the substitutes are removed
 
 
 def test_what_stands_in_for_a_weight_goes_when_forward_fails():

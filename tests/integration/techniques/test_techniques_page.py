@@ -1,4 +1,4 @@
-"""The technique that docs/techniques.md shows, taken from the page itself, is held to what ours are held to."""
+"""The technique in docs/techniques.md, taken from the page, passes the conformance tests of built-in techniques."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the page's code lies as a module that workers can import."""
+    """A folder with the page's code as a module that workers can import."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     lines = [line for line in code.splitlines() if line]
     assert len(lines) <= 16, "the page says fifteen"
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 class Importing:
-    """A bench whose workers also import from `folder`."""
+    """A workbench whose workers also import from `folder`."""
 
     def __init__(self, bench, folder):
         self._bench, self._folder = bench, folder

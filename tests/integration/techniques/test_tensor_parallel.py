@@ -1,4 +1,4 @@
-"""Tensor parallelism on models of Llama's kind: exact under every config, and in words where it cannot be."""
+"""Tensor parallelism on Llama-like models: exact under every config, and refused with a reason elsewhere."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What of sharded optimizers the conformance suite does not ask: who keeps what, and ranks with nothing to update."""
+"""Sharded optimizers beyond the conformance suite: which rank stores which state, and ranks with nothing to update."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def points_job(bench, model, **changes):
 
 
 def stored(trained):
-    """The manifest's tensors of the newest checkpoint, by name."""
+    """Returns the tensors in the manifest of the newest checkpoint, by name."""
     return CheckpointStore(Path(trained.order.checkpoint_dir)).newest().manifest.tensors
 
 
@@ -56,7 +56,7 @@ def test_a_rank_with_nothing_to_update_helps_all_the_same(bench, tmp_path, layou
     ids=str,
 )
 def test_weights_without_a_gradient_stay_as_they_are(bench, tmp_path, layout, optimizer):
-    """A zero in the place of no gradient would decay them, and go on with the moments of those before."""
+    """A zero gradient instead of a missing one would apply weight decay and continue with earlier moments."""
     job = points_job(bench, "uneven", optimizer=optimizer, clip_grad_norm=1.0)
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)
     assert largest_difference(trained.weights, expected.weights) <= 1e-5

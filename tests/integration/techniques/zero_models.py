@@ -1,4 +1,4 @@
-"""What the tests of sharded training name: models that are hard to shard, points to fit, and a watchful technique."""
+"""Models that are hard to shard, points to fit, and a checking technique, for the tests of sharded training."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ WIDTH = 64
 
 
 class Points(Dataset):
-    """Points in space and a target each; only every eighth asks for the detour."""
+    """Points in space with a target each; every eighth one takes the detour."""
 
     def __init__(self, size, seed):
         draw = torch.Generator().manual_seed(seed)
@@ -37,7 +37,7 @@ def squared_error(output, batch):
 
 
 class Linear(nn.Module):
-    """Two parameters: on four ranks two have nothing to update."""
+    """A model with two parameters: on four ranks, two ranks have nothing to update."""
 
     def __init__(self):
         super().__init__()
@@ -48,8 +48,10 @@ class Linear(nn.Module):
 
 
 class Uneven(nn.Module):
-    """Has a weight that is never used, one that is only where rows of a batch ask for it, one that is used without
-    its module being called, a frozen one, and a scalar.
+    """A model with irregular use of its weights.
+
+    One weight is never used, one is used by some rows only, one is used without a call of its module, one is frozen,
+    and one is a scalar.
     """
 
     def __init__(self):
@@ -78,13 +80,14 @@ def uneven():
 class SteadyFsdpStatic(FsdpStatic):
     """Fails where a step after the first needs another buffer.
 
-    Gloo's thread drops a collective's buffers some time after it is through: here before the next one is taken.
+    Gloo's thread drops a collective's buffers some time after its end. A further collective makes it do so before the
+    next buffer is taken.
     """
 
     name = "steady-fsdp-static"
 
     def mesh_shape(self, gang, config):
-        distributed_c10d.ProcessGroupGloo = OneThread  # of the groups that are made next
+        distributed_c10d.ProcessGroupGloo = OneThread  # for the groups that are made next
         return super().mesh_shape(gang, config)
 
     def parallelize(self, model, mesh, config):

@@ -31,7 +31,7 @@ def merged(said, *values, base=None) -> nn.Module:
         (replace(SOUP, weights=(3.0, 1.0)), None, 2.0),
         (TASKS, 1.0, 5.0),  # 1 + (1 - 1) + (5 - 1)
         (replace(TASKS, weights=(0.5, 0.25)), 2.0, 2.25),  # 2 + 0.5 (1 - 2) + 0.25 (5 - 2)
-        (replace(TASKS, weights=(0.0, -1.0)), 2.0, -1.0),  # to forget a task
+        (replace(TASKS, weights=(0.0, -1.0)), 2.0, -1.0),  # forgets a task
     ],
 )
 def test_weights_and_buffers_are_merged(said, base, expected):

@@ -68,13 +68,13 @@ def test_what_is_exported_is_read_back_bit_by_bit(tmp_path, model, method):
     assert torch.equal(again(tokens).logits, expected)
     assert is_quantized(again)
     assert (expected - exact).norm() / exact.norm() < 0.05
-    headers = 5000  # of safetensors, and the scales
+    headers = 5000  # safetensors headers and scales
     assert weight_bytes(tmp_path / "q") < plain_bytes - 3 * linear + headers
     shapes = tensor_shapes(tmp_path / "q")
     assert shapes["model.layers.0.mlp.up_proj.weight"][0] == "I8"
     assert shapes["model.layers.0.mlp.up_proj.weight_scale"] == ("F32", (32, 1))
     assert quantization_of(tmp_path / "q")["method"] == method
-    # By its folder alone, as another tool would name it.
+    # Loads it by its folder alone, as another tool would.
     alone = build_model(ModelSpec(from_pretrained=str(tmp_path / "q")), data=DATA, seed=1).eval()
     assert torch.equal(alone(tokens).logits, expected)
 

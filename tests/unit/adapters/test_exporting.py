@@ -1,4 +1,4 @@
-"""What is said of an adapter makes peft adapt the same modules, and save the same ones."""
+"""Exported adapters: peft adapts and saves the same modules as the adapter here."""
 
 import copy
 import json
@@ -53,7 +53,7 @@ def lora(*targets, saved=()):
     ids=["no head", "targets in a head", "head", "norm", "target and saved", "all but saved", "feedforward"],
 )
 def test_peft_adapts_and_saves_the_same_modules(tmp_path, make, adapter):
-    from peft import PeftModel  # here: it takes seconds, and each process of the tests imports all files
+    from peft import PeftModel  # local: the import takes seconds, and each test process imports all files
 
     torch.manual_seed(0)
     plain = make().eval()

@@ -1,4 +1,4 @@
-"""Modules that an adapter trains as they are: which they are made of, and what they are tied to stays as it is."""
+"""Modules that an adapter trains whole: which modules are chosen, and that tied weights stay as they are."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A merged adapter is the model that it was beside its base."""
+"""A model with a merged adapter computes the same as with the adapter beside its base."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def gpt2():
 
 
 def stirred(model, adapter):
-    """With what is trained somewhere else than at its first values."""
+    """Attaches an adapter, and moves its trained weights away from their first values."""
     attach(model, adapter, seed=1)
     torch.manual_seed(2)
     names = trained_names(model)
@@ -62,7 +62,7 @@ def test_a_prefix_cannot_be_merged():
 
 @pytest.mark.parametrize("kind", ["lora", "ia3"])
 def test_a_weight_that_two_modules_share_cannot_be_merged_into(kind):
-    """The embeddings would change with the head."""
+    """Merging into the head would also change the embeddings."""
     feedforward = () if kind == "lora" else ("lm_head",)
     model = stirred(gpt2(), Adapter(kind=kind, targets=("c_attn", "lm_head"), feedforward=feedforward))
     before = model(TOKENS).logits

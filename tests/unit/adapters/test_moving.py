@@ -1,4 +1,4 @@
-"""Adapters whose base has gone are given one elsewhere, in a copy."""
+"""Adapters whose base folder has gone get another base, in a copy."""
 
 import json
 
@@ -28,6 +28,6 @@ def test_a_copy_names_the_base_that_there_is_and_is_made_again_when_that_goes_to
         said = json.loads((copy / "adapter_config.json").read_text())
         assert said == {"base_model_name_or_path": str(base), "r": 4}
         assert (copy / "adapter_model.safetensors").read_bytes() == b"weights"
-        assert on_base(lost, tmp_path / "other", copy=copy) == copy  # it has its base
+        assert on_base(lost, tmp_path / "other", copy=copy) == copy  # the copy has a base, which stays
         base.rmdir()
-    assert has_lost_base(lost)  # the adapter itself is as it was
+    assert has_lost_base(lost)  # the adapter itself is unchanged

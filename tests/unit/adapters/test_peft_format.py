@@ -1,4 +1,4 @@
-"""What peft can say of an adapter that is not a plain one: refused when read, as its logits would be others here."""
+"""peft adapters with settings that are not supported are refused when they are read, as their logits would differ."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_what_only_began_otherwise_is_read(saved, said):
 
 
 def test_what_is_read_is_in_the_order_of_what_begins(tmp_path):
-    """Norms are summed up in it; a file has the alphabet's, in which a bias comes before its weight."""
+    """Norms are summed in the order of the first state. A file is sorted by name, and has a bias before its weight."""
     first = {name: torch.ones(2) for name in ("head.weight", "head.bias", "a.weight")}
     save_file({f"base_model.model.{name}": tensor for name, tensor in first.items()}, tmp_path / WEIGHTS)
     assert list(pretrained_state(tmp_path, first)) == list(first)

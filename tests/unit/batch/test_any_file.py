@@ -1,4 +1,4 @@
-"""Whatever a file says, the answer is a batch or its faults, each with a line and a remedy."""
+"""Arbitrary batch files: the reader returns a batch or reports faults, each with a line and a remedy."""
 
 import copy
 import json

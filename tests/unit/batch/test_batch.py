@@ -1,4 +1,4 @@
-"""Right batch files, and batches built in Python."""
+"""Valid batch files, and batches that are built in Python."""
 
 import dataclasses
 import json
@@ -146,7 +146,7 @@ def test_everything_that_a_job_can_say_arrives():
     }.items(),
 )
 def test_scalars_mean_what_their_writers_mean(written: str, meant: object):
-    """Free-form values, such as a model's config, get no second chance by a declared type."""
+    """Free-form values, such as a model's config, are not converted to a declared type."""
     (job,) = parse(one_job().replace("hidden_size: 64", f"x: {written}")).jobs
     assert job.model.config["x"] == meant
     assert type(job.model.config["x"]) is type(meant)

@@ -1,4 +1,4 @@
-"""Parts of a model that a batch file gives names."""
+"""Named components of a model in a batch file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A grid entry becomes a job for every combination of its values."""
+"""Grid entries of a batch file: one job for each combination of values."""
 
 from pathlib import Path
 

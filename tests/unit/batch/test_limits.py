@@ -1,4 +1,4 @@
-"""How large a file may be: what is larger is refused before it costs time or memory, and faults are told in brief."""
+"""Limits of a batch file's size: a larger file is refused before it costs time or memory, with short faults."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def grid(name: str, num: int, **more) -> dict:
 
 @pytest.fixture
 def unexpanded(monkeypatch):
-    """No grid may be expanded."""
+    """Fails a test in which a grid is expanded."""
 
     def expanded(*_, **__):
         raise AssertionError("a grid was expanded")

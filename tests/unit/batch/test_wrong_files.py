@@ -1,4 +1,4 @@
-"""Wrong batch files. Each opens with the messages it must get, `{folder}` standing for its own; "..." ends a prefix."""
+"""Invalid batch files. Each starts with its expected messages: `{folder}` is its folder, and "..." ends a prefix."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data sets by name in a batch file: what jobs get of them, and every fault at once."""
+"""Named data sets in a batch file: the data that jobs get, and errors that report all faults at once."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is recorded of a job's data: set, version, split, window, and the rows themselves."""
+"""The record of a job's data: set, version, split, window and rows."""
 
 import json
 

@@ -19,7 +19,7 @@ def failures(rows, **said):
 
 
 def made(said):
-    """The sections of an assertion, validated, but for predicates, which are looked up in a file's folder."""
+    """The sections of an assertion, validated except for predicates, which need the folder of a file."""
     return {
         key: getattr(AssertionEntry(name="a", **{key: value}), key) if key != "predicate" else value
         for key, value in said.items()
@@ -133,17 +133,17 @@ def test_logs_are_read_from_jsonl_and_parquet(tmp_path):
 
 
 def test_a_log_is_read_once_and_never_whole(tmp_path):
-    """Rows are let go as they come, whatever is asked of them: what is kept of groups is on disk."""
+    """Rows are released one by one, whatever the assertions ask. State of groups is stored on disk."""
     asked = [
         AssertionEntry(name="same", consistent={"by": "image"}),
         AssertionEntry(name="calm", steady={"max_change": 0.5, "by": "image"}),
         AssertionEntry(name="sane", finite=["prediction"]),
     ]
-    num_rows = 1000  # many times as many as are kept
+    num_rows = 1000  # many times as many as may be alive
     alive, most = weakref.WeakValueDictionary(), 0
 
     class Line(dict):
-        """A row that a weak reference may point to."""
+        """A row that supports weak references."""
 
     def rows():
         nonlocal most

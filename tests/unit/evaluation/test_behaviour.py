@@ -1,4 +1,4 @@
-"""Behavioural tests against models that are simple functions."""
+"""Behavioural tests, run on models that are simple functions."""
 
 import numpy as np
 import pytest
@@ -9,21 +9,21 @@ from ringmaster.tasks.evaluation.suite import BehaviourEntry
 
 
 def classified(probability):
-    """Scores of a classifier of two labels. probability: of label 1, [rows]."""
+    """The scores of a classifier with two labels. probability: of label 1, [rows]."""
     p = np.asarray(probability, float)
     both = np.stack([1 - p, p], axis=1)
     return Scores(kind=CLASSIFIER, num_rows=len(p), probabilities=both, predictions=both.argmax(1))
 
 
 def sentiment(cases):
-    """Knows 'good' and, unless it is written in capitals, 'not'."""
+    """A classifier that knows 'good' and, in lower case, 'not'."""
     return Scored(
         scores={"it": classified([(("good" in t.lower()) != ("not" in t) and 0.9) or 0.2 for t in cases.texts])}
     )
 
 
 def writer(cases):
-    """The longer a text, the less likely."""
+    """A language model that gives longer texts a lower probability."""
     lengths = np.array([len(text) for text in cases.texts], float)
     return Scored(
         scores={"it": Scores(kind=CAUSAL, num_rows=len(lengths), log_probabilities=-lengths, num_tokens=lengths + 1)}
@@ -78,7 +78,8 @@ def test_a_direction_says_where_a_probability_moves(moves, by, passed):
 
 def test_a_language_model_prefers_and_moves():
     assert run(writer, kind="minimum", texts=["he goes"], over=["he goesss"]).passed
-    assert not run(writer, kind="minimum", texts=["he goes"], over="he goes").passed  # as likely is not preferred
+    # An equal probability is no preference.
+    assert not run(writer, kind="minimum", texts=["he goes"], over="he goes").passed
     lexicons = {"who": ["we", "they"]}
     assert run(writer, kind="minimum", template="{who} go", over="{who} goes", lexicons=lexicons).num_cases == 2
     assert not run(writer, kind="minimum", texts=["ab"], over=["abc"], per_token=True).passed
@@ -123,7 +124,7 @@ def test_equal_texts_of_all_tests_are_scored_once():
 
 
 def bright(cases):
-    """Label 1 where the picture's left half is the brighter one."""
+    """A classifier that predicts label 1 where the left half of the image is brighter."""
     pixels = cases.columns["pixel_values"]
     half = pixels.shape[-1] // 2
     return Scored(

@@ -1,4 +1,4 @@
-"""What tests do to texts and images."""
+"""The changes that behavioural tests make to texts and images."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_typos_swap_neighbours_the_same_ones_in_every_run():
     assert sum(a != b for a, b in zip(once, said, strict=True)) == 2
     assert sum(a != b for a, b in zip(text(said, typo=3), said, strict=True)) == 6
     assert len({text(said, seed=seed, typo=1) for seed in range(20)}) > 3
-    assert text("a b 11", typo=2) == "a b 11"  # there is nothing to swap
+    assert text("a b 11", typo=2) == "a b 11"  # nothing can be swapped
 
 
 def test_images_change_as_is_said():
@@ -47,7 +47,7 @@ def test_images_change_as_is_said():
     assert 3 <= (covered != IMAGE[0, 0]).sum() <= 4
     noisy = np.array(image(noise=0.1))
     assert 0 < np.abs(noisy - IMAGE[0, 0]).max() < 0.6
-    assert IMAGE.flatten().tolist() == list(range(9))  # the given ones stay as they were
+    assert IMAGE.flatten().tolist() == list(range(9))  # the input is unchanged
 
 
 def test_images_that_are_not_square_cannot_lie_on_their_side():

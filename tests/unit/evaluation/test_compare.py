@@ -1,4 +1,4 @@
-"""Which of two models is better."""
+"""Comparison of two models."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`ringmaster monitor`: assertions on logged predictions, from the command line."""
+"""The command `ringmaster monitor`: assertions on logged predictions."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Intervals that hold what they promise, and comparisons that see what is there."""
+"""Confidence intervals with the stated coverage, and the power of comparisons."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_rows_count_as_much_as_they_hold():
 
 def test_a_small_difference_on_the_same_rows_is_seen_though_rows_differ_much():
     draw = np.random.default_rng(2)
-    hard = draw.exponential(5.0, 400)  # how hard a row is, for both
+    hard = draw.exponential(5.0, 400)  # the difficulty of each row, common to both models
     champion, challenger = rows(hard + 0.3), rows(hard + draw.normal(0, 0.05, 400))
     found = compare(challenger, champion, higher_is_better=False)
     assert found.gain == pytest.approx(0.3, abs=0.02)
@@ -53,7 +53,7 @@ def test_where_there_is_no_difference_a_gain_is_claimed_as_rarely_as_p_says():
 
 @pytest.mark.parametrize(("num_rows", "least"), [(1, 0.5), (4, 0.0625), (5, 0.03125)])
 def test_few_rows_that_all_gained_may_be_chance(num_rows, least):
-    """As the sign test has it; rows on which both are alike say nothing."""
+    """The values are those of the sign test. Rows with equal results do not count."""
     alike, ones = [1.0] * 10, [1.0] * num_rows
     better, worse = rows([*alike, *ones]), rows([*alike, *[2.0] * num_rows])
     found = compare(better, worse, higher_is_better=False)
@@ -87,11 +87,11 @@ def test_different_rows_are_refused():
 def test_a_share_without_an_error_has_wilsons_interval():
     found = estimate(rows(np.ones(20), is_share=True))
     assert (found.value, found.high) == (1.0, 1.0)
-    assert found.low == pytest.approx(0.8389, abs=1e-4)  # 20 of 20 at 95 %, as tables of Wilson's interval have it
+    assert found.low == pytest.approx(0.8389, abs=1e-4)  # 20 of 20 at 95 %, from tables of Wilson's interval
     wrong = estimate(rows(np.zeros(20), is_share=True))
     assert (wrong.low, wrong.high) == (0.0, pytest.approx(1 - found.low))
     assert estimate(rows(np.ones(200), is_share=True)).low > found.low
-    assert estimate(rows(np.ones(20))).low == 1.0  # no share: nothing is known of what it may be
+    assert estimate(rows(np.ones(20))).low == 1.0  # not a share, so its range is unknown
     one_wrong = estimate(rows([0.0] + [1.0] * 19, is_share=True))
     assert 0.0 < one_wrong.low < one_wrong.value < one_wrong.high <= 1.0
 

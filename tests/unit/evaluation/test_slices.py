@@ -1,4 +1,4 @@
-"""Slices of rows, and what is measured on them."""
+"""Slices of rows, and metrics on them."""
 
 import numpy as np
 import pytest

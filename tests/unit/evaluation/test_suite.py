@@ -1,4 +1,4 @@
-"""The file of slices, tests and assertions: what it says, and every fault in it at once."""
+"""The file of slices, tests and assertions: its contents, and errors that report all faults at once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Gangs on a clock that a test owns: they take the seconds that a test says, and hear what they are told on the way."""
+"""Fake gangs on a simulated clock: a test sets the seconds of each step, and the gangs record the commands they get."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ from tests.unit.execution.fakes import Bench
 
 @dataclass
 class _Gang:
-    """`chunk` steps are on their way since `since_s` and are told of when the last of them is done."""
+    """One running gang: `chunk` steps started at `since_s`, and an event reports them when the last one ends."""
 
     call: Any
     future: Future
@@ -34,17 +34,17 @@ class _Gang:
 
 @dataclass
 class ClockedGangs:
-    """Runner, inbox and clock of one executor: where that waits, the clock goes on to what happens next.
+    """Runner, inbox and clock of one executor. While the executor waits, the clock advances to the next event.
 
-    step_s: true seconds of a step by (job, technique, number of devices). startup_s: of each gang. Progress is told
-    every `report_s`.
+    step_s: true seconds of a step by (job, technique, number of devices). startup_s: startup time of each gang. Gangs
+    report progress every `report_s`.
     """
 
     step_s: dict
     startup_s: float = 0.0
     report_s: float = 5.0
     now_s: float = 0.0
-    steps: dict = field(default_factory=dict)  # of each job, checkpointed
+    steps: dict = field(default_factory=dict)  # checkpointed step of each job
     heard: list = field(default_factory=list)  # (folder, command)
 
     def __post_init__(self):
@@ -111,7 +111,7 @@ class ClockedGangs:
 
 
 def at_once(think):
-    """A background without time: the plan is there before anybody waits for it."""
+    """Computes a plan in the foreground: the returned future is already done."""
     future = Future()
     try:
         future.set_result(think())
@@ -121,7 +121,7 @@ def at_once(think):
 
 
 def clocked_bench(folder, jobs, gangs, *, make_plan, policy, kind=Bench, **options):
-    """A batch whose executor plans anew as it learns, on the clock of `gangs`."""
+    """A batch whose executor re-plans as it measures step times, on the clock of `gangs`."""
     bench = kind(folder, jobs, runner=gangs, make_plan=make_plan, **options)
     bench.executor._plan_manager.replanner = Replanner(
         name="batch",

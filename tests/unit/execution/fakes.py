@@ -1,4 +1,4 @@
-"""An executor's surroundings without a gang: planner and runner that do what a test tells them."""
+"""Fake planner, runner and leases for tests of the executor, which then needs no gang."""
 
 import random
 from collections import deque
@@ -18,7 +18,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
 def open_journal(folder, cls=Journal):
-    """The journal of a batch in `folder`, which a test without a power cut can write faster."""
+    """The journal of a batch in `folder`. It does not sync to disk: faster, and safe without a power failure."""
     return cls(Database(file_url(folder / "journal.db"), synced=False), batch="")
 
 
@@ -40,7 +40,7 @@ def cluster(num_devices):
 
 
 def in_a_row(problem, *, num_parts=1):
-    """A plan by list scheduling in the jobs' order, under each job's first option, in equal parts."""
+    """A plan by list scheduling in the order of the jobs, under each job's first option, in `num_parts` equal parts."""
     node = problem.nodes[0]
     free_s, ended_s, segments = [0.0] * node.num_devices, {}, []
     left = list(problem.jobs)
@@ -61,10 +61,10 @@ def in_a_row(problem, *, num_parts=1):
 
 @dataclass
 class FakeRunner:
-    """Gangs that end when the executor has nothing else to hear, in an order drawn from `seed`.
+    """Gangs that end when the executor's inbox is empty, in an order drawn from `seed`.
 
-    script: by job, what its next gangs come to, each called with (call, runner); then all are done. `steps` stands for
-    the checkpoints on disk, which outlive an executor.
+    script: by job, functions that make the outcomes of its next gangs, each called with (call, runner); later gangs end
+    as done. `steps` stands for the checkpoints on disk, which outlive an executor.
     """
 
     seed: int = 0
@@ -119,7 +119,7 @@ def ends(status, message="as it should"):
 
 
 def crashes_after(num_steps):
-    """Crashes when it has checkpointed so many more steps."""
+    """An outcome for `FakeRunner.script`: the gang crashes after it has checkpointed `num_steps` more steps."""
 
     def act(call, runner):
         step = _result(call, runner, runner.steps.get(call.order.job.name, 0) + num_steps)["step"]
@@ -130,7 +130,7 @@ def crashes_after(num_steps):
 
 
 class LeasesInMemory:
-    """A ledger that costs no time."""
+    """An in-memory ledger of leases, for speed."""
 
     def __init__(self):
         self._held = {}
@@ -150,7 +150,7 @@ class LeasesInMemory:
 
 
 class Inbox:
-    """Where an executor waits, a gang ends."""
+    """An executor's inbox: when the executor waits for a message, one gang ends."""
 
     def __init__(self, runner):
         self.runner, self.messages = runner, deque()
@@ -169,7 +169,7 @@ class Inbox:
 
 
 class Bench:
-    """One batch under test, its journal in `folder`; a new one on the same folder is a new process."""
+    """One batch under test with its journal in `folder`. A new instance on the same folder stands for a new process."""
 
     def __init__(
         self, folder, jobs, *, profiles=None, num_devices=2, runner=None, journal=None, make_plan=in_a_row, leases=None
@@ -177,7 +177,7 @@ class Bench:
         self.jobs, self.runner = jobs, runner or FakeRunner()
         self.journal = journal or open_journal(folder)
         self.events, self.plans = [], []
-        self.leases = leases or LeasesInMemory()  # a new one: those of a process that has ended are void
+        self.leases = leases or LeasesInMemory()  # new by default: the leases of an ended process are void
         self.place, self.cluster = RunPaths(folder=folder, cache_dir=folder), cluster(num_devices)
 
         def plan(problem):

@@ -1,4 +1,4 @@
-"""An executor that serves: jobs and devices come and go at moments that a test names."""
+"""An executor that serves on a simulated clock, where jobs and devices come and go at times that a test sets."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.clocked import ClockedGangs, clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
 
-CALM = Policy(every=10.0, surprise=10.0)  # plans anew only where it must
+CALM = Policy(every=10.0, surprise=10.0)  # re-plans only where it must
 
 
 def two_nodes():
@@ -22,7 +22,7 @@ def two_nodes():
 
 
 def over_nodes(problem):
-    """Jobs one after another, each on the node that is free first, or where it runs."""
+    """Plans jobs one after another, each on the device that is free first; a running job keeps its device."""
     free_s = {(node.id, i): 0.0 for node in problem.nodes for i in range(node.num_devices)}
     parts = []
     for row in sorted(problem.jobs, key=lambda row: row.running is None):
@@ -40,7 +40,7 @@ def over_nodes(problem):
 
 
 class Pool:
-    """An executor that serves on a clock; `at` has something happen at a moment, and `serve` runs to a moment."""
+    """An executor that serves on a simulated clock. `at` schedules an action, and `serve` runs until a given time."""
 
     def __init__(self, folder, names, *, num_steps=100, make_plan=over_nodes, nodes=None, step_s=1.0):
         self.jobs = [job(name, num_steps=num_steps) for name in names]
@@ -75,7 +75,7 @@ class Pool:
         self.executor.serve()
 
     def lose(self, name):
-        """The gang of a job vanishes with its node."""
+        """Removes the gang of a job, as if its node had vanished."""
         folder = next(f for f, g in self.gangs.gangs.items() if g.call.order.job.name == name)
         gang = self.gangs.gangs.pop(folder)
         gang.future.set_result(Outcome(status=LOST, message="its node is gone"))

@@ -1,4 +1,4 @@
-"""What a run says of models to start from that are not there."""
+"""The error that a run reports for base models that do not exist."""
 
 import pytest
 

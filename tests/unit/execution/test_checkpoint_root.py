@@ -1,4 +1,4 @@
-"""Where a run's checkpoints go, and how often."""
+"""The checkpoint folder of a run, and the interval between checkpoints."""
 
 import pytest
 
@@ -39,4 +39,4 @@ def test_a_store_without_its_library_ends_a_run_before_it_starts(journal, monkey
 def test_the_interval_follows_from_the_stall():
     assert checkpoint_interval_s(0.02, num_devices=1) == pytest.approx((2 * 0.02 * 86400) ** 0.5)
     assert checkpoint_interval_s(0.02, num_devices=4) == pytest.approx((2 * 0.02 * 21600) ** 0.5)
-    assert checkpoint_interval_s(100.0, num_devices=1) == pytest.approx(5000.0)  # 2 % of the time
+    assert checkpoint_interval_s(100.0, num_devices=1) == pytest.approx(5000.0)  # the limit: 2 % of the time

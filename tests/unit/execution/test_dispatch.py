@@ -1,4 +1,4 @@
-"""Plans are orders, not timetables: what may start when, and which steps it does."""
+"""Dispatch: a plan fixes an order, not start times. Tests cover what may start when, and which steps it does."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_a_job_runs_one_segment_at_a_time_in_order():
 
 @st.composite
 def orders(draw):
-    """Segments in the order of a plan, and bases whose segments all come before those of their children."""
+    """Draws segments in the order of a plan, and base jobs whose segments all precede those of their children."""
     num_jobs = draw(st.integers(1, 6))
     bases = {}
     for i in range(1, num_jobs):
@@ -96,7 +96,7 @@ def test_everything_starts_once_in_order_and_no_device_serves_two(case):
 
 
 def plan_of(works, *, job="a"):
-    """Segments of so much work each, one after another, on two devices in turn."""
+    """A plan of consecutive segments with the given shares of work, on two devices in turn."""
     segments = [
         Segment(job, i % 2, float(i), float(i + 1), work, 0.0, (("n", (i % 2,)),)) for i, work in enumerate(works)
     ]
@@ -116,7 +116,7 @@ def test_segments_cover_all_steps_exactly(works, num_steps, steps_done):
     if steps_done == num_steps:
         assert len(ends) == 1  # only evaluation and export are left
     else:
-        assert [steps_done, *ends] == sorted({steps_done, *ends})  # each does a step at least
+        assert [steps_done, *ends] == sorted({steps_done, *ends})  # each segment does at least one step
     assert [segment.start_s for segment in segments] == sorted(segment.start_s for segment in segments)
 
 

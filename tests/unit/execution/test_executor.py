@@ -1,4 +1,4 @@
-"""The state machine that runs plans, with gangs that end as a test says."""
+"""The state machine of the executor, with gangs whose outcomes a test sets."""
 
 from concurrent.futures import Future
 from functools import partial
@@ -189,7 +189,7 @@ def test_devices_are_given_back_however_a_gang_ends(tmp_path):
 
 
 def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
-    """Turn by turn in one thread: whenever one batch has nothing to hear, the other takes a step."""
+    """Both batches run in one thread: whenever one has no message to handle, the other takes a turn."""
     leases = Leases(tmp_path / "leases.db")
     benches = [Bench(tmp_path / name, [job(f"{name}{i}") for i in range(4)], leases=leases) for name in "ab"]
     held = {}
@@ -209,7 +209,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
     plain_get = benches[0].executor._inbox.get
 
     def get(timeout=None):
-        if not second_started:  # both devices are the first batch's now: the second finds none free
+        if not second_started:  # the first batch now holds both devices, so the second finds none free
             second_started.append(True)
             other = benches[1]
             begin(other.journal, other.jobs, faults={})
@@ -226,7 +226,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
 
 
 def test_a_future_of_any_kind_will_do(tmp_path):
-    """An executor only needs `add_done_callback` and `result`; the callback may come before `submit` has returned."""
+    """The executor needs only `add_done_callback` and `result`. The callback may run before `submit` has returned."""
     bench = Bench(tmp_path, [job("a"), job("b")])
 
     def at_once(call):

@@ -1,4 +1,4 @@
-"""No device is given twice, and none is lost to a process that has ended."""
+"""Leases: no device is leased twice, and a device whose holder has ended is free again."""
 
 import os
 import sqlite3
@@ -15,7 +15,7 @@ from tests.children import exit_status, in_a_child, started
 
 
 def take(path, holder):
-    """Exits with 1 if the device was taken."""
+    """Takes a lease in a child process. Exits with 1 if it was granted."""
     sys.exit(int(Leases(path).take(["n:cpu:0"], holder=holder)))
 
 
@@ -24,7 +24,7 @@ def give_back(path):
 
 
 def hold_often(folder):
-    """Holds the device ten times: makes a file then, which must not be there yet."""
+    """Takes the lease ten times. Each time it creates a file exclusively, which fails if another holder's exists."""
     leases = Leases(folder / "leases.db")
     num_held = 0
     while num_held < 10:
@@ -51,7 +51,7 @@ def test_a_lease_holds_against_another_process_while_its_holder_lives(tmp_path):
     assert in_a_child(take, tmp_path / "leases.db", "them") == 0
     leases.give_back(["n:cpu:0"])
     assert in_a_child(take, tmp_path / "leases.db", "them") == 1
-    assert leases.held() == {}  # it has ended without giving back
+    assert leases.held() == {}  # the child has ended without releasing the lease
     assert leases.take(["n:cpu:0"], holder="us")
 
 
@@ -76,7 +76,7 @@ def test_a_clock_that_is_set_frees_nobodys_devices(tmp_path, monkeypatch):
     leases = Leases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="us")
     began_s = psutil.Process().create_time()
-    # What the kernel says of a process's beginning is counted from the boot, whose moment moves with the clock.
+    # The kernel counts a process's start from the boot, and the computed time of the boot moves with the clock.
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: began_s + 3600)
     monkeypatch.setattr(time, "time", lambda: began_s - 3600)
     assert leases.held() == {"n:cpu:0": "us"}
@@ -87,12 +87,12 @@ def test_a_holder_that_is_dead_but_not_yet_buried_holds_nothing(tmp_path):
     leases = Leases(tmp_path / "leases.db")
     call = f"from {__name__} import take; take({str(tmp_path / 'leases.db')!r}, 'them')"
     child = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[3])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # the child stays a zombie
     assert leases.held() == {}
-    assert child.wait() == 1  # it was taken
+    assert child.wait() == 1  # the lease was granted
 
 
 def test_many_processes_at_once_never_share_a_device(tmp_path):
-    """The ledger itself is made by all at once."""
+    """All processes also race to create the ledger."""
     children = [started(hold_often, tmp_path) for _ in range(4)]
     assert [exit_status(child) for child in children] == [0] * 4

@@ -1,4 +1,4 @@
-"""A gang whose jobs take turns among other gangs, by an executor that plans anew as it learns how fast they are."""
+"""A gang whose jobs take turns beside other gangs, under an executor that re-plans as it measures step times."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from tests.unit.execution.groups.grouped import GroupBench
 from tests.unit.execution.replanning.test_replan_policy import by_rules
 
 OFTEN = Policy(every=0.1, worth_s=0.0)
-STEPS = {"a": 100, "b": 90, "c": 80, "d": 70, "e": 60}  # two at a time: 230 steps of the gang
+STEPS = {"a": 100, "b": 90, "c": 80, "d": 70, "e": 60}  # two at a time, the gang takes 230 steps
 QUEUE = Profile(
     technique="shared_base",
     config={"at_once": 2},
@@ -33,7 +33,7 @@ QUEUE = Profile(
 
 @dataclass
 class Turns(_Gang):
-    """Its steps are the gang's."""
+    """A gang whose jobs take turns. Its step counts are the gang's, not one job's."""
 
     @classmethod
     def of(cls, gang, first):
@@ -53,7 +53,7 @@ class Turns(_Gang):
 
 
 class Queues(ClockedGangs):
-    """The same where gangs of groups train two at a time."""
+    """Clocked gangs in which the jobs of a group take turns."""
 
     def submit(self, call):
         future = super().submit(call)
@@ -94,7 +94,7 @@ class Queues(ClockedGangs):
 
 
 def bench_of(folder, *, others, factor=1.0, make_plan=by_rules, queue=QUEUE, steps=STEPS):
-    """The queue, and other jobs of so many seconds; the queue's steps take `factor` times as long as is believed."""
+    """A batch of the queue and of `others` by seconds. A step of the queue takes `factor` times its profiled time."""
     jobs = [job(name, num_steps=num) for name, num in steps.items()]
     jobs += [job(name, num_steps=num) for name, num in others.items()]
     speeds = {(name, registry.dotted_path("single"), 1): 1.0 for name in (*steps, *others)}
@@ -105,7 +105,7 @@ def bench_of(folder, *, others, factor=1.0, make_plan=by_rules, queue=QUEUE, ste
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
-    """Also while its leader is through long since, and others come and go on the other device."""
+    """The gang also continues after its lead job has finished, while other jobs start and end on the other device."""
     bench = bench_of(tmp_path, others={"x": 60, "y": 50, "z": 40}, factor=factor)
     assert bench.run()
     assert bench.statuses == dict.fromkeys((*STEPS, "x", "y", "z"), DONE)
@@ -119,7 +119,7 @@ def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
 
 
 def test_a_queue_that_moves_goes_on_as_one(tmp_path):
-    """Its plan has it in two parts: the second takes over those that had not begun."""
+    """The plan has the queue in two segments: the second takes over the jobs that had not started."""
 
     def in_two_parts(problem):
         plan = by_rules(problem)
@@ -144,10 +144,10 @@ def test_a_queue_that_moves_goes_on_as_one(tmp_path):
 
 
 def test_others_wait_for_a_group_that_outlives_its_leader(tmp_path):
-    """As in a batch that was resumed, where the leader was ahead of the others: its devices are not free yet."""
+    """In a resumed batch the lead job may be ahead of the members: the group's devices stay busy after its end."""
     steps, others = {"a": 40, "b": 90, "c": 80, "d": 70, "e": 60}, {"x": 60, "y": 50, "z": 40}
     queue = replace(QUEUE, config={}, members=tuple(replace(f, num_steps=steps[f.job]) for f in QUEUE.members))
     bench = bench_of(tmp_path, others=others, factor=0.5, queue=queue, steps=steps)
     assert bench.run()
     assert bench.statuses == dict.fromkeys((*steps, *others), DONE)
-    assert bench.runner.now_s == pytest.approx(sum(others.values()))  # they are trained on the other device meanwhile
+    assert bench.runner.now_s == pytest.approx(sum(others.values()))  # these train on the other device meanwhile

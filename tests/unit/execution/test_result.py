@@ -1,4 +1,4 @@
-"""What a batch came to, read from its journal."""
+"""The result of a batch, read from its journal."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def job(name: str) -> Job:
 
 
 def result_of(journal, monkeypatch, *, objective: str):
-    """Two jobs that train from second 100 to 110 on two devices, and from 110 to 140 on one; the batch began at 90."""
+    """Two jobs train from second 100 to 110 on two devices, and from 110 to 140 on one. The batch started at 90."""
     batch = Batch.of(
         name="b",
         jobs=[job("a"), job("b")],

@@ -1,4 +1,4 @@
-"""Batches that are stopped, or whose process dies between any two writes, and are resumed."""
+"""Resuming of batches that were stopped, or whose process died between any two writes."""
 
 from functools import partial
 
@@ -67,7 +67,7 @@ class ProcessDies(BaseException):
 
 
 class FragileJournal(Journal):
-    """The process dies just before its n-th write; reading goes on working."""
+    """A journal whose process dies just before its n-th write. Reads continue to work."""
 
     left = 10**9
 
@@ -94,7 +94,7 @@ class FragileJournal(Journal):
 
 
 def eventful():
-    """Jobs to which much happens: a base and its child, a crash, memory that runs out, a wrong job."""
+    """Jobs with many faults: a base and its child, a crash, an out-of-memory error, and an invalid job."""
     jobs = [job("child", base="base"), job("base"), job("wide"), job("wrong"), job("orphan", base="wrong")]
     profiles = {j.name: (profile(),) for j in jobs}
     profiles["wide"] = (profile(), profile("fsdp", 2))
@@ -123,7 +123,7 @@ def test_a_process_that_dies_between_any_two_writes_is_resumed_by_the_next(tmp_p
         except ProcessDies:
             died = True
         journal.close()
-        runner.running.clear()  # gangs end with their owner
+        runner.running.clear()  # gangs die with their parent process
         before = open_journal(folder)
         ended = {name for name, record in before.jobs().items() if record.status == DONE}
         before.close()

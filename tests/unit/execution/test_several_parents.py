@@ -1,4 +1,4 @@
-"""Jobs that come from several models, and jobs without steps, among gangs that end as a test says."""
+"""Jobs with several base models, and jobs without steps, on fake gangs."""
 
 from dataclasses import replace
 from pathlib import Path

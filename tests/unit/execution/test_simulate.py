@@ -1,4 +1,4 @@
-"""Plans played against a world in which predictions are wrong and devices fail."""
+"""Simulation of plans with wrong predictions and failing devices."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -14,7 +14,7 @@ from tests.unit.planning.draw import tiny
 
 
 def at_once(problem):
-    """The best of what simple rules plan, which takes no time."""
+    """The best plan of the rule-based baselines, which take no time."""
     return min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
 
 
@@ -67,7 +67,8 @@ def test_each_segment_pays_what_its_option_costs():
     one = solve(problem)
     assert simulate(problem, one, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)
     two = replace(one, segments=(part(0, 500, 0.5), part(600, 1100, 0.5, device=0)))
-    assert simulate(problem, two, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)  # it goes on: nobody waits
+    # The segment goes on where it is, as nobody waits for its device.
+    assert simulate(problem, two, noise=0.0).makespan_s == pytest.approx(1000 + 7 + 3 + 5)
 
 
 def part(start_s, end_s, work, *, device=0, job="j"):
@@ -88,7 +89,7 @@ def test_a_failed_gang_loses_what_it_did_since_its_checkpoint_and_waits_for_its_
     assert done.num_switches == 0
     least_s = done.num_failures * (600.0 + problem.switch_cost_s)
     assert done.makespan_s > 100_000.0 + least_s
-    # Checkpoints come at least every sqrt(2 * 5 s * 21,600 s) = 465 s.
+    # The checkpoint interval is at most sqrt(2 * 5 s * 21,600 s) = 465 s.
     assert done.makespan_s <= 100_000.0 + least_s + done.num_failures * 465.0
 
 
@@ -106,7 +107,7 @@ def test_a_failed_device_is_planned_around():
 def test_segments_end_on_whole_steps_where_jobs_have_steps():
     problem = one_job(1000.0, num_devices=2)
     plan = Plan("one", (part(0, 260, 0.26), part(260, 1010, 0.74, device=1)))
-    whole = simulate(problem, plan, noise=0.0, num_steps={"j": 2})  # 0.26 of two steps rounds to the first one
+    whole = simulate(problem, plan, noise=0.0, num_steps={"j": 2})  # 0.26 of two steps rounds to one step
     assert (whole.makespan_s, whole.num_switches) == (pytest.approx(1010.0), 1)
     none = simulate(problem, plan, noise=0.0, num_steps={"j": 1})
     assert (none.makespan_s, none.num_switches) == (pytest.approx(1000.0), 0)

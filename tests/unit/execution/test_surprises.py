@@ -1,4 +1,4 @@
-"""Whatever comes, in any order: no device serves two, every job ends as it should, no step and no lease is lost."""
+"""Random events in random order. No device serves two gangs, every job ends as expected, no step or lease is lost."""
 
 import random
 from concurrent.futures import Future
@@ -20,7 +20,7 @@ HORIZON_S, REST_S = 300.0, 3000.0
 
 
 class Surprises:
-    """Draws what happens to a pool of one-device nodes, and keeps what should become of each job."""
+    """Draws random events for a pool of one-device nodes, and records the expected end of each job."""
 
     def __init__(self, folder, seed):
         self.draw = random.Random(seed)
@@ -59,7 +59,7 @@ class Surprises:
         return self.draw.choice([None, *self.gangs.gangs.values()])
 
     def end(self, gang, status, **result):
-        """A gang ends as nobody wanted; what it had checkpointed stays: half of its steps since it began."""
+        """Ends a gang with a failure. Half of the steps since its start have been checkpointed."""
         name = gang.call.order.job.name
         kept = gang.first_step + (gang.step - gang.first_step) // 2
         if kept > gang.first_step:
@@ -70,12 +70,12 @@ class Surprises:
         gang.future.set_result(Outcome(status=status, message="as it should", result=result))
 
     def think_a_while(self, think):
-        """A plan comes seconds after it was asked for, whatever has happened meanwhile."""
+        """A background planner whose plan arrives some seconds after the request, whatever has happened since."""
         future = Future()
         self.pool.at(self.gangs.now_s + self.draw.choice([0.0, 2.0, 7.0]), lambda: future.set_result(think()))
         return future
 
-    # -- what may happen -----------------------------------------------------------------------------------------------
+    # -- random events -------------------------------------------------------------------------------------------------
 
     def add_jobs(self):
         if len(self.jobs) == 12:
@@ -107,7 +107,7 @@ class Surprises:
         self.up.discard(name)
         for gang in [g for g in self.gangs.gangs.values() if (name, 0) in g.call.devices]:
             self.end(gang, LOST)
-        self.pool.at(self.gangs.now_s, lambda: self.move(f"{name} is gone"))  # after its gangs have ended
+        self.pool.at(self.gangs.now_s, lambda: self.move(f"{name} is gone"))  # after the gangs of the node have ended
 
     def find(self):
         self.up.add(self.draw.choice(NODES))
@@ -143,7 +143,7 @@ class Surprises:
         self.executor.replan_soon(why="priorities changed")
 
     def calm(self):
-        """From now on all is well."""
+        """Restores all nodes and devices for the rest of the run."""
         self.up, self.out = set(NODES), set()
         self.move("all nodes are there")
         for name in NODES:

@@ -1,4 +1,4 @@
-"""Checkpoints that nobody was told of: their gang died between writing and saying so."""
+"""Checkpoints that were never reported, because their gang died after writing and before reporting."""
 
 from ringmaster.tasks.execution.events import SegmentStarted
 from ringmaster.tasks.storage.journal import DONE
@@ -7,7 +7,7 @@ from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 
 
 def dies_before_telling(call, runner):
-    """Begins where the last checkpoint is, writes another one, and is gone."""
+    """Starts at the last checkpoint, writes another one, and dies before it reports that."""
     first = runner.steps.get(call.order.job.name, 0)
     call.on_event({"event": "ready", "step": first})
     runner.steps[call.order.job.name] = first + 1

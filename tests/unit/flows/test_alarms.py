@@ -1,4 +1,4 @@
-"""When an alarm arises, and that it does so once."""
+"""Alarms: when one is raised, and that it is raised once."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a flow run shows of a batch: its decisions as they come, and what it cost."""
+"""Artifacts of a batch's flow run: its decisions as they are made, and its cost."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.events import JobEnded, Waiting
 
 
 class Store:
-    """Artifacts, and a clock; what is asked for is done at once."""
+    """Stores artifacts, with a simulated clock. Background work runs at once."""
 
     def __init__(self):
         self.now_s, self.made, self.tables = 0.0, 0, {}

@@ -1,4 +1,4 @@
-"""A job that has failed is told at once: as an error in the flow run's log, in the terminal, in the table of jobs."""
+"""Reports of a failed job at the moment it fails: an error in the flow run's log, in the terminal, in the job table."""
 
 import io
 import logging
@@ -33,7 +33,7 @@ def log(monkeypatch):
 
 @pytest.fixture
 def terminal():
-    """What a person reads."""
+    """Returns a function that reads the terminal's output."""
     console = Console(file=io.StringIO(), width=200)
     token = current_view.set(LinesView(console))
     yield console.file.getvalue
@@ -58,7 +58,7 @@ def test_a_job_that_fails_before_it_trains_is_told_once_and_at_once(log, termina
     tell("a", WHY)
     assert log == [(logging.ERROR, f"a has failed: {WHY}")]
     assert terminal() == f"a has failed: {WHY}\n"
-    tell("a", WHY)  # profiling is tried again
+    tell("a", WHY)  # profiling is retried
     tell("done before", WHY)
     assert len(log) == 1
 

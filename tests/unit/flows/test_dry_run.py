@@ -1,4 +1,4 @@
-"""A batch that is only planned: what it would come to, in words, as JSON, and as files."""
+"""Dry run of a batch: the plan and its cost as text, as JSON and as files."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the server is started with that a run without a pool brings, seen without starting it."""
+"""Command and environment of the embedded server of a run without a pool, tested without starting it."""
 
 import subprocess
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ AUTH = "ringmaster:secret-word"
 
 @pytest.fixture
 def started(monkeypatch):
-    """The commands and environments of what would have been started, and has ended at once."""
+    """The commands and options of processes that would have been started, and that have exited at once."""
     every = []
     nothing = dict.fromkeys(("terminate", "kill", "wait"), lambda *_, **__: None)
     ended = SimpleNamespace(poll=lambda: 7, returncode=7, **nothing)
@@ -27,7 +27,7 @@ def started(monkeypatch):
 
 @pytest.fixture
 def known():
-    """Prefect's servers of this process, which are put back."""
+    """Prefect's servers of this process, restored after the test."""
     before = dict(SubprocessASGIServer._instances)
     SubprocessASGIServer._instances.clear()
     yield SubprocessASGIServer._instances

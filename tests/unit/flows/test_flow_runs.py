@@ -1,4 +1,4 @@
-"""How a flow ends: what is not done is a failed or cancelled state in Prefect, and raises where a flow is called."""
+"""Ends of flows: an incomplete batch is a failed or cancelled state in Prefect, and raises in the flow's caller."""
 
 import pytest
 from prefect.states import State, get_state_exception

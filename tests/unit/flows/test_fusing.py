@@ -1,4 +1,4 @@
-"""Which jobs may be offered to the planner as groups, and what is kept of its choice."""
+"""Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: answered at once, stopped in order, killed at the second."""
+"""Ctrl-C and SIGTERM: answered at once, followed by an orderly stop; a second signal kills."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ PATIENCE_S = 60
 
 
 class Told:
-    """What a person reads, who can wait for a line."""
+    """Records the printed lines. A test can wait for a line."""
 
     def __init__(self):
         self.lines, self._changed = [], threading.Condition()
@@ -40,7 +40,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """Handlers are what they were, and nobody answers any more."""
+    """Asserts that the former signal handlers are restored and no interrupts are active."""
     before = [signal.getsignal(number) for number in interrupts.SIGNALS]
     yield
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
@@ -62,7 +62,7 @@ def test_before_anything_trains_it_ends_at_once(number, code):
 
 
 def test_it_is_answered_while_the_main_thread_is_busy_elsewhere():
-    """In an import or a solver no handler of Python's runs; here the handler itself keeps the main thread."""
+    """Python runs no handler during an import or a solver's call. Here the handler itself blocks the main thread."""
     told, interrupted = Told(), Interrupts()
     interrupted.say = told
     interrupted._act = lambda *_: told.wait(STOPPING)

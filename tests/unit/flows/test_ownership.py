@@ -1,4 +1,4 @@
-"""Whose the files of a home are: its owner's alone, and a group's where a setting says so."""
+"""Permissions of the files of a home: its owner's alone, and its group's where a setting says so."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ from ringmaster.flows.process import ownership
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch):
-    """What most people have: a umask that lets others read, and no setting."""
+    """The usual case: a umask that lets others read, and no setting."""
     monkeypatch.delenv(ownership.UMASK, raising=False)
     before = os.umask(0o022)
     yield
@@ -50,7 +50,7 @@ def test_a_group_is_let_in_where_a_setting_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv(ownership.UMASK, "007")
     ownership.keep_to_owner(home)
     (home / "file").touch()
-    assert (mode(home), mode(home / "file")) == (0o2770, 0o660)  # whose group new files have stays as it is
+    assert (mode(home), mode(home / "file")) == (0o2770, 0o660)  # the group of new files is unchanged
 
 
 @pytest.mark.parametrize("name", ["sticky", "of something else"])
@@ -84,7 +84,7 @@ def test_a_umask_is_told_as_usual(tmp_path, monkeypatch, said):
 def test_a_run_without_the_command_line_keeps_to_its_owner_too(tmp_path, monkeypatch):
     for name in ("RINGMASTER_DATABASE", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # of which `embed` fills in much
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # `embed` sets many variables
     settings.embed(tmp_path / "home")
     assert {mode(path) for path in (tmp_path / "home", tmp_path / "home" / "prefect")} == {0o700}
 

@@ -1,4 +1,4 @@
-"""Which run `--resume` goes on with, and when it starts one: a run that was killed before it began has nothing."""
+"""The run that `--resume` continues. A run that was killed before it began has nothing to resume."""
 
 import pytest
 
@@ -13,7 +13,7 @@ BATCH = Batch(name="nightly", jobs=(job("a"),), folder=None, text="name: nightly
 
 
 def run(home, *, status, batch=BATCH):
-    """A run that has begun; its folder."""
+    """Makes a run that has begun. Returns its folder."""
     note_start(batch, home)
     folder = fresh_folder(batch, home)
     journal = Journal.of_file(folder / "journal.db")
@@ -25,18 +25,18 @@ def run(home, *, status, batch=BATCH):
 
 
 def killed_at_once(home):
-    """A run that is killed before it has a folder."""
+    """Makes a run that was killed before it had a folder."""
     note_start(BATCH, home)
 
 
 def killed_before_it_knew_its_jobs(home):
-    """A run that is killed with a folder and a journal in which nothing stands."""
+    """Makes a run that was killed with a folder and an empty journal."""
     note_start(BATCH, home)
     Journal.of_file(fresh_folder(BATCH, home) / "journal.db").close()
 
 
 def killed_before_its_journal(home):
-    """A run that is killed with an empty folder."""
+    """Makes a run that was killed with an empty folder."""
     note_start(BATCH, home)
     fresh_folder(BATCH, home)
 

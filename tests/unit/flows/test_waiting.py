@@ -1,4 +1,4 @@
-"""Calls to a pool's Prefect server are tried again while it is away, and only on a pool."""
+"""Calls to a pool's Prefect server are retried while it is unavailable. Without a pool they are not."""
 
 import httpx
 import pytest
@@ -17,7 +17,7 @@ def answer(code):
 
 
 class Server:
-    """Raises its faults, one after another, and then answers."""
+    """A call that raises the given faults in order, and then returns."""
 
     def __init__(self, *faults):
         self.faults = list(faults)

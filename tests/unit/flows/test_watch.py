@@ -1,4 +1,4 @@
-"""`ringmaster watch`: what it finds, what it prints, and when it ends."""
+"""The command `ringmaster watch`: which batch it finds, what it prints, and when it ends."""
 
 import json
 
@@ -32,7 +32,7 @@ def home(tmp_path, monkeypatch):
 
 
 def batch(home, name, run="20260101-000000", *, status="waiting"):
-    """A run of a batch of one job, of which nothing has begun."""
+    """The database of a run of a batch with one job, which has not started."""
     story = Story(home / "batches" / name / run)
     story.plan(planned("a", 0, 10, 0, 1))
     story.journal.write_job("a", status=status, message="its loss is not a number" if status == "failed" else "")
@@ -107,9 +107,9 @@ def test_a_pool_is_shown_with_the_health_of_its_nodes(home, monkeypatch):
     assert run("nightly", "--once").startswith("nightly-2  1 waiting")
     assert run("nightly-1", "--once").startswith("nightly-1  1 waiting")
     Journal(database, batch="nightly-1").write_job("a", status="done", step=10)
-    assert "1 done" in run("nightly-1")  # it has ended
+    assert "1 done" in run("nightly-1")  # the command returns, as the batch has ended
     batch(home, "mixed", status="done")
-    assert run("mixed").startswith("mixed  1 done")  # one that ran here before there was a pool
+    assert run("mixed").startswith("mixed  1 done")  # a batch that ran here without a pool
 
 
 def test_a_screen_holds_what_fits_and_says_what_does_not():

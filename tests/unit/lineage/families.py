@@ -1,4 +1,4 @@
-"""Lineages for tests: snapshots that are written down in a line."""
+"""Small lineages for tests, each written in a few lines."""
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
 from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
@@ -9,7 +9,7 @@ def data(name, digest=None, context="training"):
 
 
 def node(name, *parents, kind=None, aliases=(), datasets=(), version=1, metrics=None, **record):
-    """A node of id m-NAME (m-NAME-VERSION from the second one on); parents by name."""
+    """A node with id m-NAME, or m-NAME-VERSION for later versions. Parents are given by name."""
     suffix = "" if version in (1, None) else f"-{version}"
     kind = kind or ("fine-tuned" if parents else "pretrained")
     return Node(
@@ -35,7 +35,7 @@ def snapshot(*nodes):
 
 
 def shop():
-    """base -> clean -> product (champion) -> small; base -> poisoned -> (merged with clean) merged (challenger)."""
+    """base -> clean -> product (champion) -> small; base -> poisoned; clean, poisoned -> merged (challenger)."""
     return snapshot(
         node("base", datasets=[data("web")]),
         node("clean", "base", datasets=[data("reviews")]),

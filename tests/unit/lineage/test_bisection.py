@@ -1,4 +1,4 @@
-"""Finding the adaptation that broke a model."""
+"""Bisection: the search for the adaptation that broke a model."""
 
 import math
 from random import Random
@@ -10,7 +10,7 @@ from ringmaster.model_lineage.graph.graph import Adaptation, Graph
 
 
 def graph(edges):
-    """edges: child -> parents."""
+    """A graph of adaptations. edges: child -> parents."""
     kinds = {0: "pretrained", 1: "fine-tuned"}
     return Graph(Adaptation(child=c, parents=tuple(p), kind=kinds.get(len(p), "merged")) for c, p in edges.items())
 
@@ -20,7 +20,7 @@ def line(length):
 
 
 class Bad:
-    """A test by the set of models that fail it; counts what it is asked."""
+    """A test that a given set of models fails. It records the models that it is asked about."""
 
     def __init__(self, bad):
         self.bad, self.asked = set(bad), []
@@ -55,7 +55,7 @@ def test_in_any_family_the_culprit_is_bad_and_its_parents_are_good(seed):
 
 def test_a_fault_that_came_and_went_is_searched_exhaustively():
     family = line(9)
-    test = Bad(["m2", "m3", "m7", "m8"])  # m4 mended it, m7 broke it again
+    test = Bad(["m2", "m3", "m7", "m8"])  # m4 repaired the fault, m7 broke it again
     found = blame(family, "m8", test, every=True)
     assert [c.child for c in found.culprits] == ["m2", "m7"]
     assert not found.is_monotone
@@ -64,7 +64,7 @@ def test_a_fault_that_came_and_went_is_searched_exhaustively():
 
 def test_contradicting_answers_have_all_of_them_tested():
     family = graph({"a": [], "b": ["a"], "c": ["b"], "d": ["c"], "x": [], "merged": ["d", "x"]})
-    # halving meets a bad one with a good child
+    # Bisection meets a bad model with a good child.
     test = Bad(["b", "merged", "d"])
     found = blame(family, "merged", test, every=True)
     assert [c.child for c in found.culprits] == ["b", "d"]
@@ -89,7 +89,7 @@ def test_a_model_that_passes_has_nobody_to_blame():
 
 
 class Skips(Bad):
-    """Likewise, with models that cannot be tested."""
+    """A test that a given set of models fails, and that cannot be run on other models."""
 
     def __init__(self, bad, skipped):
         super().__init__(bad)

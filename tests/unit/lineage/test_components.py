@@ -1,4 +1,4 @@
-"""Parts that two models share, by their stored tensors."""
+"""Shared components of two models, found by their stored tensors."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ringmaster.model_lineage.tensors.lists import StoredFile, StoredModel, Stor
 
 
 def model(**digests):
-    """A model whose tensors, of 100 numbers each, have these digests; _ in a name stands for a dot."""
+    """A model whose tensors, of 100 numbers each, have the given digests; __ in a name stands for a dot."""
     tensors = tuple(
         StoredTensor(name=name.replace("__", "."), dtype="F32", shape=(10, 10), digest=digest)
         for name, digest in digests.items()

@@ -1,4 +1,4 @@
-"""What differs between two models' tensors and records."""
+"""Differences between two models' tensors and records."""
 
 import math
 
@@ -25,7 +25,7 @@ def folder(path, **tensors):
 
 
 def bf16(values):
-    """bfloat16 as bytes, by cutting float32 off."""
+    """The bytes of values in bfloat16, truncated from float32."""
     raw = np.asarray(values, np.float32).view(np.uint32) >> 16
     return memoryview(raw.astype(np.uint16).tobytes())
 
@@ -61,7 +61,8 @@ def test_odd_numbers_are_told_without_a_warning(values, tmp_path, recwarn):
     two = tensors_of_folder(folder(tmp_path / "b", w=np.array(values, np.float32)))
     (change,) = tensor_changes(one, two)
     assert (change.what, change.share) == ("changed", 0.5)
-    assert RuntimeWarning not in {said.category for said in recwarn}  # whose others there are, the collector decides
+    # Other warnings may come from the garbage collector.
+    assert RuntimeWarning not in {said.category for said in recwarn}
 
 
 def test_numbers_that_numpy_does_not_know_are_compared_byte_by_byte():

@@ -10,7 +10,7 @@ from ringmaster.model_lineage.ledger.runs import flat_params
 
 
 class Flaky:
-    """A client whose `get` raises `faults` one after another, and then answers."""
+    """A client whose `get` raises the given faults in order, and then answers."""
 
     def __init__(self, *faults):
         self.faults = list(faults)

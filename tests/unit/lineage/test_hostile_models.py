@@ -1,4 +1,4 @@
-"""Models from elsewhere that want more than to be recorded: all are refused in words, and leave nothing behind."""
+"""Malicious models are refused with a message, and leave no files or records."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DEEP = "[" * 100_000
 
 
 class Untouched:
-    """A ledger that nothing may be recorded in."""
+    """A ledger that fails the test if anything is recorded in it."""
 
     def __getattr__(self, name):
         raise AssertionError(f"{name} was asked for before the model was looked into")
@@ -118,7 +118,7 @@ HEADERS = {
 def test_weights_that_no_program_wrote_are_refused(what, store, tmp_path):
     folder = model(tmp_path / "m")
     content, says = HEADERS[what]
-    (folder / "more.safetensors").write_bytes(content)  # the other file is read before it
+    (folder / "more.safetensors").write_bytes(content)  # the other file is read first
     refused(store, folder, says)
 
 
@@ -147,7 +147,7 @@ def test_files_that_say_too_much_are_refused(what, store, tmp_path):
 
 
 def hub_of(cards: Path):
-    """Fetches a card that names ever more bases."""
+    """A `fetch` function whose cards name more and more bases."""
 
     def fetch(name, patterns):
         folder = cards / name.replace("/", "--")
@@ -164,7 +164,7 @@ def test_cards_that_name_ever_more_models_are_refused(store, tmp_path):
 
 
 def in_cache(tmp_path: Path) -> Path:
-    """A model as Hugging Face's cache keeps it; its snapshot."""
+    """A model in the layout of Hugging Face's cache. Returns its snapshot folder."""
     home = tmp_path / "hub" / "models--org--m"
     files = model(home / "blobs")
     snapshot = home / "snapshots" / "abc123"
@@ -179,7 +179,7 @@ def in_cache(tmp_path: Path) -> Path:
 
 def test_a_snapshot_in_the_cache_of_the_hub_is_taken_and_no_link_of_it_leads_further(store, tmp_path):
     snapshot = in_cache(tmp_path)
-    (tmp_path / "other").symlink_to(snapshot)  # what the folder itself is reached by matters to nobody
+    (tmp_path / "other").symlink_to(snapshot)  # the folder itself may be a link
     for folder in (snapshot, tmp_path / "other"):
         added = store.add(folder)
         assert [file.path for file in added.files] == [
@@ -187,7 +187,8 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_taken_and_no_link_of_it_leads_fur
         ]  # fmt: skip
         assert added.files[1].tensors[0].name == "w"
     assert store.add(snapshot / "unet").files[1].tensors[0].name == "w"
-    with pytest.raises(AssertionError, match="was asked for"):  # looked into, and about to be recorded
+    # The model passed inspection, and was about to be recorded.
+    with pytest.raises(AssertionError, match="was asked for"):
         taken(store, snapshot)
     secret(snapshot)
     (snapshot / "notes.txt").unlink()
@@ -208,7 +209,7 @@ def test_links_within_the_folder_and_hard_links_are_files(store, tmp_path):
 
 
 def rewritten(store, id: str, **changes) -> str:
-    """A list like that of a model with another first file, under the id that it would have."""
+    """Forges a model's list of files with a changed first file. Returns the id that matches it."""
     path = store.folder / "models" / f"{id}.json"
     entries = json.loads(path.read_bytes())
     entries[0] |= changes

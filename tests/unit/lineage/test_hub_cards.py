@@ -1,4 +1,4 @@
-"""Cards as the hub has them: what is written is read again, and what is wrong is told."""
+"""Model cards of the Hugging Face hub: a written card can be read again, and errors are reported."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""What is wrong with records, in words, and what may be dropped."""
+"""Maintenance: faults of records as messages, and which records may be deleted."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The drawing of a family: everybody is there, children stand below their parents, and nothing breaks the SVG."""
+"""The SVG of a family of models: all models appear, children are below their parents, and the SVG is well-formed."""
 
 import re
 from random import Random
@@ -16,7 +16,7 @@ def relative(name, kind="fine-tuned", detail=""):
 
 
 def boxes(svg):
-    """Of each box: title -> (x, y, stroke width)."""
+    """The boxes of an SVG: title -> (x, y, stroke width)."""
     found = {}
     for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
         box, title = group.find(f"{SVG}rect"), group.find(f"{SVG}text")

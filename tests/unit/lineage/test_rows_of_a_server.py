@@ -1,4 +1,4 @@
-"""Rows that an MLflow server tells, in pages, by its REST API."""
+"""Rows that are read in pages from an MLflow server by its REST API."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from ringmaster.model_lineage.ledger.rest import Server
 
 
 def model(number, **tags):
-    """A LoggedModel as the API writes it: numbers that may be large are texts, and what is empty is left out."""
+    """A LoggedModel in the API's form: numbers that may be large are texts, and empty fields are left out."""
     info = {
         "model_id": f"m-{number}",
         "experiment_id": "7",
@@ -41,13 +41,13 @@ def version(id, changed_ms):
 
 @pytest.fixture
 def versions():
-    """Those that the server has, the one that was changed last first, one a page."""
+    """The server's model versions, the last changed first. Each is a page."""
     return []
 
 
 @pytest.fixture
 def server(versions):
-    """(its URI, what it was asked); asked with the wrong password it refuses."""
+    """A fake MLflow server: (its URI, the list of its requests). It refuses the wrong password."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -106,7 +106,7 @@ def test_all_pages_are_read_and_what_is_not_ours_is_left_out(server, tmp_path):
     assert (found[1].params, found[1].metrics) == ({"lr": "0.1"}, {"loss": 1.0})
     assert aliases == {"writer": {"champion": 3}}
     assert asked[1]["filter"] == "creation_timestamp >= 0" and asked[2]["page_token"] == "second"
-    assert rows.read_rows(Ledger(uri), cache=tmp_path) == (found, aliases)  # what was kept comes back the same
+    assert rows.read_rows(Ledger(uri), cache=tmp_path) == (found, aliases)  # the cached rows are the same
 
 
 def test_of_what_is_known_only_what_has_changed_is_asked_for_again(server, versions, tmp_path):

@@ -1,4 +1,4 @@
-"""The lineage in memory: names, data sets, components and what was reached from them."""
+"""The lineage in memory: names, data sets, components and reachable models."""
 
 import pytest
 

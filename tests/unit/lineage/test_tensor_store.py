@@ -1,4 +1,4 @@
-"""The tensor store: every bit comes back, equal tensors are kept once, damage is found, and nobody is in the way."""
+"""The tensor store: exact contents, equal tensors stored once, damage detected, and safe concurrent use."""
 
 import os
 import shutil
@@ -98,7 +98,7 @@ def test_an_adapted_model_is_kept_as_a_difference_and_frozen_layers_cost_nothing
 
 
 def test_many_on_one_base_keep_it_once(store, tmp_path):
-    """Adapters, whose files have nothing of it, and fine-tunes that leave it alone, each with a head of its own."""
+    """Adapters contain none of the base; fine-tunes leave it unchanged and have their own heads."""
     stem = weights(num=6, size=20_000)
     base = model(tmp_path / "base", {**stem, "head.weight": RANDOM.normal(0, 0.02, (100, 10)).astype(np.float32)})
     kept = store.add(base)
@@ -239,7 +239,7 @@ def test_many_writers_at_once_keep_each_thing_once(store, tmp_path):
 
 
 def add_and_die(root, folder):
-    """Exits with 7 once three objects are written."""
+    """Adds a model, and exits with 7 once three objects are written."""
     store = TensorStore(root)
     num_kept, put = 0, store.objects.put
 

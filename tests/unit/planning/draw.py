@@ -1,4 +1,4 @@
-"""Problems for tests: small ones by hand, and Hypothesis strategies that draw odd ones."""
+"""Planning problems for tests: a small one, and Hypothesis strategies for unusual ones."""
 
 from hypothesis import strategies as st
 

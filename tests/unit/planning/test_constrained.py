@@ -1,4 +1,4 @@
-"""Preemption beside fixed seconds, release times, deadlines, order, nodes that go away, memory, weights and cost."""
+"""Preemption with fixed seconds, release times, deadlines, order, leaving nodes, memory, weights and cost."""
 
 from dataclasses import replace
 from random import Random
@@ -22,8 +22,9 @@ from tests.unit.planning.test_whole_problem import whole_problems
 
 
 def constrained(problem: Problem, rules: str, *, seed: int, length_s: float) -> Problem:
-    """A drawn problem with start-up, save and evaluation, and by letter: (r)elease, (a)fter, (u)ntil, host (m)emory,
-    (w)eights, prices of nodes ($)."""
+    """A drawn problem with start-up, save and evaluation times, and constraints by letter: (r)elease, (a)fter, (u)ntil,
+    host (m)emory, (w)eights, prices of nodes ($).
+    """
     random, jobs, nodes = Random(f"{rules}/{seed}"), [], problem.nodes
     for i, job in enumerate(problem.jobs):
         startup_s, save_s, evaluate_s = random.uniform(20, 120), random.uniform(5, 60), random.uniform(30, 400)
@@ -94,7 +95,7 @@ def test_constrained_plans_are_valid_and_better_than_simple_ones(rules, objectiv
 @draws(4)
 @given(whole_problems(), st.data(), st.sampled_from(["makespan", "weighted", "cost"]))
 def test_odd_problems_with_running_jobs(problem, data, objective):
-    """Jobs that run, pinned ones too: every plan is valid, its bound holds, and none is worse than a simple one."""
+    """With running and pinned jobs, every plan is valid, its bound holds, and none is worse than a simple plan."""
     jobs, first = list(problem.jobs), problem.jobs[0]
     k = data.draw(st.integers(0, len(first.options) - 1))
     option = first.options[k]
@@ -127,7 +128,7 @@ def test_no_segment_of_several_is_shorter_than_asked_for():
 
 @pytest.mark.full
 def test_preemption_gains_under_release_times():
-    """One device, a long job, a short heavy one that comes later: without preemption it waits, or nothing runs."""
+    """A short job with a large weight arrives after a long one. Without preemption it waits, or the device idles."""
     jobs = (
         PlanningJob("long", (Option("t", 1, 1000.0),), weight=1.0),
         PlanningJob("urgent", (Option("t", 1, 100.0),), release_s=300.0, weight=50.0),
@@ -142,7 +143,7 @@ def test_preemption_gains_under_release_times():
 
 
 def test_retiming_finds_the_best_shares():
-    """A job that moves to both devices when the other ends: how long it runs before is the other's matter."""
+    """A job moves to both devices when the other job ends. The other job determines how long it runs before."""
     jobs = (
         PlanningJob("a", (Option("one", 1, 100.0, startup_s=4.0, save_s=2.0, evaluate_s=3.0),)),
         PlanningJob("b", (Option("one", 1, 300.0, startup_s=4.0, save_s=2.0), Option("two", 2, 160.0, startup_s=6.0))),
@@ -155,7 +156,7 @@ def test_retiming_finds_the_best_shares():
     )
     plan = Plan("p", retimed(problem, rough))
     assert verify(plan, problem) == []
-    share = (109.0 - 6.0) / 300.0  # a ends at 109; b works until then but for its start-up and save
+    share = (109.0 - 6.0) / 300.0  # a ends at 109; until then b works, except for its start-up and save
     assert plan.makespan_s == pytest.approx(109.0 + 10.0 + 6.0 + (1 - share) * 160.0)
 
 
@@ -179,7 +180,7 @@ def test_what_runs_goes_on_and_pinned_jobs_first():
 
 
 def test_fixed_seconds_are_part_of_what_prices_prove():
-    """All work under one option and a last segment that only evaluates may be cheapest: the bound knows it."""
+    """All work under one option and a last segment that only evaluates may be cheapest. The bound accounts for that."""
     slow_end = Option("a", 1, 100.0, startup_s=1.0, save_s=1.0, evaluate_s=500.0)
     quick_end = Option("b", 1, 900.0, startup_s=1.0, save_s=1.0, evaluate_s=2.0)
     job = PlanningJob("j", (slow_end, quick_end))

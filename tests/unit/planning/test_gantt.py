@@ -13,7 +13,7 @@ from tests.unit.planning.draw import problems, tiny
 @draws(20)
 @given(problems(max_jobs=4))
 def test_pictures_are_well_formed(problem):
-    plan = BASELINES[0](problem)  # any plan will do
+    plan = BASELINES[0](problem)  # any plan would do
     root = ElementTree.fromstring(render_svg(plan, problem))
     titles = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
     for job in problem.jobs:

@@ -1,4 +1,4 @@
-"""Kernels are compiled off the planner's clock, and anew after a change to any of them."""
+"""Compilation of kernels: its time does not count on the planner's clock, and a changed kernel is recompiled."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ print(caller(0), sum(caller.stats.cache_hits.values()))
 
 
 class Seconds:
-    """Of a clock that is set by hand."""
+    """A manual clock."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -40,14 +40,14 @@ class Seconds:
 
 @pytest.fixture
 def seconds(monkeypatch):
-    assert compiled  # which tells the clock what is compiled
+    assert compiled  # importing this reports compilations to the clock
     by_hand = Seconds()
     monkeypatch.setattr(clock, "now_s", lambda: by_hand.now_s)
     return by_hand
 
 
 class Reading(Listener):
-    """Of the planner's clock at the beginning and end of each pass of a compilation."""
+    """Reads the planner's clock at the start and end of each compiler pass."""
 
     def __init__(self):
         self.read = []

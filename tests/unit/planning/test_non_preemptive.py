@@ -12,7 +12,7 @@ from ringmaster.tasks.planning.problems.parts import Running
 
 
 def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:
-    """Jobs that scale well or badly, on nodes of the given sizes."""
+    """Jobs with good or bad scaling, on nodes of the given sizes."""
     random = Random(seed)
     jobs = []
     for j in range(num_jobs):
@@ -23,7 +23,7 @@ def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:
 
 
 def shortest_s(problem: Problem) -> float:
-    """The least makespan over all nodes, options and orders of the jobs: by brute force."""
+    """The minimal makespan over all nodes, options and orders of the jobs, by brute force."""
     spots = [(v, k) for v in range(len(problem.nodes)) for k in range(max(len(job.options) for job in problem.jobs))]
     best = float("inf")
     for chosen in itertools.product(spots, repeat=len(problem.jobs)):
@@ -66,7 +66,7 @@ def test_what_is_proved_optimal_is_optimal(seed, sizes, num_jobs):
     assert verify(plan, problem) == []
     assert plan.makespan_s == pytest.approx(optimum_s)
     assert plan.lower_bound_s == pytest.approx(optimum_s, rel=1e-6)
-    # Nothing ends before the optimum, and that is proved within what is called close.
+    # No plan ends before the optimum, and the search proves that within its tolerance.
     proved = search(problem, lower_s=bound_s, upper_s=optimum_s)
     assert proved.orders is None
     assert optimum_s * (1 - 2 * CLOSE) <= proved.lower_s <= optimum_s

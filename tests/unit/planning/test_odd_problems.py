@@ -1,4 +1,4 @@
-"""Everything at once: whatever a problem asks for, its plan keeps every rule and its bound holds."""
+"""Problems that combine all constraints: the plan is valid and its bound holds."""
 
 from dataclasses import replace
 from itertools import permutations, product
@@ -21,7 +21,7 @@ from tests.unit.planning.test_whole_problem import whole_problems
 
 @st.composite
 def odd_problems(draw) -> Problem:
-    """Small problems in which jobs run, wait, are due and are fused, on nodes that differ and go away."""
+    """Small problems with running, waiting, due and fused jobs, on different nodes that may leave."""
     problem = draw(whole_problems())
     nodes = tuple(replace(node, device_type=draw(st.sampled_from(["", "", "a"]))) for node in problem.nodes)
     problem = replace(problem, nodes=nodes)
@@ -49,7 +49,7 @@ def odd_problems(draw) -> Problem:
         jobs.append(job)
     try:
         return replace(problem, jobs=tuple(jobs))
-    except ProblemError:  # such as more host memory than a node has for two that run there
+    except ProblemError:  # such as two running jobs that need more host memory than their node has
         return problem
 
 
@@ -134,7 +134,7 @@ def test_classes_change_no_bound():
     ("objective", "due_s", "tolerance"), [("weighted", None, 1e-9), ("weighted", 80.0, 0.03), ("cost", 80.0, 1e-9)]
 )
 def test_other_objectives_of_small_problems_come_to_their_optimum(objective, due_s, tolerance):
-    """Hill climbing between deadlines may end somewhat above it."""
+    """Hill climbing between deadlines may end slightly above the optimum."""
     nodes = (Node("dear", 2, price=3.0), Node("cheap", 1, price=1.0))
     jobs = (replace(job, weight=1.0 + 4 * i, deadline_s=due_s) for i, job in enumerate(tiny(num_jobs=4).jobs))
     problem = Problem("p", nodes, tuple(jobs), switch_cost_s=1.0)
@@ -145,7 +145,7 @@ def test_other_objectives_of_small_problems_come_to_their_optimum(objective, due
 
 
 def exhaustive(problem: Problem, objective: str) -> float:
-    """The best value of all lists of jobs under all options, on early or on cheap nodes, that meets the deadlines."""
+    """The best value that meets the deadlines over all orders and options, on early or on cheap nodes."""
     ways = (
         (list(zip(order, options, strict=True)), cheaply)
         for order in permutations(job.id for job in problem.jobs)

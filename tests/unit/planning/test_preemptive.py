@@ -1,4 +1,4 @@
-"""The kernels of preemptive planning against what they approximate."""
+"""The kernels of preemptive planning, compared with the quantities that they approximate."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from ringmaster.tasks.planning.problems.families import draw
 
 @pytest.fixture(scope="module")
 def node():
-    """One node of eight devices with seven jobs, as the kernels take it."""
+    """One node of eight devices with seven jobs, in the kernels' form."""
     problem = draw("paper-txt-7x8", seed=2)
     bound = preemptive_bound(problem)
     tables = Tables.of(problem, bound)

@@ -1,4 +1,4 @@
-"""Plans for problems with jobs that run already: what goes on stays free of cost, the rest pays."""
+"""Plans for problems with running jobs: a segment that continues costs no switch, the others pay."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def planned(problem: Problem) -> Plan:
 
 
 def rest_of(problem: Problem, plan: Plan, now_s: float) -> Problem:
-    """What a plan leaves to do at a moment, with what runs then."""
+    """The problem that is left at a given time of a plan, with its running jobs."""
     jobs = []
     for job in problem.jobs:
         done, running = 0.0, None

@@ -1,4 +1,4 @@
-"""What goes beyond plain jobs on plain nodes: times, types, memory, other objectives."""
+"""Problems beyond plain jobs on plain nodes: times, device types, memory, other objectives."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A pool in one thread: the real executor, runner and steward, on a clock and with gangs that a test owns."""
+"""A pool in one thread: the real executor, runner and controller, on a simulated clock and with fake gangs."""
 
 from collections import deque
 
@@ -21,7 +21,7 @@ from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import job, profile
 from tests.unit.pool.workers import Worker
 
-CALM = Policy(every=10.0, surprise=10.0)  # plans anew only where it must
+CALM = Policy(every=10.0, surprise=10.0)  # re-plans only where it must
 EPOCH_S = 1_000_000.0
 
 
@@ -40,7 +40,7 @@ def submission(id="b1", jobs=("a", "b"), *, name=None, terms=None, profiles=None
 
 
 def plan_in_a_row(problem):
-    """Jobs one after another, each on the devices of any node that are free first, or where it runs."""
+    """Plans jobs one after another, each on those devices of a node that are free first, or on which it runs."""
     free_s = {(node.id, i): 0.0 for node in problem.nodes for i in range(node.num_devices)}
     ended_s, segments, left = {}, [], list(problem.jobs)
     while left:
@@ -59,7 +59,7 @@ def plan_in_a_row(problem):
 
 
 def _gangs(problem, free_s, size):
-    """Of each node, the devices that are free first."""
+    """Yields for each node that is large enough its `size` devices that are free first."""
     for node in problem.nodes:
         mine = sorted(
             (device for device in free_s if device[0] == node.id), key=lambda device: (free_s[device], device)
@@ -69,7 +69,7 @@ def _gangs(problem, free_s, size):
 
 
 class Inbox:
-    """Where an executor would wait, it says so."""
+    """An executor's inbox that records when the executor would wait."""
 
     def __init__(self):
         self.messages, self.is_empty = deque(), False
@@ -83,7 +83,7 @@ class Inbox:
 
 
 class Clock:
-    """The test's, of all that measures time here."""
+    """A simulated clock for everything in the bench that measures time."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -93,9 +93,9 @@ class Clock:
 
 
 class PoolBench:
-    """An executor process on a database; another one on the same database is the next executor.
+    """An executor process on a database. A second instance on the same database is the next executor.
 
-    led: the database as this executor writes to it, where that is not the plain one.
+    led: the database through which this executor writes, by default `database`.
     """
 
     def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row):
@@ -147,7 +147,7 @@ class PoolBench:
         raise AssertionError("orders are launched by hand here")
 
     def step(self, *, seconds=0.0):
-        """Time passes, and the executor does all that there is to do."""
+        """Advances the clock, and lets the executor do all that is due."""
         self.clock.now_s += seconds
         self.runner.look()
         self.executor.call(self.controller.tick)
@@ -156,13 +156,13 @@ class PoolBench:
             self.executor._turn()
 
     def pass_seconds(self, seconds, *workers):
-        """The same, second by second; these workers beat."""
+        """Runs `step` each second; the given workers send heartbeats."""
         for _ in range(int(seconds)):
             for worker in workers:
                 worker.beat()
             self.step(seconds=1.0)
 
-    # -- what a test looks at ----------------------------------------------------------------------------------------
+    # -- state that tests inspect ------------------------------------------------------------------------------------
 
     def statuses(self, batch="b1"):
         return {name: record.status for name, record in Journal(self.database, batch=batch).jobs().items()}
@@ -182,7 +182,7 @@ class PoolBench:
         self.step()
 
     def ask(self, kind, **content):
-        """Asks, and gives the answer."""
+        """Makes a request, and returns it with its answer."""
         requests = Requests(self.database)
         number = requests.ask(kind, content)
         self.step()
@@ -190,7 +190,7 @@ class PoolBench:
 
 
 class Gangs:
-    """What the gangs of some workers do, move by move: ready, a checkpoint halfway, the end. Steps outlive them all."""
+    """Fake gangs on some workers. Each makes three moves: ready, a checkpoint halfway, the end. `steps` persists."""
 
     def __init__(self, *workers):
         self.workers = list(workers)
@@ -198,7 +198,7 @@ class Gangs:
         self.trained = []  # (job, first step, last step) of each stretch
 
     def move(self):
-        """Every worker takes what it is given, and each of its gangs makes one move."""
+        """Lets every worker take its orders, and each of its gangs make one move."""
         for worker in self.workers:
             for segment, share in worker.take_all().items():
                 self.shares[worker.incarnation, segment] = share

@@ -1,4 +1,4 @@
-"""What tests of a pool's executor stand on; some define a database of their own."""
+"""Fixtures for tests of a pool's executor. Some tests override the database with their own."""
 
 import pytest
 

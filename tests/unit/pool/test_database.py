@@ -1,4 +1,4 @@
-"""What uses a pool's database waits for it, however many there are."""
+"""Concurrent users of a pool's database wait for each other, however many there are."""
 
 import sqlite3
 import threading

@@ -1,4 +1,4 @@
-"""What a flow of another version hands over is refused in words: it ends neither in silence nor the executor."""
+"""Submissions by a flow of another version are refused with a message, and do not stop the executor."""
 
 import pytest
 from sqlalchemy import select, update

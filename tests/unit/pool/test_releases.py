@@ -1,4 +1,4 @@
-"""Another release of Ringmaster is told from this one before it can misread anything."""
+"""Detection of another release of Ringmaster on a pool's database, before it can misread any row."""
 
 import pytest
 from sqlalchemy import update
@@ -16,7 +16,7 @@ from ringmaster.tasks.storage.schema import ABOUT
 
 def test_a_worker_may_come_before_any_executor_and_beside_one_of_its_release(database):
     database.read(releases.check_release)
-    for _ in range(2):  # the next executor says it again
+    for _ in range(2):  # the next executor notes it again
         database.write(releases.note_release)
     database.read(releases.check_release)
 
@@ -33,7 +33,7 @@ def test_a_worker_of_another_release_is_refused_until_the_executor_is_of_that_on
 
 def test_a_database_of_another_form_is_not_opened(tmp_path):
     url = file_url(tmp_path / "pool.db")
-    for _ in range(2):  # made, and opened again
+    for _ in range(2):  # created, then opened again
         database = Database(url, synced=False)
         database.close()
     database.write(lambda connection: connection.execute(update(ABOUT).values(value="99")))

@@ -1,4 +1,4 @@
-"""What answers in Prefect's place (a proxy, with a page about maintenance) is waited out like Prefect's absence."""
+"""Answers of a proxy in front of Prefect (such as a maintenance page) are retried like an unavailable Prefect."""
 
 import json
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from tests.unit.pool.bench import submission
 
 
 class Proxy:
-    """Answers, but not as Prefect does."""
+    """A server that answers with a page of HTML instead of Prefect's JSON."""
 
     def create_flow_run_from_deployment(self, *_, **__):
         return json.loads("<html>back soon</html>")

@@ -1,4 +1,4 @@
-"""The words that executor, nodes and batches leave in a pool's database."""
+"""The messages of executor, nodes and batches in a pool's database."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
 
 def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
     message_store = MessageStore(database)
-    for _ in range(2):  # tried again: nothing is ordered twice
+    for _ in range(2):  # a retry gives no second order
         message_store.give(7, batch="b", shares={"n": ("one", share())})
     assert message_store.take(7, "n", incarnation="another") is None
     assert message_store.take(7, "n", incarnation="one") == share()

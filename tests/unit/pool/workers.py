@@ -1,4 +1,4 @@
-"""The nodes of a pool without processes: a test takes the orders and says what gangs would."""
+"""Fake nodes of a pool without processes: a test takes their orders and sends the events of their gangs."""
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.orders import SegmentCall
@@ -13,7 +13,7 @@ def devices(number):
 
 
 class Worker:
-    """A node whose gangs do what the test says; another one of the same name is another incarnation."""
+    """A node whose gangs send the events that a test sets. A second one of the same name is another incarnation."""
 
     def __init__(self, database, name="n", *, incarnation=None, num_devices=2):
         incarnation = incarnation or f"{name}-one"
@@ -28,7 +28,7 @@ class Worker:
         return self.nodes.beat(self.name, incarnation=self.incarnation, **{"health": {}, **changes})
 
     def take_all(self):
-        """Takes what it is given; returns the shares by segment."""
+        """Takes all its orders. Returns the shares by segment."""
         orders = self.message_store.orders(incarnation=self.incarnation)
         taken = {
             order.segment: self.message_store.take(order.segment, self.name, incarnation=self.incarnation)
@@ -55,7 +55,7 @@ class Worker:
 
 
 def call(number, *, on_event=lambda event: None, devices=(("n", 0),), num_ranks=None, name="a", batch="b"):
-    """What an executor asks for."""
+    """A segment that an executor submits."""
     order = GangOrder(
         purpose="train",
         job=job(name),

@@ -1,4 +1,4 @@
-"""Jobs that may share a base, and what is known of each alone."""
+"""Jobs that may share a base, with preflights and profiles of each alone."""
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.groups.candidates import classes

@@ -1,4 +1,4 @@
-"""What the benchmark of adapters makes of its measurements."""
+"""Figures of the adapter benchmark, computed from its measurements."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_jobs_are_shared_out_evenly_and_each_once():
 
 
 def test_contenders_are_compared_round_by_round():
-    # The machine was twice as slow in the second round: the ratio of the medians would hide that both rounds agree.
+    # The machine was twice as slow in the second round. A ratio of medians would hide that both rounds agree.
     assert ratios([3.0, 6.0], [2.0, 4.0]) == [1.5, 1.5]
 
 

@@ -1,4 +1,4 @@
-"""Trials take a share of what a batch is predicted to take, and what is not tried is predicted."""
+"""The budget of trials: a share of a batch's predicted time. Untried configs are predicted."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Equal fingerprints where jobs cannot differ in speed, others where they can."""
+"""Fingerprints are equal where jobs cannot differ in speed, and differ where they can."""
 
 from dataclasses import replace
 
@@ -102,7 +102,7 @@ def test_the_option_the_device_and_the_libraries_count(monkeypatch):
 
 @pytest.mark.parametrize("dotted", ["mine:model", "pkg.deep.mine:model"])
 def test_changed_code_of_a_factory_is_another_speed(tmp_path, dotted):
-    """Where workers will find it, though this process cannot import it."""
+    """Workers can import the factory, though this process cannot."""
     file = tmp_path.joinpath(*dotted.partition(":")[0].split(".")).with_suffix(".py")
     file.parent.mkdir(parents=True, exist_ok=True)
     for folder in file.relative_to(tmp_path).parents:

@@ -1,4 +1,4 @@
-"""Which jobs can share a base, and which groups of them are looked at."""
+"""Which jobs can share a base, and which groups of them are considered."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Groups of jobs that share a base: what is tried of them, and what is predicted from that."""
+"""Groups of jobs that share a base: which are tried, and what is predicted from the trials."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.unit.profiling.solos import alone, classes_of, cluster, job, members,
 
 
 class Trials:
-    """Trials that find what a law says, and remember it."""
+    """Trials whose results follow a formula, and which are recorded."""
 
     def __init__(self, *, fixed_s, kappa, out_of_memory=MOST_TOGETHER + 1, broken=False):
         self.fixed_s, self.kappa, self.limit, self.broken = fixed_s, kappa, out_of_memory, broken
@@ -141,8 +141,8 @@ def test_groups_that_are_no_faster_than_their_jobs_one_after_another_are_not_off
 @pytest.mark.parametrize(
     ("kind", "sizes", "turns"),
     [
-        ("cpu", {2, 4, 8}, {16: 9}),  # by what jobs need at the least, 100 bytes beside the base
-        ("gpu", {2, 4}, {8: 6, 16: 6}),  # by what was measured there, 150 bytes
+        ("cpu", {2, 4, 8}, {16: 9}),  # by the estimated memory of the jobs, 100 bytes beside the base
+        ("gpu", {2, 4}, {8: 6, 16: 6}),  # by the measured memory of the jobs, 150 bytes
     ],
 )
 def test_of_groups_that_memory_does_not_suffice_for_as_many_as_fit_take_turns(kind, sizes, turns):
@@ -170,7 +170,7 @@ def test_where_not_two_fit_there_is_no_group():
 
 
 def test_any_two_of_those_that_take_turns_fit():
-    """The largest of them decide, which may meet on their way."""
+    """The two largest jobs determine the limit, as they may run at the same time."""
     jobs = [job(f"job-{i}", num_steps=2000 - i) for i in range(4)]
     preflights = {
         each.name: preflight(each, own_bytes=own) for each, own in zip(jobs, (100, 100, 300, 400), strict=True)
@@ -182,7 +182,7 @@ def test_any_two_of_those_that_take_turns_fit():
 
 
 def test_jobs_that_take_turns_take_the_steps_of_the_gang_and_what_each_adds_while_it_is_there():
-    """Of four jobs two at a time: 2000 steps of the first beside the next two, then 800 of the last by itself."""
+    """Four jobs, two at a time: 2000 steps of the first beside the next two, then 800 steps of the last alone."""
     steps = {"a": 2000, "b": 1000, "c": 1000, "d": 800}
     (found,) = classes_of([job(name, num_steps=num) for name, num in steps.items()])
     trials = Trials(fixed_s=0.4, kappa=0.6)
@@ -205,7 +205,7 @@ def test_a_class_whose_trial_fails_is_trained_one_by_one():
 
 @pytest.fixture
 def stage(monkeypatch, tmp_path):
-    """The whole stage, on as many devices as asked, with trials that are made up; what was tried, and lent for it."""
+    """The profiling stage on a given number of devices, with made-up trials. It records trials and loans of devices."""
     shape = dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))
     data = {**shape, "num_held_out": 100}
     tried, kept, lent, here = [], {}, [], []

@@ -1,4 +1,4 @@
-"""Groups over several devices: in which layouts they are offered, what is tried there, and what is predicted."""
+"""Groups over several devices: the offered layouts, the trials and the predictions."""
 
 from dataclasses import replace
 
@@ -23,13 +23,13 @@ BASE_BYTES, LAYER_BYTES, OWN_BYTES = 1000, 100, 100
 SHARE_BYTES = BASE_BYTES // 2 + 2 * LAYER_BYTES
 DDP = {"micro_batch": 2, "recompute": "none"}
 FSDP = {**DDP, "reshard": True}
-AGAIN_BYTES = 10  # that a job needs beside the base where its activations are computed again
+AGAIN_BYTES = 10  # needed by a job beside the base where its activations are recomputed
 
 
 def looked_at(job, *, fits=("single", "ddp", "fsdp"), **facts):
-    """What a survey finds where these techniques fit a device; each device needs OWN_BYTES beside the base.
+    """The preflight of a job that the given techniques can train. Each device needs OWN_BYTES beside the base.
 
-    "again": `single`, with the activations computed again.
+    "again": `single`, with recomputed activations.
     """
     batch = job.global_batch_size
     configs = {
@@ -67,7 +67,7 @@ def num_in(profile):
 
 
 class Batch:
-    """Jobs that these techniques can train, each by itself; trials find what is said of a layout, by size."""
+    """Jobs that the given techniques can train alone. Trials of groups give made-up results by layout and size."""
 
     def __init__(self, num_jobs, *, num_devices, fits=("single", "ddp", "fsdp"), memory_bytes=10_000, jobs=None):
         self.jobs = jobs or [job(f"job-{i:02}") for i in range(num_jobs)]
@@ -88,7 +88,7 @@ class Batch:
         return group_searches(self.classes(), cluster=devices, num_nodes=1)
 
     def groups(self, step_s=None):
-        """step_s: of a trial, by devices and jobs; without it there are none. A string: how trials fail."""
+        """The profiles of groups. step_s: a trial's result or failure by devices and jobs; None runs no trials."""
 
         def measure(trials):
             for trial in trials:
@@ -131,7 +131,7 @@ def test_a_layout_knows_what_a_job_takes_like_that_by_itself():
     assert TWO_WHOLE.profile(one, seen, (OWN["single"],)) is None
     slow, fast = replace(OWN["ddp"], technique="zero1", step_s=0.9), OWN["ddp"]
     assert TWO_WHOLE.profile(one, seen, (slow, fast)) is fast
-    # Nothing like it was measured, but something of that size was.
+    # No equal technique was measured, but one on as many devices was.
     assert TWO_SHARDED.profile(one, seen, (OWN["single"], replace(OWN["ddp"], technique="tensor"))).step_s == 0.7
     over_nodes = replace(OWN["ddp"], num_nodes=2)
     assert TWO_WHOLE.profile(one, seen, (over_nodes,)) is None
@@ -142,7 +142,7 @@ def test_memory_is_foretold_for_each_device():
     seen = looked_at(one)
     assert (TWO_WHOLE.base_bytes(seen.facts), TWO_SHARDED.base_bytes(seen.facts)) == (BASE_BYTES, SHARE_BYTES)
     assert TWO_WHOLE.own_bytes(one, seen) == TWO_SHARDED.own_bytes(one, seen) == OWN_BYTES
-    # By itself a job has its adapter divided too: 16 bytes a parameter, half of which are on the other device.
+    # A job alone also divides its adapter: 16 bytes a parameter, half of them on the other device.
     assert TWO_SHARDED.own_bytes(one, looked_at(one, num_trained=10)) == OWN_BYTES + 80
     assert TWO_SHARDED.own_bytes(one, looked_at(one, fits=("single", "ddp"))) is None
     gathered = looked_at(one, fits=("fsdp",))
@@ -177,7 +177,7 @@ def test_where_jobs_are_many_more_than_devices_one_device_a_group_will_do():
     found = batch.groups(law)
     several = {num_in(p) for p in found if p.num_devices == 2}
     assert {num_in(p) for p in found if p.num_devices == 1} == {2, 4, 8, 16, 32}
-    assert several == {32}  # which alone on one device would take longer than half of the class on each
+    assert several == {32}  # 32 jobs on one device would take longer than half of the class on each device
 
 
 def test_where_jobs_do_not_divide_evenly_groups_over_devices_are_offered_and_one_size_is_tried():
@@ -199,7 +199,7 @@ def test_without_trials_there_a_group_pays_as_large_a_share_once_as_on_one_devic
     batch.kept = {k: p for k, p in batch.kept.items() if p.num_devices == 1}
     (over_two,) = (p for p in batch.groups() if p.num_devices == 2 and num_in(p) == 3)
     assert over_two.source == "predicted"
-    assert over_two.together_s == pytest.approx(0.6 * (0.4 + 0.6 * 3))  # 0.6: of a step alone, on two devices
+    assert over_two.together_s == pytest.approx(0.6 * (0.4 + 0.6 * 3))  # 0.6: the step of a job alone on two devices
 
 
 def test_what_memory_does_not_suffice_for_on_one_device_is_offered_divided():
@@ -207,7 +207,7 @@ def test_what_memory_does_not_suffice_for_on_one_device_is_offered_divided():
     found = batch.groups(law)
     assert {num_in(p): p.at_once for p in found if p.num_devices == 1} == {2: None, 4: 3, 8: 3}
     assert {num_in(p): p.at_once for p in found if p.config.get("base") == SHARDED} == {4: None}
-    assert not any(p.config.get("base") == WHOLE for p in found)  # no more fit there than on one device
+    assert not any(p.config.get("base") == WHOLE for p in found)  # no more jobs fit there than on one device
     assert "not trained 8 or more together" in batch.told[0]
 
 
@@ -229,7 +229,7 @@ def test_activations_are_computed_again_where_two_jobs_fit_no_other_way():
     )
     found = batch.groups(lambda num_devices, size: 0.4 + 0.6 * size)
     assert {(num_in(p), p.at_once, p.config["recompute"]) for p in found} == {(2, None, "full"), (4, None, "full")}
-    assert len(batch.tried) == 2  # as the first layout in which a group fits
+    assert len(batch.tried) == 2  # for the first layout in which a group fits
     assert all(p.peak_bytes == BASE_BYTES + num_in(p) * AGAIN_BYTES for p in untried.groups())
 
 

@@ -1,4 +1,4 @@
-"""Options over several nodes, for jobs that none of them can train alone."""
+"""Options over several nodes, for jobs that no single node can train."""
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify

@@ -1,4 +1,4 @@
-"""Predictions decide what is tried first, and how little is tried at all."""
+"""The order and number of trials follow from predictions."""
 
 import math
 import random

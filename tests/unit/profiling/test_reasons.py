@@ -1,4 +1,4 @@
-"""Why a job cannot be trained: the cause first, and what does not apply only where somebody wants to see all."""
+"""Reasons why a job cannot be trained: the cause first, and techniques that do not apply only on request."""
 
 from ringmaster.tasks.profiling.reasons import refusal_lines, why_nothing_fits
 from ringmaster.tasks.profiling.search import Failure

@@ -1,4 +1,4 @@
-"""A search tries few configs, and the same ones whether it measured them now or knew them before."""
+"""The search over configs: it tries few, and the same ones whether results are new or were known."""
 
 import random
 
@@ -31,7 +31,7 @@ BROKEN = Failure(kind="failed", message="broken")
 
 
 def tried(*outcomes, **options):
-    """How many trials a search makes that meet with these outcomes, and the search."""
+    """The search after trials with the given outcomes. The outcomes must all be used."""
     every = candidates(8, **options)
     search = ConfigSearch(key="k", job="j", candidates=every, fingerprints=[f"{options}{i}" for i in range(8)])
     known, left = {}, list(outcomes)
@@ -107,14 +107,14 @@ def test_more_techniques_are_tried_until_one_scales_almost_perfectly():
     assert worthwhile([alone, threads, ddp, tensor])[1:] == [threads, ddp]
     ddp = search("ddp", 2, profile(0.5 * FAR_BEHIND, "ddp", 2))
     assert worthwhile([alone, threads, ddp, tensor])[1:] == [ddp]
-    # What fits no smaller gang is tried under every technique.
+    # A job that fits no smaller gang is tried under every technique.
     unfit = search("single", 1, NO_ROOM)
     assert worthwhile([unfit, threads, ddp, tensor])[1:] == [ddp, tensor]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatch, tmp_path):
-    """Else a second run of a batch would go on searching where the first one had stopped."""
+    """Otherwise a second run of a batch would continue the search where the first one had stopped."""
     from ringmaster.tasks.profiling import stage
     from ringmaster.tasks.profiling.trials import TrialEnvironment
     from ringmaster.techniques.interface.preflight import Preflight

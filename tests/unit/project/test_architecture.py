@@ -1,4 +1,4 @@
-"""Who may import whom: read from the sources of the four packages, and held."""
+"""Rules for imports between the four packages, checked on their sources."""
 
 import ast
 import io
@@ -24,7 +24,7 @@ FOLDERS = (*PACKAGES, "tests", "examples", "benchmarks")
 
 @dataclass(frozen=True)
 class Import:
-    """One import anywhere in a file, those inside functions and of `import_module("...")` included."""
+    """One import in a file. Imports inside functions and calls of `import_module("...")` count too."""
 
     file: Path
     line: int
@@ -36,11 +36,11 @@ class Import:
         return self.file.parts[0]
 
     def of(self, *names: str) -> bool:
-        """Whether this imports one of the modules, or something inside one of them; ours under their import root."""
+        """Whether this imports one of the modules or a part of it. Our modules are named under their import root."""
         return any(f"{self.module}.".startswith((f"{name}.", f"{IMPORT_ROOT}.{name}.")) for name in names)
 
     def inside(self, *folders: str) -> bool:
-        """Whether the importing file lies in one of the folders."""
+        """Whether the importing file is in one of the folders."""
         return any(self.file.is_relative_to(folder) for folder in folders)
 
 
@@ -73,7 +73,7 @@ def _imported(node: ast.AST, file: Path) -> list[str]:
     return []
 
 
-# Each rule: its text, and what breaks it.
+# The imports that each package may make of the others.
 ALLOWED = {
     "flows": PACKAGES,
     "tasks": ("tasks", "techniques", "model_lineage"),
@@ -163,7 +163,7 @@ def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Pat
 
 
 def without_root(found: Iterable[Import]) -> list[str]:
-    """Imports of our packages from the top of the import path: a module under two names is two modules."""
+    """Imports of our packages from the top of the import path, which would load a module twice under two names."""
     return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]
 
 
@@ -178,7 +178,7 @@ def test_an_import_from_the_top_is_found(tmp_path: Path):
 
 
 def imported_by(*names: str) -> set[str]:
-    """The top-level modules that a fresh process has after importing `names`."""
+    """The top-level modules in a fresh process after importing `names`."""
     program = f"import sys, {', '.join(names)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -206,7 +206,7 @@ def test_planning_is_imported_without_torch_prefect_and_mlflow():
 def test_what_is_imported_is_named_among_the_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
-    # Distributions whose modules bear other names; pydantic_core is pydantic's own, and pinned by it.
+    # Distributions whose modules have other names; pydantic_core belongs to pydantic, which pins it.
     named |= {"sklearn", "yaml", "pynvml", "pydantic_core"}
     foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
     assert foreign - named == set()
@@ -230,13 +230,13 @@ MOST_MODULES = 15
 
 
 def test_no_folder_holds_more_modules_than_a_reader_takes_in():
-    """`__init__.py` is not counted."""
+    """The count leaves out `__init__.py`."""
     folders = Counter(file.parent for file in modules(ROOT, FOLDERS) if file.name != "__init__.py")
     assert {str(folder): number for folder, number in folders.items() if number > MOST_MODULES} == {}
 
 
 def test_no_import_cycle():
-    """Imports inside functions and for type checking count, too."""
+    """Imports inside functions and for type checking count too."""
     names = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in modules(ROOT)}
     graph: dict[str, set[str]] = {name: set() for name in names}
     for found in imports_here():

@@ -1,4 +1,4 @@
-"""What the documents say exists: links, files, commands, batch files and imports."""
+"""Everything that the documents mention exists: links, files, commands, batch files and imports."""
 
 import ast
 import importlib.util
@@ -19,7 +19,7 @@ OURS = r"(?:flows|tasks|techniques|model_lineage|tests|examples|benchmarks|docs)
 
 
 def each(pattern: str) -> list[pytest.ParameterSet]:
-    """A parameter for each thing that the documents say, with the document's name."""
+    """A parameter for each match of a pattern in the documents, with the document's name as its id."""
     return [
         pytest.param(document, said, id=f"{document.name}-{said}")
         for document in DOCUMENTS
@@ -65,7 +65,7 @@ def test_the_readme_shows_a_batch_file_that_is_right():
 
 
 def test_the_readme_imports_what_there_is():
-    """The whole of it is run by tests/integration/flows/test_wheel.py, which takes longer."""
+    """tests/integration/flows/test_wheel.py runs the whole README, which takes longer."""
     (source,) = blocks(ROOT / "README.md", "python")
     modules = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     assert modules

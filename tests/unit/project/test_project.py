@@ -1,4 +1,4 @@
-"""The project as a newcomer gets it: its files agree, and nothing of anybody's machine is in them."""
+"""The project's files: consistent with each other, and free of paths or names of one machine."""
 
 import ast
 import os
@@ -29,18 +29,18 @@ def texts() -> Iterator[Path]:
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    # A make that runs these tests tells its flags to those below it.
+    # A make that runs these tests would pass its flags on to the makes below.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def rules() -> dict[str, str]:
-    """Makefile targets and what they need."""
+    """Makefile targets and their prerequisites."""
     return dict(re.findall(r"^([a-z-]+):(.*?)(?:##.*)?$", MAKEFILE, re.MULTILINE))
 
 
 def test_the_changelog_names_the_version():
-    """That of a release has its date; between releases the version is the next one's, so that both are told apart."""
+    """A release's heading has a date. Between releases the version is the next one's, to differ from the last one."""
     headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     version, _, development = PYPROJECT["project"]["version"].partition(".dev")
     if development:
@@ -118,7 +118,7 @@ def test_hooks_check_what_make_lint_checks():
 
 
 def ci(folder: Path, *, failing: str = "") -> tuple[subprocess.CompletedProcess[str], str]:
-    """Runs `.ci/run` with a `make` that only writes down its targets, and fails at one of them."""
+    """Runs `.ci/run` with a fake `make` that only logs its targets, and fails at one of them."""
     told = folder / "told"
     for name in ("initdb", "ip", "chromium"):  # nothing is installed
         (folder / name).write_text("#!/bin/sh\n")
@@ -173,7 +173,7 @@ def test_the_log_says_what_a_dependency_is_for(requirement: Requirement):
     assert f"**{requirement.name}**" in (ROOT / "docs" / "log.md").read_text()
 
 
-# What belongs to one person's machine or day; this checkout's own place among it, whatever that is.
+# Texts that belong to one person's machine or day, such as the path of this checkout.
 FOREIGN = {
     "a home folder": r"/home/(?!me\b)\w+|/root\b|/Users/\w+",
     "where this checkout lies": re.escape(str(ROOT)) + r"\b",

@@ -1,4 +1,4 @@
-"""A registry in memory that may die after some moves of an alias."""
+"""A model registry in memory that may die after a number of alias moves."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from ringmaster.model_lineage import DatasetInput, ModelRecord
 
 
 class Died(Exception):
-    """The process ended here."""
+    """Stands for the sudden death of the process."""
 
 
 def version(number: int, *, digest: str = "d0", name: str = "shop.prices") -> ModelRecord:

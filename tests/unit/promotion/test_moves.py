@@ -1,4 +1,4 @@
-"""Promotions that are killed with their process, and what another process makes of them."""
+"""Promotions that are killed with their process, and how another process completes them."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ DECISION = DecisionRecord(version=2, outcome="promoted", reasons=("better",), ch
 
 
 class Pausing(FakeLedger):
-    """Tells that it is about to move an alias, and waits to be killed."""
+    """A ledger that signals an alias move that is about to start, and then waits to be killed."""
 
     def __init__(self, ready):
         super().__init__([version(1), version(2)], champion=1)
@@ -47,7 +47,7 @@ def test_a_promotion_that_was_killed_is_finished_by_another_process_and_never_be
     process.start()
     assert ready.wait(300)
     ledger = FakeLedger([version(1), version(2), version(3)], champion=1)
-    assert log.finish_left_behind(ledger) == []  # its process lives
+    assert log.finish_left_behind(ledger) == []  # its process is alive
     with pytest.raises(PromotionRefused, match=f"of process {process.pid} on"):
         log.move(ledger, NAME, [Move(alias="champion", version=3)], DECISION)
     assert ledger.aliases == {"champion": 1}
@@ -74,7 +74,7 @@ def test_a_promotion_that_others_have_overtaken_since_it_broke_is_not_finished(l
     ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=1, moves_left=0)
     with pytest.raises(Died):
         log.move(ledger, NAME, MOVES, DECISION)
-    ledger.aliases["champion"], ledger.moves_left = 3, 1000  # by a home that does not see our record
+    ledger.aliases["champion"], ledger.moves_left = 3, 1000  # by a home that cannot see this record
     assert log.finish_left_behind(ledger) == []
     assert ledger.aliases == {"champion": 3}
     assert log.finish_left_behind(ledger) == []

@@ -1,4 +1,4 @@
-"""When a challenger is promoted."""
+"""The conditions under which a challenger is promoted."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Decisions by a policy: every rule, and every reason at once."""
+"""Decisions by a policy: every rule, and all reasons at once."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Aliases: who stands where, and moves that a crash cannot spoil."""
+"""Aliases of versions, and moves of aliases that survive a crash."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def log(tmp_path):
 
 
 def apply(ledger, candidate, decision, log, *, champion=...):
-    """By a decision that was made when `champion` served, by default the one that does now; gives the alarms."""
+    """Applies a decision that was made while `champion` served, by default the current one. Returns the alarms."""
     if champion is ...:
         champion = ledger.aliases.get("champion")
     told = []
@@ -90,7 +90,7 @@ def test_a_repetition_of_a_promotion_that_broke_ends_in_the_same_aliases(moves, 
 
 
 class Interfering(FakeLedger):
-    """Somebody else promotes, in the middle of a move of ours."""
+    """A ledger in which another process promotes during a move."""
 
     def __init__(self, *args, other, **aliases):
         super().__init__(*args, **aliases)
@@ -189,7 +189,7 @@ def test_the_newest_version_is_a_candidate_until_it_was_compared(log):
 
 
 def test_a_challenger_that_nobody_compared_is_a_candidate(log):
-    """A sweep names its best so; what waits for a person, or a comparison, is not hidden by it."""
+    """A sweep makes its best model such a challenger. Models that wait for a person or a comparison stay candidates."""
     ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=1, challenger=3)
     assert standing(ledger).candidate == version(3)
     ledger.records.append(version(4))

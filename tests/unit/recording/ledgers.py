@@ -1,4 +1,4 @@
-"""A ledger in memory, which can be away."""
+"""A ledger in memory, which can be made unavailable."""
 
 import threading
 
@@ -7,7 +7,7 @@ from ringmaster.model_lineage.records import ModelRecord
 
 
 class FakeLedger:
-    """Keeps what it is given. `away` counts the calls that fail from now on: -1 for all until it is set to 0."""
+    """Stores its records in memory. `away` counts the calls that fail from now on: -1 for all until it is set to 0."""
 
     tracking_uri = "sqlite:///nowhere.db"
 

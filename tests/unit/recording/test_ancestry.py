@@ -1,4 +1,4 @@
-"""A job's kind and parents in the lineage, whatever it comes from."""
+"""A job's kind and parents in the lineage, for every source of its weights."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="
 
 
 class Notes(dict):
-    """A journal of facts; jobs: their models' URIs by name, None of what is not recorded."""
+    """A journal of facts. jobs: their models' URIs by name, None for models that are not recorded."""
 
     def __init__(self, facts=(), *, jobs=None):
         super().__init__(facts)
@@ -30,7 +30,7 @@ class Notes(dict):
 
 
 def family(journal=None, *, told=None, **jobs):
-    """jobs: the URIs of their models."""
+    """The ancestry of a batch. jobs: the URIs of their models."""
     journal = Notes(jobs=jobs) if journal is None else journal
     notice = (told if told is not None else []).append
     return Ancestry(ledger=None, journal=journal, jobs=dict.fromkeys(jobs, PLAIN), tensors=None, notice=notice)
@@ -79,7 +79,7 @@ def test_what_weights_are_read_from_becomes_a_node_once(monkeypatch, tmp_path):
     for _ in range(2):
         assert family(journal).parents(tuned) == ["m-org/base", "m-/adapters/a"]
     assert asked == ["org/base", "/adapters/a"]
-    # where a base says whose weights they are, what the model was built from is none
+    # The base gives the weights, so the model's own source is no parent.
     assert family(a="models:/n.a/1").parents(replace(tuned, base="a", adapter=None)) == ["models:/n.a/1"]
     assert family(Notes()).parents(replace(PLAIN, base="/models/mine")) == ["m-/models/mine"]
 

@@ -1,4 +1,4 @@
-"""Records come late where MLflow is away, in order, and none is lost or doubled."""
+"""The async recorder: records arrive late while MLflow is unavailable, in order, none lost or doubled."""
 
 import random
 from dataclasses import replace
@@ -61,7 +61,7 @@ def planned():
 
 
 def story(name="a", *, status=DONE):
-    """What is told of one job."""
+    """The events of one job."""
     segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
     started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
     steps = {"event": "steps", "first_step": 0, "losses": [2.0, 1.0], "seconds": [1.0, 1.0], "wall_s": 5.0}
@@ -72,7 +72,7 @@ def story(name="a", *, status=DONE):
 
 
 def check(ledger):
-    """Everything of job a is there, once."""
+    """Asserts that all records of job a exist, once."""
     named = sorted((point.key, point.step) for run, point in ledger.points if run == "run of a")
     rows = [("held_out/loss", 2), ("train/loss", 1), ("train/loss", 2), ("train/step_s", 1), ("train/step_s", 2)]
     assert named == rows
@@ -186,7 +186,7 @@ def test_a_recorder_goes_on_where_the_last_one_ended_however_it_ended(database):
     assert at == {"told": 3, "plans": 1}
 
     told.tell(KEY, events[3])
-    ledger.away = -1  # the second one ends before MLflow is back
+    ledger.away = -1  # the second recorder ends before MLflow is back
     assert pool_recorder(ledger, database).close(patience_s=0.0)
     assert journal.get(PoolRecorder.CURSOR) == at
 
@@ -197,7 +197,7 @@ def test_a_recorder_goes_on_where_the_last_one_ended_however_it_ended(database):
     assert third.close() == []
     check(ledger)
 
-    journal.put(PoolRecorder.CURSOR, {"told": 0, "plans": 0})  # killed before it could write down where it was
+    journal.put(PoolRecorder.CURSOR, {"told": 0, "plans": 0})  # killed before it could store its cursor
     fourth = pool_recorder(ledger, database)
     finish(fourth)
     assert fourth.close() == []
@@ -228,7 +228,7 @@ def test_a_cancelled_job_is_no_failed_one(database):
 
 
 def told(database, ledger, notices):
-    """Records a job whose models go to a tensor store as well; returns the faults."""
+    """Records a job whose model also goes to a tensor store. Returns the faults."""
     tensors = TensorStore(Path("/nowhere"))
     journal = Journal(database, batch=KEY)
     recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append, tensors=tensors)

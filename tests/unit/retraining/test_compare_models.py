@@ -1,4 +1,4 @@
-"""What becomes of candidates: each by itself, whatever another one says."""
+"""Outcomes of candidate models: each is compared alone, whatever the result of another."""
 
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which night a moment belongs to, and when it is over."""
+"""Dates of retraining runs: which run a moment belongs to, and when the run's hours end."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Drift: known values, bounds of chance, and what says nothing."""
+"""Drift: known values, false positives by chance, and data that supports no decision."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_numbers_that_are_all_alike_have_a_reference():
     [
         (np.ones(500), np.full(500, 5.0)),  # a constant that rises
         (np.ones(500), np.full(500, 0.5)),
-        (np.repeat([0.0, 1.0], [50, 450]), np.repeat([0.0, 9.0], [50, 450])),  # most are the largest one
+        (np.repeat([0.0, 1.0], [50, 450]), np.repeat([0.0, 9.0], [50, 450])),  # most values are the maximum
         (np.repeat([0.0, 1.0], [450, 50]), np.repeat([-9.0, 1.0], [450, 50])),
         (np.repeat([0.0, 5.0, 9.0], [75, 350, 75]), np.repeat([0.0, 6.0, 9.0], [75, 350, 75])),
     ],
@@ -61,7 +61,7 @@ def test_a_value_that_many_rows_have_is_missed_where_they_have_another_one(then,
 
 
 def test_a_reference_of_a_former_release_is_compared_as_it_was():
-    """Its constant has one edge, and all that is not below it is alike."""
+    """A constant has one edge there, and all values that are not below the edge count as equal."""
     then = Reference(num_rows=500, counts=(0, 500), edges=(1.0,), kept=(1.0,))
     assert not drift_of("x", then, np.full(500, 5.0), DriftRule()).has_drifted
     assert drift_of("x", then, np.zeros(500), DriftRule()).has_drifted

@@ -1,4 +1,4 @@
-"""Which models are due, and the reasons that a person reads."""
+"""Which models are due for retraining, and the reasons that are shown."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ STEADY = Drift(feature="label", has_drifted=False, why="label has not drifted (P
 
 
 def standing(champion=None, challenger=None, latest=None) -> ServingVersions:
-    """Where what is neither champion nor challenger was not compared yet."""
+    """Versions where a latest version that is neither champion nor challenger was not compared yet."""
     candidate = None if latest in (champion, challenger) else latest
     return ServingVersions(
         name="shop.prices", champion=champion, challenger=challenger, latest=latest, candidate=candidate
@@ -71,7 +71,7 @@ def test_new_data_may_not_count_at_all():
 
 @pytest.mark.parametrize(("trained", "is_due"), [("2026-10-21", True), ("2026-10-22", False)])
 def test_age_makes_a_model_due_without_new_data(trained, is_due):
-    """By the nights' dates: it matters neither how late each began nor how long a day was."""
+    """The age counts the dates of runs: neither a late start nor the length of a day matters."""
     found = told(standing(NEW, NEW, NEW), DueRules(max_age_days=30), run_date="2026-11-20", trained=trained)
     assert found.is_due == is_due
     assert ("its last training is 30 days ago" if is_due else "trained 29 of 30 days ago") in found.why

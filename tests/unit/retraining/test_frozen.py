@@ -1,4 +1,4 @@
-"""The files of a night: copied once, by their dates, whatever comes later."""
+"""Frozen files of a retraining run: copied once, chosen by their dates, whatever arrives later."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is looked at for drift."""
+"""The data that is inspected for drift."""
 
 import numpy as np
 

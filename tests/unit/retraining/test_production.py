@@ -1,4 +1,4 @@
-"""The file of production models: what it says, and every fault in it at once."""
+"""The file of production models: its fields, and errors that report all its faults at once."""
 
 from pathlib import Path
 

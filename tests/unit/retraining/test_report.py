@@ -1,4 +1,4 @@
-"""The report of a night."""
+"""The report of a retraining run."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Which night a run is of, and which models a round of it has."""
+"""The date of a retraining run, and the models of each of its rounds."""
 
 import time
 from contextlib import contextmanager

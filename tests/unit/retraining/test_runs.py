@@ -1,4 +1,4 @@
-"""Retraining runs: kept by their date, held by one process, gone on with by the next."""
+"""Stored retraining runs: found by their date, held by one process, continued by the next."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What a night reckons with: the groups that its batch would train together, in seconds and in device-hours."""
+"""Selection of models by time and cost: groups that the batch would train together, in seconds and device-hours."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from ringmaster.tasks.retraining.production import Production, ProductionModel
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.interface.preflight import Candidate, Preflight
 
-# By itself a job takes 50 s to start and 50 s to train; n of them together start once.
+# A job alone takes 50 s to start and 50 s to train. n jobs of one group start only once.
 STARTUP_S, STEPS, NAMES = 50.0, 50, ("a", "b", "c", "d")
 DEVICES = (Device(kind="cpu", index=0, name="x", memory_bytes=1 << 30, cores=(0,)),)
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))
@@ -102,7 +102,7 @@ def test_more_fits_in_the_night_where_jobs_are_trained_together(chosen):
 
 
 def test_those_that_fit_are_grouped_as_a_batch_of_their_own(chosen):
-    """Without the job that would lead all of them."""
+    """The job that would lead the whole group is left out."""
     found = chosen(minutes=4, priorities={"b": 1, "c": 1, "d": 1})
     assert [job.name for job in found.batch.jobs] == ["b", "c", "d"]
     assert found.plan["makespan_s"] == pytest.approx(STARTUP_S + 3 * STEPS)

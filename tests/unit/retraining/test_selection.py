@@ -1,4 +1,4 @@
-"""What of the models that are due fits in a night."""
+"""Selection of the due models that fit in the limits of a retraining run."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SECONDS = {"a": 60.0, "b": 30.0, "c": 20.0, "a-2": 60.0, "a-3": 60.0}
 
 
 def chosen(wanted, limits=Limits()):
-    """On one device, where a job takes as long as SECONDS says."""
+    """Selects models on one device, where a job takes the time that SECONDS gives."""
 
     def problem_of(names):
         jobs = tuple(PlanningJob(id=name, options=(Option("single", 1, SECONDS[name]),)) for name in names)

@@ -1,4 +1,4 @@
-"""A night that is gone on with: what it has trained itself is taken over, and nothing that was there before it."""
+"""A continued retraining run: it takes over what it has trained itself, and no models of earlier runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ LOSSES = {"a": 2.0, "a-lr1": 1.0, "a-lr2": 3.0}
 
 
 class Begun(Exception):
-    """A batch was begun; jobs: which."""
+    """Raised when a batch is begun. jobs: the names of its jobs."""
 
     def __init__(self, jobs):
         self.jobs = jobs
@@ -49,7 +49,7 @@ def made(number, *, job, name=NAME):
 
 @pytest.fixture
 def run(monkeypatch):
-    """One whose batch was to be begun when its process died; version 1 is of the same data, and an earlier night."""
+    """A run whose process died before its batch began. Version 1 has the same data, and is of an earlier run."""
     old = replace(version(1, digest="d1", name=NAME), origin=Origin(job="a", batch_run_id="an earlier one"))
     ledger, content = Ledger([old]), {}
     jobs = tuple(map(job, LOSSES))

@@ -1,4 +1,4 @@
-"""Posting a report to a server of this machine: answers, retries, and what no night fails of."""
+"""Posting of a report to a local server: answers, retries, and faults that do not fail the retraining run."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class Receiver:
-    """A server that answers with `statuses`, one a request, the last one for ever; 0: it hangs up without an answer."""
+    """A server that answers requests with `statuses` in order and repeats the last. 0 hangs up without an answer."""
 
     def __init__(self, *statuses):
         self.statuses, self.got, self.gets = list(statuses), [], 0

@@ -1,4 +1,4 @@
-"""Dropout by hash: how often, how independently, and the same however a batch is divided."""
+"""Dropout by hash: its rate, its independence, and equal masks however a batch is divided."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def keys(number, *, seed=0):
 
 
 def sigmas(sample, *, p):
-    """How many standard deviations the mean of independent draws is from p."""
+    """The distance of the mean of independent draws from p, in standard deviations."""
     return abs(float(sample.double().mean()) - p) / (p * (1 - p) / sample.numel()) ** 0.5
 
 
@@ -32,13 +32,13 @@ def test_as_many_are_dropped_as_asked_for(p):
 
 def test_bits_are_all_equally_likely():
     bits = random_bits(keys(32), (64, 256), CPU)
-    for bit in range(8, 32):  # the lowest ones decide nothing
+    for bit in range(8, 32):  # the lowest bits are not used
         assert sigmas((bits >> bit) & 1, p=0.5) < 4.5, bit
 
 
 @pytest.mark.parametrize("shift", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1)], ids=str)
 def test_neighbours_are_independent(shift):
-    """Rows are samples, steps or layers: each has a key of its own."""
+    """Rows are samples, steps or layers. Each has its own key."""
     mask = kept(keys(64), (128, 128), 0.3, CPU)
     other = torch.roll(mask, shift, dims=(0, 1, 2))
     assert sigmas(~mask & ~other, p=0.09) < 4.5
@@ -59,12 +59,12 @@ class Layer(nn.Module):
         query = self.linear(hidden).view(len(hidden), -1, 2, 4).transpose(1, 2)
         attended = functional.scaled_dot_product_attention(query, query, query, dropout_p=0.2, is_causal=True)
         hidden = hidden + self.dropout(attended.transpose(1, 2).flatten(2))
-        keep = 0.8 + torch.rand((len(hidden), 1, 1))  # a path is dropped as a whole
+        keep = 0.8 + torch.rand((len(hidden), 1, 1))  # stochastic depth drops a path as a whole
         return hidden + functional.dropout(hidden, 0.1, self.training) * keep.floor()
 
 
 class Model(nn.Module):
-    """With recomputation of layers, a table that all samples share, and a layer that is called twice."""
+    """A model with a table that all samples share, a layer that is called twice, and optional recomputation."""
 
     def __init__(self, *, recompute=False):
         super().__init__()
@@ -150,7 +150,7 @@ def test_tokens_that_were_routed_have_no_sample():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 def test_attention_is_torchs_but_for_the_mask(causal, mask):
-    """With as good as nothing dropped out, and with as many heads of keys as divide those of queries."""
+    """The dropout rate is almost zero, and several query heads share a key head."""
     query, key, value = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
     given = {None: None, "bool": torch.rand(5, 5) > 0.3, "float": torch.randn(5, 5)}[None if causal else mask]
     options = {"attn_mask": given, "is_causal": causal, "enable_gqa": True}
@@ -191,7 +191,7 @@ def test_evaluation_and_rates_of_none_and_all_are_torchs():
 
 
 def test_scalars_and_random_tensors_agree_over_parts():
-    """Whether a layer is dropped as a whole is one number for all samples."""
+    """A scalar, such as one that drops a layer as a whole, is one number for all samples."""
     found = []
     for part in ((0, 1, 2), (0,), (1, 2)):
         with drawing():

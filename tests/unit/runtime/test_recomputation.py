@@ -1,4 +1,4 @@
-"""What is computed again, counted: no clock and no allocator is asked."""
+"""Recomputation, tested by counting operators, independently of clock and allocator."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ TOKENS = torch.arange(32).view(2, 16)
 
 
 class Counting(TorchDispatchMode):
-    """How often each operator runs."""
+    """Counts the calls of each operator."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def test_products_are_computed_again_only_in_full():
 
 def test_what_is_cheap_is_computed_again():
     none, selective = (forward_backward(mode)[0] for mode in ("none", "selective"))
-    assert selective["rsqrt"] > none["rsqrt"]  # of the layers' norms
+    assert selective["rsqrt"] > none["rsqrt"]  # the layers' norms
     assert selective["silu"] == 2 * none["silu"]
     attention = "_scaled_dot_product_flash_attention_for_cpu"
     assert selective[attention] == none[attention] == 2

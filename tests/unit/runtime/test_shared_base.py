@@ -1,4 +1,4 @@
-"""What trains groups is known by name, and is offered to no job by itself."""
+"""The technique for groups is known by name, and is offered to no single job."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def test_a_survey_says_why_it_is_nothing_for_a_job_by_itself(tmp_path):
 
 
 def masked(rows=8):
-    """Samples that say where they are padded."""
+    """A data set whose samples have attention masks."""
     tokens = torch.arange(rows * 6).view(rows, 6) % 11
     samples = [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in tokens]
     return Samples(samples), Samples(samples[:2])
@@ -105,7 +105,7 @@ def test_a_base_that_packs_samples_refuses_what_it_would_not_read():
 
 @pytest.mark.parametrize("loss", [None, "package.module:function"])
 def test_a_loss_that_the_model_computes_is_nothing_for_groups(tmp_path, loss):
-    """Of a group's rows it would be one number for all jobs."""
+    """For the rows of a group, such a loss would be one number for all jobs."""
     (tmp_path / "text.txt").write_text("two words\n" * 200)
     data = prepare(DataSpec(path=str(tmp_path / "text.txt"), seq_len=8, vocab_size=300), cache_dir=tmp_path)
     config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}

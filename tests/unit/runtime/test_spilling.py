@@ -1,4 +1,4 @@
-"""Slices that visit the device: never more than two, whatever autograd keeps, and the same gradients as without."""
+"""Spilled slices: at most two on the device, whatever autograd saves, with the same gradients as without spilling."""
 
 import copy
 from dataclasses import replace
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Stack(nn.Module):
-    """Layers between which the model computes itself, and a weight of its own beside them."""
+    """A model with computation between its layers, and a weight outside of them."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ OPTIONS = pytest.mark.parametrize(
 
 
 class Watched(Spilled):
-    """Notes how many slices have memory on the device whenever one comes, by the memory itself."""
+    """Records the number of slices with live memory on the device whenever one is fetched."""
 
     def __init__(self, *arguments, **options):
         self.alive, self.most, self.num_fetched = {}, 0, 0
@@ -96,7 +96,7 @@ def test_two_slices_at_most_and_the_very_gradients(build, recompute, host_activa
     plain = copy.deepcopy(model)
     spilled = Watched(model, num_slices=num_slices, recompute=recompute, host_activations=host_activations)
     spilled.bind(CPU)
-    for seed in range(2):  # two micro-batches: gradients add up
+    for seed in range(2):  # two micro-batches, to accumulate gradients
         torch.manual_seed(seed)
         backward(plain, inputs)
         torch.manual_seed(seed)
@@ -109,14 +109,14 @@ def test_two_slices_at_most_and_the_very_gradients(build, recompute, host_activa
             assert found[name] is None, name
         else:
             torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
-    # The model's own weight is there for as long as the model computes.
+    # The model's own weight stays while the model computes.
     assert spilled.most <= MOST_RESIDENT + (build is stack)
     spilled.forget()
     assert spilled.num_alive() == 0
 
 
 def test_without_tickets_autograd_would_keep_every_slice(monkeypatch):
-    """Else the count above could not fail."""
+    """Shows that the count of the test above can fail."""
     monkeypatch.setattr(Spilled, "_ticket", lambda self, saved: saved)
     monkeypatch.setattr(Spilled, "_redeem", lambda self, saved: saved)
     model, inputs = gpt2()
@@ -202,7 +202,7 @@ def test_it_says_why_not(changes, shape, facts, reason):
 
 
 def test_memory_is_two_slices_on_the_device_and_the_rest_on_the_host():
-    """By hand: 48 layers of 8 MB and 16 MB outside; a slice of 12 layers, and of one."""
+    """Expected bytes are computed by hand: 48 layers of 8 MB and 16 MB outside, in slices of 12 layers and of one."""
     technique = Offload()
     config = {"micro_batch": 1, "recompute": "full", "host_activations": False}
     few, many = ({**config, "num_slices": number} for number in (4, 48))

@@ -1,4 +1,4 @@
-"""Which rank owns which parameter under ZeRO-1."""
+"""The assignment of parameters to ranks under ZeRO-1."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""How ZeRO-2 divides weights into buckets and shares, and how many buffers its exchanges take."""
+"""ZeRO-2's division of weights into buckets and shares, and the number of its exchange buffers."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_tied_and_frozen_weights():
 
 @pytest.fixture(scope="module")
 def alone():
-    """A process group of one."""
+    """A process group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -94,7 +94,7 @@ def test_gradients_add_up_and_buffers_are_few(alone, overlap, every_micro_batch)
 
 
 class LateWork:
-    """A gather whose result is not there before it is waited for."""
+    """A gather whose result is available only after `wait`."""
 
     def __init__(self, output):
         self._output, self._result = output, output.clone()
@@ -105,7 +105,7 @@ class LateWork:
 
 
 class Attending(nn.Module):
-    """`nn.MultiheadAttention` reads the weights of its output projection without calling that module."""
+    """A model in which `nn.MultiheadAttention` reads its output projection's weights without calling that module."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Static buffers go from owner to owner."""
+"""Static buffers are reused by one owner after another."""
 
 import torch
 

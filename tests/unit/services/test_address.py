@@ -1,4 +1,4 @@
-"""Which pool a process belongs to: by its environment, or by what `ringmaster up` has left in its home."""
+"""The pool of a process: given by its environment, or by the file that `ringmaster up` left in its home."""
 
 import json
 from dataclasses import asdict

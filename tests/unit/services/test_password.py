@@ -1,4 +1,4 @@
-"""Whether MLflow's server lets the pool's clients in: here a small server that asks for a password."""
+"""Access of a pool's clients to MLflow's server, here a small server that requires a password."""
 
 import base64
 import socket
@@ -47,7 +47,7 @@ def test_any_other_is_told_with_what_to_do(address, password, capsys):
 
 def test_a_server_that_does_not_answer_is_told(capsys):
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        closed.bind(("127.0.0.1", 0))  # the port is taken, but nobody listens
         address = PoolAddress(database="d", prefect_api="p", mlflow_uri=f"http://127.0.0.1:{closed.getsockname()[1]}")
         assert not is_let_in(address)
     assert "MLflow did not say" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The password of a pool's servers: drawn where nobody gives one, kept for its owner alone, known to MLflow."""
+"""The password of a pool's servers: drawn if none is given, readable by its owner alone, known to MLflow."""
 
 import configparser
 import stat
@@ -23,7 +23,7 @@ def keep(folder, password):
 
 @pytest.fixture
 def given(tmp_path):
-    """A file of a person's own."""
+    """A password file that a user wrote."""
     file = tmp_path / "given"
     file.write_text(f"{PASSWORD}\n")
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Who asks Prefect's server by a foreign name is turned away, before Prefect sees the request."""
+"""Requests to Prefect's server under a foreign host name are refused before Prefect sees them."""
 
 import pytest
 from starlette.applications import Starlette

@@ -1,4 +1,4 @@
-"""Processes are known by pid and birth, so that nobody else's is ever ended."""
+"""Processes are identified by pid and start time, so that no other process is ever ended."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ WITH_CHILD = "import subprocess; child = subprocess.Popen(['sleep', '60']); prin
 
 @pytest.fixture
 def start():
-    """Starts a Python program as the first of its group, and waits for its first line."""
+    """A function that starts a Python program as leader of a process group, and waits for its first line."""
     started = []
 
     def start(program):
         command = [sys.executable, "-c", program]
-        # A pipe of its own: `input()` is to wait, whatever the standard input of the tests is.
+        # A separate pipe makes `input()` wait, whatever the standard input of the tests is.
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
         started.append(process)

@@ -1,4 +1,4 @@
-"""Which processes a pool is made of, what each is told, and which choices are refused before anything starts."""
+"""The processes of a pool, their settings, and the options that are refused before any of them starts."""
 
 import fnmatch
 import socket
@@ -174,7 +174,7 @@ def test_what_is_no_postgresql_server_is_refused(tmp_path, url):
 
 def test_a_server_that_is_away_is_told_without_the_password():
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        closed.bind(("127.0.0.1", 0))  # the port is taken, but nobody listens
         port = closed.getsockname()[1]
         with pytest.raises(InputError, match=f"127.0.0.1:{port} cannot be used") as caught:
             make_databases(f"postgresql://u:secret@127.0.0.1:{port}/x")

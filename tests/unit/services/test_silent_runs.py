@@ -1,4 +1,4 @@
-"""Which silence of a flow run is taken for the end of its machine."""
+"""The automation that detects flow runs whose machine has died, by their silence."""
 
 from prefect.events.schemas.automations import Posture
 
@@ -6,7 +6,7 @@ from ringmaster.flows.deployments import AUTOMATION, make_automation
 
 
 class Client:
-    """A Prefect server that knows no automation yet."""
+    """A Prefect server that has no automation yet."""
 
     def __init__(self):
         self.made = []

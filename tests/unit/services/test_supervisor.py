@@ -1,4 +1,4 @@
-"""Services start in order, start again when they end, and end in the opposite order; here they are small programs."""
+"""The supervisor starts services in order, restarts ended ones, and stops them in reverse order."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from ringmaster.flows.settings import PoolAddress
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 LIVES = "import signal; print('started', flush=True); signal.pause()"
-# Says so when it is asked to end, in the order in which that happens.
+# A program that reports when it is asked to end, which shows the order of the stops.
 NOTES = """
 import os, signal, sys
 def end(*_):
@@ -54,7 +54,7 @@ class Clock:
 
 
 class Running:
-    """A supervisor in a thread of its own, and what it has written."""
+    """A supervisor in a thread, and the states that it has written."""
 
     def __init__(self, files, services, **options):
         files.write_services(services, address=ADDRESS)
@@ -121,7 +121,7 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
     pool.wait("worker", lambda state: state.status == UP)
     assert pool.state("once").status == DONE
     assert set(asked) == {"http://server"}
-    # Up means started, where nothing answers: its handler stands once it has printed.
+    # Without an address to ask, up means started. The handler is installed once the program has printed.
     log = pool.files.log("worker")
     while "started" not in log.read_text():
         pool.thread.join(timeout=0.02)
@@ -147,7 +147,7 @@ def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
     pool = run(*services, clock=clock)
     begun = pool.wait("executor", lambda state: state.message)
     assert (begun.status, begun.message) == ("starting", "it does not lead or serve yet")
-    clock.now_s = 1000.0  # it may stand by for another one as long as that lives
+    clock.now_s = 1000.0  # it may stand by for another executor as long as that lives
     while "started" not in pool.files.log("executor").read_text():
         pool.thread.join(timeout=0.02)
     assert pool.state("worker").status == WAITING
@@ -158,7 +158,7 @@ def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
     pool.wait("executor", lambda state: state.status == WAITING)
     clock.now_s += 10.0
     again = pool.wait("executor", lambda state: state.status == "starting" and state.pid is not None)
-    assert again.pid != begun.pid  # what the former one has said is not about this one
+    assert again.pid != begun.pid  # the former one's messages do not apply to this one
 
 
 def test_what_ends_is_started_again(run):
@@ -210,7 +210,7 @@ def test_states_of_another_supervisor_are_told_apart(files):
 
 
 def test_a_supervisor_restores_the_signals_that_its_starter_ignored(files):
-    """A shell's `&` ignores SIGINT, and so would all that is started from it."""
+    """A shell's `&` ignores SIGINT, and child processes would inherit that."""
     read = "import signal as s; print(s.getsignal(s.SIGINT) is s.default_int_handler, flush=True); s.pause()"
     files.write_services([service("worker", read)], address=ADDRESS)
     command = [sys.executable, "-m", "ringmaster.flows.services.supervisor", str(files.folder)]

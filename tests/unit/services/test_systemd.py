@@ -1,4 +1,4 @@
-"""The example units start the same processes, with the same environment, as `ringmaster up` does."""
+"""The example systemd units start the same processes as `ringmaster up`, with the same environment."""
 
 import configparser
 import re
@@ -24,7 +24,7 @@ OF_ITS_OWN = ("MLFLOW_FLASK_SERVER_SECRET_KEY",)
 
 
 class Unit:
-    """What a unit file says; a key may stand there several times."""
+    """The entries of a unit file. A key may occur several times."""
 
     def __init__(self, path):
         self.pairs = re.findall(r"^(\w+)=(.*)$", path.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What `ringmaster up` tells a person of a pool that is up."""
+"""The addresses that `ringmaster up` prints for a running pool."""
 
 import json
 
@@ -15,7 +15,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture
 def tell(tmp_path, capsys):
-    """Tells of a pool with a password, or without one; returns what goes to stdout and to stderr."""
+    """A function that prints the address of a pool with or without a password, and returns stdout and stderr."""
 
     def tell(*, password, as_json=False):
         address = PoolAddress(

@@ -1,4 +1,4 @@
-"""Two `ringmaster up` of one home, at once or one after another that was ended on its way."""
+"""Two `ringmaster up` of one home: at the same time, or after one that was interrupted."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def options(tmp_path):
 
 @pytest.fixture
 def begun(options, mlflow):
-    """What an `up` leaves that was ended while it waited: a supervisor, and no word of where the pool is."""
+    """The state that an interrupted `up` leaves: a supervisor, and no file with the pool's address."""
     address = PoolAddress(database=options.databases.pool, prefect_api="http://p/api", mlflow_uri=mlflow)
     files = up_and_down.files_of(options.home)
     files.make()
@@ -78,7 +78,7 @@ def test_one_up_at_a_time(options, begun):
     with files.alone("up") as alone, pytest.raises(InputError, match="another `ringmaster up` is starting the pool"):
         assert alone
         up_and_down.start(options, database_server=None)
-    assert files.supervisor() == supervisor  # the other one's goes on
+    assert files.supervisor() == supervisor  # the other one's supervisor continues
 
 
 @pytest.mark.parametrize("was_up", [True, False])

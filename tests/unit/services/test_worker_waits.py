@@ -1,4 +1,4 @@
-"""A worker that is started before its pool waits for it, and says so."""
+"""A worker that is started before its pool waits for the pool, and reports that."""
 
 import json
 from dataclasses import asdict
@@ -17,7 +17,7 @@ ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow
 
 @pytest.fixture
 def served(monkeypatch, tmp_path):
-    """The pools that a worker has served, none of which is there."""
+    """The pools that a worker served. Serving is faked."""
     from ringmaster.flows.pool import node
 
     for name in ("RINGMASTER_DATABASE", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):

@@ -1,4 +1,4 @@
-"""Sweeps without gangs: an executor whose gangs report a loss that follows from the learning rate and the step."""
+"""Sweeps without gangs: an executor whose fake gangs report a loss computed from the learning rate and the step."""
 
 import math
 from dataclasses import replace
@@ -39,16 +39,16 @@ def spec(*, policy="asha", sampler="random", space=(RATES,), num_trials=16, **ch
 
 
 def loss(job, step):
-    """The closer to 3e-3 the better, and the more so the further a trial is; the best of all at the end."""
+    """A loss that is lower the closer the rate is to 3e-3. Differences grow with the step."""
     return 1.0 + abs(math.log10(job.optimizer.lr / 3e-3)) * (1.0 + step / 64) + 1.0 / (1 + step)
 
 
 class Killed(Exception):
-    """The process is gone."""
+    """Stands for the sudden death of the process."""
 
 
 class DyingInbox(Inbox):
-    """Ends the process once so many messages were heard."""
+    """An inbox that ends the process after a number of messages."""
 
     def __init__(self, runner, num_messages):
         super().__init__(runner)
@@ -62,7 +62,7 @@ class DyingInbox(Inbox):
 
 
 class Gangs(FakeRunner):
-    """Gangs that evaluate as a trainer does, also one that has nothing left to train."""
+    """Fake gangs that evaluate as a trainer does, also when there is nothing left to train."""
 
     def end_one(self):
         call, future = self.running.pop(self.draw.randrange(len(self.running)))
@@ -79,7 +79,7 @@ class Gangs(FakeRunner):
 
 
 class Swept:
-    """A process that conducts a sweep in a folder; the next one on the same folder goes on with it."""
+    """A process that schedules a sweep in a folder. A second one on the same folder resumes it."""
 
     def __init__(
         self, folder, asked, *, runner=None, dies_after=None, clock=lambda: 0.0, cannot_train=lambda job: False
@@ -90,7 +90,7 @@ class Swept:
         self.sweep_scheduler, executor = SweepScheduler(asked, clock=clock), self.bench.executor
         if dies_after is not None:
             executor._inbox = DyingInbox(self.bench.runner, dies_after)
-        executor._steer = lambda folder, command: None  # gangs end by themselves here, at their last step
+        executor._steer = lambda folder, command: None  # gangs here stop at their last step without a command
         executor._is_open = self.sweep_scheduler.is_open
         executor._listeners.append(self.sweep_scheduler.listen)
 

@@ -1,4 +1,4 @@
-"""A sweep on a pool: steered over the database, while executors and flows die and others come after them."""
+"""A sweep on a pool: steered over the database, while executors and flows die and others take over."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.unit.sweeping.sweeps import loss, spec
 
 
 class Evaluating(Gangs):
-    """Gangs that evaluate where a trainer does, and train to where they were ordered in one move."""
+    """Fake gangs that evaluate where a trainer does, and train to their ordered step in one move."""
 
     def _move(self, worker, segment, order):
         job, last = order.job, order.last_step
@@ -34,7 +34,7 @@ class Evaluating(Gangs):
 
 
 class Flow:
-    """What steers a sweep from a flow run; another one on the same database is the same run, started again."""
+    """The part of a flow run that steers a sweep. A second one on the same database is the same run, restarted."""
 
     def __init__(self, database, asked, *, jobs, clock):
         self.sweep_scheduler, self.told, self.read = SweepScheduler(asked, clock=clock), EventLog(database), 0

@@ -1,4 +1,4 @@
-"""Sweeps from their first trial to their last, by a real executor with gangs that are none, killed at any moment."""
+"""Whole sweeps on a real executor with fake gangs, killed at arbitrary moments."""
 
 from contextlib import suppress
 
@@ -20,7 +20,7 @@ def test_the_best_trial_comes_to_its_end_and_the_others_only_as_far_as_they_are_
     assert set(swept.statuses.values()) == ({DONE} if policy == "none" else {DONE, STOPPED})
     total = sum(record.step for record in swept.bench.journal.jobs().values())
     assert total == swept.bench.runner.num_steps, "no step is trained twice"
-    # 16 x 4, 4 x 12 and 1 x 48 steps of 16 x 64; asha may promote some that turn out not to be among the best.
+    # 16 x 4, 4 x 12 and 1 x 48 steps of 16 x 64. asha may promote trials that are not among the best in the end.
     assert total == 1024 if policy == "none" else total == 160 if policy == "halving" else 160 <= total <= 300
 
 
@@ -72,7 +72,7 @@ def test_a_trial_of_another_shape_has_the_profiles_of_that_shape(tmp_path):
 def test_a_proposed_shape_that_cannot_be_trained_here_ends_that_trial_alone(tmp_path, policy):
     asked = spec(sampler="tpe", policy=policy, space=(RATES, SHAPES))
     cannot_train = {"cannot_train": lambda job: job.global_batch_size == 16}
-    for num_messages in (3, None):  # killed, and gone on with
+    for num_messages in (3, None):  # killed once, then resumed
         with suppress(Killed):
             swept = Swept(tmp_path, asked, dies_after=num_messages, **cannot_train).run()
     proposed = {n: v["global_batch_size"] for n, v in swept.sweep_scheduler.values.items() if n not in swept.faults}
@@ -96,7 +96,7 @@ def test_a_sweep_that_is_killed_at_any_moment_goes_on(tmp_path, sampler, policy,
     whole = Swept(tmp_path / "whole", asked).run()
     for num_messages in range(1, 60, every):
         folder, gangs = tmp_path / str(num_messages), Gangs()
-        for each in range(3):  # again and again, each time a little later
+        for each in range(3):  # repeatedly, each time a little later
             with suppress(Killed):
                 Swept(folder, asked, runner=gangs, dies_after=num_messages + each).run()
             gangs.running.clear()

@@ -1,4 +1,4 @@
-"""What a sweep may ask for, and every fault at once."""
+"""Valid settings of a sweep, and errors that report all faults at once."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The policies by themselves: what follows from where trials stand."""
+"""The stopping policies alone: decisions from the progress of trials."""
 
 import math
 

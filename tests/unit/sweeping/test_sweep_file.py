@@ -1,4 +1,4 @@
-"""Files of sweeps that are wrong in ways that once ended in a traceback, or in lists that fill the memory."""
+"""Invalid sweep files, among them those that once caused a traceback or lists that filled the memory."""
 
 import pytest
 

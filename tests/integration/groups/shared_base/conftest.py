@@ -1,4 +1,4 @@
-"""A base, three jobs that adapt it, and what each comes to by itself."""
+"""A base, three jobs that adapt it, and the result of each job when it is trained alone."""
 
 from dataclasses import replace
 
@@ -13,14 +13,14 @@ from tests.integration.workbench import ADAMW, SGD, SINGLE
 
 @pytest.fixture(scope="package")
 def base(bench):
-    """A folder with the weights that all adapters leave alone."""
-    torch.set_num_threads(1)  # as the gangs
+    """A folder with the weights that all adapters leave unchanged."""
+    torch.set_num_threads(1)  # as in the gangs
     return bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
 
 
 @pytest.fixture(scope="package")
 def jobs(bench):
-    """The leader, one like it but with a head of its own, and one that differs in all and has the fewest steps."""
+    """The lead job, one like it with its own head, and one that differs in every setting and has the fewest steps."""
     job = bench.job(name=LEADER, base="stem", adapter=LORA, optimizer=replace(ADAMW, lr=0.01), num_steps=30)
     brief = replace(
         job,
@@ -37,7 +37,7 @@ def jobs(bench):
 
 @pytest.fixture(scope="package")
 def alone(bench, base, tmp_path_factory):
-    """A job trained by `single`, undisturbed; once a job."""
+    """Trains a job by `single`, undisturbed; each job once."""
     trained, folder = {}, tmp_path_factory.mktemp("alone")
 
     def train(job):

@@ -1,4 +1,4 @@
-"""Groups and their gangs, as the tests of this folder start and read them."""
+"""Helpers that start groups of jobs with their gangs, and read the results."""
 
 import psutil
 
@@ -15,7 +15,7 @@ LEADER, EVEN, BRIEF = "leader", "even", "brief"
 
 
 class Groups:
-    """Trains the jobs that it is given as a group, each in a folder of its own; the first one leads."""
+    """Trains jobs as a group, each in a folder of its own; the first job leads."""
 
     def __init__(self, bench, base, folder):
         self._bench, self._base, self.folder = bench, base, folder
@@ -55,12 +55,12 @@ class Groups:
         return weights_in(self.folder / job.name / "model")
 
     def step(self, job):
-        """That of its newest checkpoint."""
+        """The step of the job's newest checkpoint."""
         return CheckpointStore(self.folder / job.name / "checkpoints").newest().manifest.step
 
 
 def tell(command, *, at="ready", job=LEADER):
-    """Gives the gang a command when a job says `at` for the first time."""
+    """Returns an `on_event` that sends the gang a command at the first event `at` of a job."""
     told = []
 
     def on_event(gang, event):
@@ -82,7 +82,7 @@ def said(trained, event, job):
 
 
 def losses(trained, job):
-    """Of the steps that the gang told, which are those from the first one on, none left out."""
+    """Returns (first step, losses) from the step events of the gang, and asserts that no step is missing."""
     events = said(trained, "steps", job)
     first = at = events[0]["first_step"]
     for event in events:

@@ -1,4 +1,4 @@
-"""Whatever befalls one job of a group, the others end bit by bit as they would alone."""
+"""Faults of one job in a group: the other jobs end bit-equal to separate runs."""
 
 import itertools
 import os
@@ -121,7 +121,7 @@ def test_a_leader_that_cannot_be_made_says_so(groups, jobs):
 @pytest.mark.full
 @pytest.mark.parametrize(("loss", "status"), [("loss_that_fails", "preempted"), ("loss_that_is_wrong", "invalid")])
 def test_a_fault_while_training_is_one_jobs_too(groups, jobs, alone, loss, status):
-    """One that another try may mend leaves the job to go on by itself, where it is tried again."""
+    """A fault that a retry may repair ends the job as preempted, so that it continues in a separate run."""
     broken = replace(jobs[1], name="broken", loss=f"tests.integration.stubs:{loss}")
     trained = groups.train([jobs[0], broken, jobs[2]])
     assert_ended_as_alone(groups, trained, [jobs[0], jobs[2]], alone)
@@ -130,7 +130,7 @@ def test_a_fault_while_training_is_one_jobs_too(groups, jobs, alone, loss, statu
 
 
 def test_a_fault_while_measuring_is_one_jobs_too(groups, jobs, alone):
-    """What it has learnt is kept: it can be measured by itself."""
+    """The job's checkpoint is stored: it can be evaluated in a separate run."""
     lead, even, brief = jobs
     broken = replace(even, name="broken", loss="tests.integration.stubs:loss_that_fails_when_measured", num_steps=12)
     trained = groups.train([lead, broken, brief])
@@ -142,7 +142,7 @@ def test_a_fault_while_measuring_is_one_jobs_too(groups, jobs, alone):
 
 @pytest.mark.full
 def test_a_save_that_fails_is_told_and_tried_again(groups, jobs, alone):
-    shelved = replace(jobs[1], loss="tests.integration.stubs:loss_of_some_tokens")  # which knows the shelf
+    shelved = replace(jobs[1], loss="tests.integration.stubs:loss_of_some_tokens")  # its module registers the store
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-3/shelf"}
     trained = groups.train([jobs[0], shelved, jobs[2]], fellow_changes={EVEN: full}, checkpoint_every_s=0.0)
     failed = trained.said("checkpoint_failed")
@@ -165,7 +165,7 @@ def test_a_last_save_that_fails_ends_that_job_alone(groups, jobs, alone):
 
 
 def kill_after(num_events):
-    """Kills the gang once it has said so many things."""
+    """Returns an `on_event` that kills the gang after a number of events."""
     num_heard = itertools.count()
 
     def on_event(gang, _):
@@ -189,7 +189,7 @@ def test_a_group_of_all_kinds_that_is_killed_again_and_again_ends_as_alone(bench
     trained = groups.train(jobs, config=config)
     for job in jobs:
         mine, other = groups.weights(job), alone(job).weights
-        # Where the group has become smaller on the way, another kernel may compute a product of three rows.
+        # In a group that has become smaller, another kernel may compute a product of three rows.
         is_brief = job.data.seq_len == 3
         assert largest_difference(mine, other) < 1e-5 if is_brief else is_bit_equal(mine, other), job.name
         assert is_brief or result_of(trained, job)["metrics"] == alone(job).outcome.result["metrics"], job.name

@@ -1,4 +1,4 @@
-"""Gangs that train groups: each job ends bit by bit as it would alone, whatever the gang is told meanwhile."""
+"""Gangs that train groups: each job ends bit-equal to a separate run, whichever commands the gang receives."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ from tests.integration.workbench import SINGLE, is_bit_equal
 
 
 def test_each_job_ends_as_alone_and_is_told_of_by_name(groups, jobs, alone):
-    """Also where the leader has the fewest steps, and the gang goes on without it."""
+    """Holds also where the lead job has the fewest steps, and the gang continues after its end."""
     lead, even, brief = jobs
     trained = groups.train([brief, lead, even])
     assert trained.outcome.status == "done"
     assert_ended_as_alone(groups, trained, jobs, alone)
     assert [event["job"] for event in trained.said("ready")] == [BRIEF, LEADER, EVEN]
-    assert [event["job"] for event in trained.said("ended")] == [EVEN, LEADER]  # of the fellows alone
+    assert [event["job"] for event in trained.said("ended")] == [EVEN, LEADER]  # members only
     for event in trained.said("ended"):
         assert event["outcome"] == trained.outcome.result["fellows"][event["job"]]
     assert trained.outcome.result["evaluate_s"] > 0 and trained.outcome.result["save_s"] > 0
@@ -88,7 +88,7 @@ def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alon
 def test_those_that_are_measured_on_the_way_are_told_of_as_alone(groups, jobs, bench, base):
     watched = [replace(job, evaluation=EvaluationSpec(every_steps=4, max_batches=2)) for job in jobs]
     trained = groups.train(watched, last_steps={LEADER: 12, EVEN: 10, BRIEF: 12})
-    again = groups.train(watched[:1], last_steps={LEADER: 12})  # whose result nobody may have heard
+    again = groups.train(watched[:1], last_steps={LEADER: 12})  # the repeat of a run whose result may have been lost
     for job, last_step in zip(watched, (12, 10, 12), strict=True):
         mine = bench.train(job, SINGLE, groups.folder / f"{job.name}-alone", weights_from=base, last_step=last_step)
         told = [(event["step"], event["metrics"]) for event in said(trained, "metrics", job)]
@@ -101,7 +101,7 @@ def test_those_that_are_measured_on_the_way_are_told_of_as_alone(groups, jobs, b
 
 @pytest.mark.full
 def test_jobs_that_are_done_already_are_measured_and_exported_again(groups, jobs, alone):
-    """Whoever trained them may have died before anybody heard of it; they are the gang's first and only work."""
+    """The first gang may have died before it reported results; the second one only evaluates and exports."""
     groups.train(jobs)
     again = groups.train(jobs)
     assert again.said("steps") == []

@@ -1,4 +1,4 @@
-"""Groups over several ranks: each job's batch is divided, and each ends as it would alone, up to rounding."""
+"""Groups over several ranks: each job's batch is divided, and each job ends as in a separate run, up to rounding."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ TOLERANCES = {"adamw": 1e-5, "sgd": 1e-6}
 
 @pytest.fixture(scope="module")
 def jobs(bench):
-    """Of other kinds, batches, steps, ranks and optimizers; held-out batches that two ranks can divide, and others."""
+    """Jobs that differ in adapter, batch, steps, rank and optimizer; two ranks can divide some held-out batches."""
     job = bench.job(name=LEADER, base="stem", adapter=LORA, optimizer=ADAMW, num_steps=14, clip_grad_norm=1.0)
     even = replace(job, name=EVEN, adapter=IA3, optimizer=SGD, num_steps=10, schedule=ScheduleSpec(name="cosine"))
     heady = replace(LORA, rank=2, targets=("q_proj", "lm_head"))
@@ -117,7 +117,7 @@ def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layo
 @pytest.mark.full
 @LAYOUTS
 def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, layout):
-    """And one that is told to leave while it waits does so on all."""
+    """A waiting job that is sent the command to leave does so on all ranks."""
     lead, even, brief = jobs
     away = replace(even, name="away")
     layout = replace(layout, config={**layout.config, "at_once": 2})
@@ -181,7 +181,7 @@ def test_a_group_that_loses_a_rank_goes_on_from_what_each_had_kept(groups, jobs,
 @pytest.mark.full
 @LAYOUTS
 def test_a_group_all_of_whose_ranks_hang_goes_on_from_what_each_had_kept(groups, jobs, alone, layout):
-    """The first rank stops itself when it was heard, and by then the other one is stopped."""
+    """The first rank stops itself when its event is received, and the other rank is stopped before that."""
     pids = set()
 
     def stop(gang, event):
@@ -214,7 +214,7 @@ def test_another_error_ends_the_gang_and_leaves_what_was_kept(groups, jobs):
 
 @pytest.mark.parametrize("precision", matrix(["bf16", "bf16-params"], quick=[]))
 def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
-    """Roughly: rounding of other sums moves what is rounded again."""
+    """Compares with a loose tolerance: the order of sums changes what is rounded again."""
     headed = replace(jobs[0], name="headed", adapter=replace(HEADED, rank=8))
     rounded = [replace(job, precision=precision) for job in (*jobs[:2], headed)]
     trained = groups.train(rounded, layout=SHARDED)

@@ -1,4 +1,4 @@
-"""Groups of more jobs than are trained at once: one joins when another leaves, and each ends as it would alone."""
+"""Groups with more jobs than train at once: a job joins when another leaves, and each ends as in a separate run."""
 
 import os
 import signal
@@ -27,20 +27,20 @@ ONE_BY_ONE = {"recompute": "none", "at_once": 1}
 
 @pytest.fixture
 def queue(jobs):
-    """Two at a time: the leader of 30 steps beside others of 12, 20 and 25, the last of which goes on after it."""
+    """Jobs for two positions: the lead with 30 steps, others with 12, 20 and 25; the last outlives the lead."""
     lead, even, brief = jobs
     late = replace(brief, name=LATE, num_steps=20, seed=5)
     return [lead, brief, late, even]
 
 
 def order_of(trained, *events):
-    """(event, job) in the order in which the gang told of them; of checkpoints and steps the first of each job."""
+    """Returns (event, job) in the order of the gang's events; repeated events of a job count once, at the first."""
     told = [(event["event"], event["job"]) for event in trained.events if event["event"] in events]
     return list(dict.fromkeys(told))
 
 
 def most_at_once(trained):
-    """Of the jobs that had begun and were not through; nobody is told of a leader's end but by its last step."""
+    """Returns the largest number of active jobs; the end of a lead job is visible by its last step only."""
     lead = trained.order.job
     now, most = set(), 0
     for event in trained.events:
@@ -63,7 +63,7 @@ def test_one_joins_when_another_is_through_and_each_ends_as_alone(groups, queue,
         ("ready", BRIEF),
         ("ended", BRIEF),  # after 12 steps
         ("ready", LATE),
-        ("ready", EVEN),  # after 30, when the leader is through, of whom that is told at the end
+        ("ready", EVEN),  # after 30, when the lead job ends, whose own event comes last
         ("ended", LATE),  # after 32
         ("ended", EVEN),
     ]
@@ -72,7 +72,7 @@ def test_one_joins_when_another_is_through_and_each_ends_as_alone(groups, queue,
 
 @pytest.mark.full
 def test_weights_of_ones_own_begin_as_the_bases_even_where_it_is_computed_in_half(groups, queue, alone):
-    """Whoever joins late finds a base that was rounded for those before; no step moves what is compared here."""
+    """A late member gets a base that was rounded for earlier members; no step changes the weights that are compared."""
     headed = replace(LORA, modules_to_save=("lm_head", "norm"))
     still = {"precision": "bf16-params", "optimizer": replace(SGD, lr=1e-30), "num_steps": 1, "clip_grad_norm": None}
     jobs = [replace(job, adapter=headed, **still) for job in queue[:2]]
@@ -92,7 +92,7 @@ def test_one_at_a_time_is_one_after_another(groups, queue, alone):
 
 @pytest.mark.full
 def test_a_queue_that_is_stopped_goes_on_where_it_was(groups, queue, alone):
-    """Those that wait have nothing to keep; what has begun is what goes on first."""
+    """Waiting jobs have no checkpoint; jobs that have begun resume first."""
     first = groups.train(queue, config=TWO, on_event=tell(STOP, job=LATE))
     assert first.outcome.status == "preempted"
     results = {job.name: result_of(first, job) for job in queue}
@@ -115,7 +115,7 @@ def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, a
     assert first.outcome.status == "crashed"
     second = groups.train(queue, config=TWO)
     steps = {event["job"]: event["step"] for event in second.said("ready")}
-    assert list(steps) == [LEADER, BRIEF, LATE, EVEN]  # brief is found to be through, and takes no seat from late
+    assert list(steps) == [LEADER, BRIEF, LATE, EVEN]  # brief is found to be complete, and takes no position from late
     assert steps[BRIEF] == 12 and steps[LATE] > 2 and steps[EVEN] == 0
     for job in queue:
         assert result_of(second, job)["metrics"] == alone(job).outcome.result["metrics"]
@@ -124,7 +124,7 @@ def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, a
 
 @pytest.mark.full
 def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups, queue, alone):
-    """And a job that comes from a run of its own goes on from there."""
+    """A job with a checkpoint from a separate run resumes from it."""
     lead, brief, late, even = queue
     groups.train_alone(even, last_step=4)
 
@@ -153,7 +153,7 @@ def test_a_leader_that_leaves_sends_those_that_wait_away(groups, queue):
 
 @pytest.mark.full
 def test_faults_make_room_for_the_next(groups, queue, alone):
-    """A loss that is lost, data that cannot be had, a fault while training; also of jobs that joined."""
+    """Covers losses that are not numbers, data that cannot be loaded, and training faults, also in jobs that joined."""
     lead, brief, late, even = queue
     wild = replace(brief, name="wild", loss="tests.integration.stubs:loss_that_is_not_a_number")
     broken = replace(brief, name="broken", adapter=replace(LORA, targets=("nowhere",)))
@@ -178,7 +178,7 @@ def test_when_the_leaders_loss_is_lost_nobody_joins(groups, queue):
 @pytest.mark.full
 def test_a_full_disk_costs_the_one_that_joined_its_saves_alone(groups, queue, alone):
     lead, brief, late, even = queue
-    shelved = replace(late, loss="tests.integration.stubs:loss_of_some_tokens")  # which knows the shelf
+    shelved = replace(late, loss="tests.integration.stubs:loss_of_some_tokens")  # its module registers the store
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-1/shelf"}
     trained = groups.train([lead, brief, shelved, even], config=TWO, fellow_changes={LATE: full})
     assert_ended_as_alone(groups, trained, [lead, brief, even], alone)
@@ -188,7 +188,7 @@ def test_a_full_disk_costs_the_one_that_joined_its_saves_alone(groups, queue, al
 
 @pytest.mark.full
 def test_a_queue_goes_on_for_as_long_as_its_leader_is_told_to(groups, queue, alone):
-    """Also those that join after it was told."""
+    """Members that join after the command was received obey it too."""
     lasts = {LEADER: 14, BRIEF: 12, LATE: 2, EVEN: 0}
     trained = groups.train(queue, config=TWO, last_steps=lasts, on_event=tell(until(20)))
     steps = {job.name: result_of(trained, job)["step"] for job in queue}

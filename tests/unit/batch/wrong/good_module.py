@@ -1,10 +1,10 @@
-"""Found by name and read as source: importing it would fail."""
+"""A module that is found by name and read as source. Importing it would fail."""
 
 raise RuntimeError("the check of a batch file imported a user's module")
 
 
 def build():
-    """A model."""
+    """Builds a model."""
 
 
 try:

@@ -1,4 +1,4 @@
-"""A batch whose first job leads a group, and gangs that train such."""
+"""A batch whose first job leads a group, and fake gangs that train groups."""
 
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Profile
@@ -8,7 +8,7 @@ from tests.unit.execution.fakes import Bench, FakeRunner, job
 
 
 def group(*members, num_steps=10, num_devices=1, **config):
-    """What a group can run under; one more job makes a step half a second longer."""
+    """An option of a group with `members`. Each member adds half a second to a step."""
     return Profile(
         technique="shared_base",
         config={"recompute": "none", **config},
@@ -21,7 +21,7 @@ def group(*members, num_steps=10, num_devices=1, **config):
 
 
 class GroupBench(Bench):
-    """A batch whose first job leads the others; what its gangs are told is in `told_gangs`."""
+    """A batch whose first job leads the others. `told_gangs` lists the commands that its gangs got."""
 
     def __init__(self, folder, jobs, *, together=None, **options):
         self._together = together or (group(*(each.name for each in jobs[1:])),)
@@ -42,7 +42,7 @@ def outcome_of(call, runner, order, *, step=None, **said):
 
 
 def all_done(call, runner, **members):
-    """A gang that comes to its end; fellows: what is said of some of them instead."""
+    """The outcome of a gang that finishes. members: results that replace those of some member jobs."""
     mine = outcome_of(call, runner, call.order)
     theirs = {
         order.job.name: members.get(order.job.name) or outcome_of(call, runner, order) for order in call.order.members

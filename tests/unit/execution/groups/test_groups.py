@@ -1,4 +1,4 @@
-"""Jobs that one gang trains together: each has its own record, and goes on by itself where the group cannot."""
+"""Jobs that one gang trains together: each has its own record, and continues alone where the group cannot."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Jobs of one gang of which some wait for their turn."""
+"""Groups whose jobs take turns on one gang, so that some jobs wait."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, 
 
 
 def test_of_those_that_take_turns_a_segment_trains_whose_turn_comes(tmp_path):
-    """Two at a time, the leader's 10 steps in two halves: b takes 4 of them, c the next 4, d begins in the second."""
+    """Two jobs run at a time, in two segments of 5 steps. b takes 4 steps, then c 4; d starts in the second segment."""
     jobs = [job("a", num_steps=10), *(job(name, num_steps=4) for name in "bcd")]
     plan, runner = partial(in_a_row, num_parts=2), FakeRunner(script={"a": [all_done, all_done]})
     bench = GroupBench(tmp_path, jobs, together=(group(*"bcd", num_steps=4, at_once=2),), make_plan=plan, runner=runner)
@@ -62,7 +62,7 @@ def test_those_that_take_turns_do_not_keep_step():
 
 @pytest.mark.parametrize(("at_once", "told"), [(None, [("", "until 10")]), (2, [])])
 def test_a_gang_whose_jobs_take_turns_is_not_told_to_go_on(at_once, told):
-    """It has none but the jobs of its segment: the next one begins with all that are left."""
+    """Such a gang has only the jobs of its segment: the next segment starts with all jobs that are left."""
     plan_progress = PlanProgress(totals={"a": 10}, after={})
     running = plan_progress.running[1] = running_in_turns(at_once)
     running.step = 6

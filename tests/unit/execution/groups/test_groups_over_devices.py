@@ -1,4 +1,4 @@
-"""Jobs that one gang over two devices trains together."""
+"""Groups of jobs that one gang trains over two devices."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Devices and nodes that come and go while the executor runs."""
+"""Devices and nodes that join and leave while the executor runs."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_what_crashes_on_a_device_that_must_not_be_used_is_not_put_back_there(tm
         gang = pool.gangs.gangs.pop(next(iter(pool.gangs.gangs)))
         gang.future.set_result(Outcome(status="crashed", message="CUDA error"))
         pool.executor._plan_manager.replanner.void()
-        pool.executor._plan_manager.replanner._retry_s = pool.gangs.now_s + 10.0  # a plan takes a while
+        pool.executor._plan_manager.replanner._retry_s = pool.gangs.now_s + 10.0  # the next plan is due later
 
     pool.at(10.0, fail)
     pool.serve(until_s=300.0)

@@ -1,4 +1,4 @@
-"""Jobs that come and go while the executor runs."""
+"""Jobs that are added, cancelled, paused and resumed while the executor runs."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -164,7 +164,7 @@ def test_a_batch_of_which_nothing_runs_says_why_there_is_no_plan(tmp_path):
 
 def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
     pool = Pool(tmp_path, ["a", "b"])
-    pool.serve(until_s=30.0)  # this executor ends; its gangs go on
+    pool.serve(until_s=30.0)  # this executor stops, and its gangs continue
     running = [r for r in pool.bench.journal.segments() if r.outcome is None]
     assert {r.job for r in running} == {"a", "b"}
     gangs = {g.call.order.job.name: g for g in pool.gangs.gangs.values()}

@@ -1,4 +1,4 @@
-"""Options for nodes that are gone, or that never were: their jobs wait, and nobody else notices."""
+"""Options for nodes that are gone or never existed: only the jobs that need these nodes wait."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SMALL, WIDE = profile(), profile("ddp", 4)
 
 
 def planned(profiles):
-    """What is planned on two devices: the option of each job that runs."""
+    """Plans the jobs on two devices. Returns the option and the devices of each planned job."""
     replanner = Replanner(name="x", make_plan=in_a_row, background=at_once)
     state = State(
         jobs=[job(name) for name in profiles],

@@ -1,4 +1,4 @@
-"""A batch that learns its speeds while it runs, on a clock of its own."""
+"""A batch that learns its step times while it runs on a simulated clock, and the re-planning policy."""
 
 import math
 from random import Random
@@ -20,12 +20,12 @@ OFTEN = Policy(every=0.1, worth_s=0.0)
 
 
 def by_rules(problem):
-    """The best of what simple rules plan."""
+    """The best plan of the rule-based baselines."""
     return min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
 
 
 def true_speeds(profiles, factors):
-    """What gangs take: the profiled seconds of a step times the job's factor."""
+    """The true seconds of a step: the profiled seconds times the job's factor."""
     return {
         (name, registry.dotted_path(p.technique), p.num_devices): p.step_s * factors.get(name, 1.0)
         for name, options in profiles.items()
@@ -52,20 +52,20 @@ def test_a_batch_whose_profiles_are_right_is_not_disturbed(tmp_path):
 
 
 def test_work_that_waits_behind_a_slow_job_is_planned_anew_and_moves(tmp_path):
-    """Two devices, four jobs in two rows: the first is four times as slow, so the third must not wait behind it."""
+    """Four jobs are in two rows. The first takes four times its profiled time, so the third must not wait for it."""
     profiles = {name: (profile(step_s=1.0),) for name in "abcd"}
     bench = bench_of(tmp_path, profiles, {"a": 4.0}, make_plan=in_a_row)
     assert bench.run()
-    assert bench.runner.now_s == pytest.approx(400.0, rel=0.02)  # not 500: c runs behind b and d
+    assert bench.runner.now_s == pytest.approx(400.0, rel=0.02)  # not 500: c runs after b and d
     assert len(bench.told(Planned)) > 1
-    assert bench.runner.heard == []  # what runs goes on
+    assert bench.runner.heard == []  # running segments continue
     plans = bench.journal.plans()
     assert len(plans) == len(bench.told(Planned))
     assert Plan.from_json(plans[-1]["plan"]).segments
 
 
 def test_a_job_that_must_move_is_stopped_at_a_checkpoint_and_goes_on_elsewhere(tmp_path):
-    """One job is left on one of two devices when the others end early: it goes on under both."""
+    """The other jobs end early and leave a device idle. The last job stops, and continues on both devices."""
     profiles = {"long": two_options(4.0), "b": (profile(step_s=4.0),), "c": (profile(step_s=4.0),)}
     bench = bench_of(tmp_path, profiles, {"b": 0.1, "c": 0.1, "long": 2.0}, make_plan=rows_then_rules())
     assert bench.run()
@@ -75,11 +75,11 @@ def test_a_job_that_must_move_is_stopped_at_a_checkpoint_and_goes_on_elsewhere(t
     wide = [event for event in bench.told(SegmentStarted) if event.technique == "ddp"]
     assert [event.segment.job for event in wide] == ["long"]
     assert wide[0].first_step == stopped[0].outcome.result["step"] > 0
-    assert bench.runner.now_s < 0.8 * 800  # 800 s on one device
+    assert bench.runner.now_s < 0.8 * 800  # one device would take 800 s
 
 
 def rows_then_rules():
-    """The first plan as jobs come, later ones by rules."""
+    """A planner that makes the first plan in the order of the jobs, and later plans by the baselines."""
     made = []
 
     def make_plan(problem):
@@ -109,7 +109,7 @@ def test_every_step_is_trained_once_whatever_is_planned_on_the_way(tmp_path, see
 
 
 def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
-    """The plan moves `a` to device 1 when `b` is done there; `b` is late, so `a` goes on where it is until then."""
+    """The plan moves `a` to device 1 when `b` ends there. `b` is late, so `a` continues on its device until then."""
 
     def plan(problem):
         parts = [("a", 0, 50, 0.5, 0), ("b", 0, 50, 1.0, 1), ("a", 50, 100, 0.5, 1)]
@@ -128,7 +128,7 @@ def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
 
 
 def at_length(problem):
-    """The plan that the search comes to, however slow the machine is."""
+    """The plan of a full search: the time limit is generous, so that a slow machine finds the same plan."""
     return solve(problem, time_limit_s=3600.0)
 
 
@@ -181,7 +181,7 @@ def test_the_rest_is_planned_on_a_clock_and_at_surprises():
     assert when.why_now(50.0, {"a": 1000.0, "b": 700.0}) == "b is late by 100 s"
     assert when.why_now(50.0, {"a": 900.0, "b": 600.0}) == "a is early by 100 s"
     when.planned(950.0, {"a": 1000.0})
-    assert when.next_s == 970.0  # a tenth of what is left would be 5 s: a fiftieth of the whole is the least
+    assert when.next_s == 970.0  # a tenth of the remaining time would be 5 s; the minimum is a fiftieth of the total
 
 
 def test_devices_that_are_out_are_planned_around():

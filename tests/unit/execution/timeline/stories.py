@@ -1,4 +1,4 @@
-"""Databases of batches that never ran: plans and segments at the moments that a test says."""
+"""Databases of batches that never ran, with plans and segments at times that a test sets."""
 
 from sqlalchemy import insert
 
@@ -12,12 +12,12 @@ ZERO_S = 1_700_000_000.0
 
 
 def planned(job, start_s, end_s, *devices, node="n0"):
-    """A segment of a plan, under the job's only option."""
+    """A planned segment under the job's only option."""
     return Segment(job, 0, start_s, end_s, 1.0, 0.0, ((node, devices),))
 
 
 class Story:
-    """The database of a batch that runs by itself, on a clock from 0 on; of a pool where jobs are called BATCH/JOB."""
+    """The database of a batch on a clock that starts at 0. Jobs called BATCH/JOB make it the database of a pool."""
 
     def __init__(self, folder, *, nodes=(("n0", 2),)):
         self.database = Database(file_url(folder / "journal.db"), synced=False)
@@ -25,7 +25,7 @@ class Story:
         self.nodes, self.now_s = nodes, 0.0
 
     def plan(self, *segments, at_s=0.0, why="start", after=None):
-        """A plan is made; each job has one option, whose technique is "single" or "ddp" by its number of devices."""
+        """Writes a plan. Each job has one option: its technique is "single" for one device and "ddp" for more."""
         jobs = []
         for job in dict.fromkeys(segment.job for segment in segments):
             mine = [segment for segment in segments if segment.job == job]
@@ -40,7 +40,7 @@ class Story:
     def ran(
         self, job, start_s, end_s, *devices, status="done", message="", node="n0", first_step=0, last_step=10, **more
     ):
-        """A segment ran; `end_s` None for one that runs. more: that is kept of it."""
+        """Writes a segment. `end_s` is None while it runs. more: further fields of the segment's record."""
         what = {
             "technique": "single" if len(devices) == 1 else "ddp",
             "config": {},
@@ -64,7 +64,7 @@ class Story:
         )
 
     def timeline_reader(self, **options):
-        """What reads it."""
+        """A timeline reader of the database."""
         return TimelineReader(self.database, name="story", clock=lambda: ZERO_S + self.now_s, **options)
 
     def _insert(self, table, **row):
@@ -72,7 +72,7 @@ class Story:
 
 
 def halfway(story):
-    """a has crashed once and is done, late; b runs; c and d are to come."""
+    """A batch in progress: a has crashed once and is done, late; b runs; c and d wait."""
     story.plan(planned("a", 0, 10, 0), planned("b", 0, 30, 1), planned("c", 10, 20, 0), planned("d", 30, 50, 0, 1))
     story.ran("a", 0, 4, 0, status="crashed", message="rank 0 was killed")
     story.ran("a", 4, 16, 0)

@@ -1,4 +1,4 @@
-"""The pictures of a batch: as SVG, as text, and in Prefect, drawn behind whoever trains."""
+"""Pictures of a batch as SVG, as text and as Prefect artifacts, which a background worker draws during training."""
 
 import contextvars
 import threading
@@ -51,7 +51,7 @@ def test_pictures_of_many_jobs_stay_small(tmp_path):
     run_timeline = story.timeline_reader().read()
     text = render_svg(run_timeline)
     assert len(run_timeline.first) == len(run_timeline.coming) == 1000 > MOST_TITLED
-    assert "left out" not in text and text.count("h") > 2000  # every box is there
+    assert "left out" not in text and text.count("h") > 2000  # every box is drawn
     assert len(text) < 200_000
     story.database.close()
 
@@ -69,7 +69,7 @@ def test_text_fills_its_columns_and_says_what_is_what_without_colours(story):
 
 
 class AtOnce:
-    """A background without a thread."""
+    """A background worker that runs its act in the foreground."""
 
     def __init__(self, act):
         self.ask = act
@@ -98,7 +98,7 @@ def test_a_picture_that_is_drawn_after_its_flow_run_has_ended_raises_nothing(sto
 
     def update(artifact, text):
         tried.append(text)
-        raise RuntimeError("Cannot send a request, as the client has been closed.")  # httpx's words
+        raise RuntimeError("Cannot send a request, as the client has been closed.")  # the message of httpx
 
     with disable_run_logger():
         gantt = GanttArtifact(story.timeline_reader(), create=Artifacts().create, update=update, in_background=AtOnce)
@@ -148,7 +148,7 @@ def test_what_is_done_behind_is_done_once_more_after_it_was_asked_for():
     behind.ask()
     assert is_at_it.wait(120)
     for _ in range(3):
-        behind.ask()  # nobody waits for the act that is on its way
+        behind.ask()  # a running act blocks no caller
     behind.close(patience_s=0.0)
     assert len(acts) == 1
     may_go_on.set()

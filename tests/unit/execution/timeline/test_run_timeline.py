@@ -1,4 +1,4 @@
-"""What is read from a journal about past, present and plan."""
+"""The past, present and planned segments that a timeline reader reads from a journal."""
 
 import pytest
 from sqlalchemy import select
@@ -67,7 +67,7 @@ def test_a_new_plan_goes_on_with_what_runs_and_leaves_out_what_it_does_not_know(
     for name in "abc":
         story.journal.write_job(name, status="running")
     story.journal.write_job("b", status="waiting")
-    # Planned anew without a, which runs: its own plan stays the first one. c goes on at once where it is.
+    # The new plan leaves out a, which runs: its first plan stays valid. c starts at once where it is.
     story.plan(planned("c", 0, 12, 1), planned("b", 12, 15, 1), at_s=8, why="out of memory")
     story.now_s = 9.0
     run_timeline = story.timeline_reader().read()
@@ -79,7 +79,7 @@ def test_a_new_plan_goes_on_with_what_runs_and_leaves_out_what_it_does_not_know(
 @pytest.mark.parametrize(
     ("config", "steps", "statuses"),
     [
-        ({}, {"a": 6, "b": 7, "c": 6}, ["running", "running", "running"]),  # all keep step with a
+        ({}, {"a": 6, "b": 7, "c": 6}, ["running", "running", "running"]),  # all advance with a
         ({"at_once": 2}, {"a": 6, "b": 5, "c": 0}, ["running", "running", "waiting"]),
     ],
     ids=["all", "in-turns"],
@@ -91,7 +91,7 @@ def test_a_job_waits_in_a_gang_until_its_turn_comes(story, config, steps, status
         story.journal.write_job(name, status="running")
     story.journal.put("batch", {"jobs": [{"name": name, "num_steps": 20} for name in "abc"]})
     timeline_reader = story.timeline_reader()
-    assert [line.status for line in timeline_reader.read().jobs] == ["running"] * 3  # nobody knows better yet
+    assert [line.status for line in timeline_reader.read().jobs] == ["running"] * 3  # no step event has been read yet
     number, now_s = story.journal.segments("a")[0].id, iter([0.0, 0.0, 3.0, 3.0, 6.0, 6.0])
     words = StepEvents(story.database, clock=lambda: next(now_s))
     for name, first_step in (("a", 0), ("b", 1), ("a", 3)):
@@ -106,8 +106,8 @@ def test_a_job_waits_in_a_gang_until_its_turn_comes(story, config, steps, status
 @pytest.mark.parametrize(
     ("told", "ends_s"),
     [
-        ({"a": 4, "b": 4}, 16),  # c comes when a and b have taken 6 more
-        ({"a": 10, "b": 10, "c": 3}, 7),  # the leader is through, and its gang is not
+        ({"a": 4, "b": 4}, 16),  # c starts when a and b have taken 6 more steps
+        ({"a": 10, "b": 10, "c": 3}, 7),  # the lead job has finished, its gang has not
     ],
     ids=["waiting", "last"],
 )
@@ -130,7 +130,7 @@ def test_words_of_a_gangs_jobs_are_written_together(story):
     halfway(story)
     number, now_s = story.journal.segments("b")[0].id, iter([0.0, 0.0, 1.0, 1.5, 2.5, 2.5])
     words = StepEvents(story.database, clock=lambda: next(now_s))
-    for name, first_step in (("b", 0), ("d", 0), ("d", 2), ("b", 2)):  # the first of d is overtaken by its second
+    for name, first_step in (("b", 0), ("d", 0), ("d", 2), ("b", 2)):  # the second event of d replaces the first
         event = {"event": "steps", "job": name, "first_step": first_step, "seconds": [2.0, 2.0]}
         words.listen(GangSaid(number=number, job=name, event=event))
     told = [(word.content["job"], word.content["first_step"]) for word in MessageStore(story.database).words(after=0)]
@@ -172,7 +172,7 @@ def test_a_segment_that_takes_longer_goes_on_as_fast_as_it_was(story):
 def test_a_batch_that_was_resumed_is_told_from_then_on(story):
     story.plan(planned("a", 0, 10, 0))
     story.ran("a", 0, 5, 0, status="preempted")
-    story.ran("a", 5, None, 0)  # nobody was left to end it
+    story.ran("a", 5, None, 0)  # no process was left to end the segment
     story.journal.write_job("a", status="waiting", step=5)
     story.journal.put("status", "interrupted")
     story.plan(planned("a", 0, 5, 1), at_s=5000, why="resumed")
@@ -256,7 +256,7 @@ def test_gangs_on_this_machine_can_be_watched_from_another_process(story):
     number = story.journal.segments("b")[0].id
     now_s = iter([0.0, 0.0, 1.0, 2.5, 2.5])
     words = StepEvents(story.database, clock=lambda: next(now_s))
-    for first_step in (0, 2, 4):  # the second comes too soon after the first
+    for first_step in (0, 2, 4):  # the second event is too soon after the first to be written
         event = {"event": "steps", "first_step": first_step, "seconds": [2.0, 2.0], "losses": [1.0, 1.0]}
         words.listen(GangSaid(number=number, job="b", event=event))
     words.listen(GangSaid(number=number, job="b", event={"event": "checkpoint", "step": 6}))

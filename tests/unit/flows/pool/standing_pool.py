@@ -1,4 +1,4 @@
-"""A pool without nodes or gangs: a thread that plays its executor on the database."""
+"""A pool without nodes or gangs: a thread stands in for its executor on the database."""
 
 import threading
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ LOOK_EVERY_S = 0.01
 
 
 class PlayedExecutor:
-    """Trains the waiting jobs of standing batches at once, one after another, and answers what is asked.
+    """Trains the waiting jobs of active batches at once, one after another, and answers requests.
 
-    held_back: jobs, by name, that it does not train. failing: jobs that fail, and why.
+    held_back: names of jobs that it does not train. failing: by name, jobs that fail, and the reason.
     """
 
     def __init__(self, database):
@@ -28,10 +28,10 @@ class PlayedExecutor:
         self._submissions, self._requests, self._told = Submissions(database), Requests(database), EventLog(database)
         self.held_back, self.failing, self.planned = set(), {}, []
         self.num_trained = {}
-        self.loans = []  # what was asked for and granted, in order
+        self.loans = []  # the nodes whose devices it lent, in order
 
     def turn(self):
-        """Does all that is to be done now."""
+        """Does all that is due."""
         self._answer()
         for batch in self._submissions.standing():
             self._train(batch, Journal(self._database, batch=batch.id))
@@ -107,7 +107,7 @@ class PlayedExecutor:
 
 @contextmanager
 def played(database):
-    """A pool's executor in a thread of its own."""
+    """Runs a played executor of the pool in a thread."""
     executor, over = PlayedExecutor(database), threading.Event()
 
     def play():

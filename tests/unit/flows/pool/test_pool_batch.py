@@ -1,4 +1,4 @@
-"""A batch on a pool: handed over once, followed to its end however often its flow dies, recorded without a gap."""
+"""A batch on a pool: submitted once, followed to its end however often its flow dies, and recorded completely."""
 
 import json
 import os
@@ -42,7 +42,7 @@ BATCH = batch_of(job("a"), job("b"))
 
 
 class Bench:
-    """A pool's database, a ledger in memory, and how often jobs were measured."""
+    """A pool's database, a ledger in memory, and a count of measurements."""
 
     def __init__(self, folder):
         self.address = PoolAddress(
@@ -64,7 +64,7 @@ class Bench:
         return Profiled(jobs=batch.jobs, preflights=preflights, profiles=profiles, faults=self.faults, num_trials=3)
 
     def open_ledger(self, uri, *, waiting=None):
-        """As `Ledger` does it: with `waiting`, calls are tried again while MLflow is away."""
+        """Opens the ledger as `Ledger` does: with `waiting`, calls are retried while MLflow is unavailable."""
         return self.ledger if waiting is None else Patient(self.ledger, waiting)
 
     def train(self, batch=BATCH, **options):
@@ -85,7 +85,7 @@ class Bench:
 
 
 class Patient:
-    """A ledger whose calls wait."""
+    """A ledger whose calls are retried."""
 
     def __init__(self, ledger, waiting):
         self._ledger, self._waiting = ledger, waiting
@@ -146,7 +146,7 @@ def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(ben
 
 def test_a_batch_of_which_nothing_can_be_trained_ends_at_once(bench):
     bench.faults = {"a": "too large", "b": "too large"}
-    assert bench.train().status == "failed"  # and there is no executor
+    assert bench.train().status == "failed"  # without any executor
 
 
 def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_flow_run_that_is_run_again_finds_what_it_has_handed_over(bench, monke
 
 
 class Killed(BaseException):
-    """The process is gone, at once."""
+    """Stands for the sudden death of the process."""
 
 
 def die(*_, **__):
@@ -189,7 +189,7 @@ def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monk
         executor.failing = {}
         assert bench.train().status == "failed"
         assert executor.num_trained == {"a": 1, "b": 1}
-        assert bench.train().status == "done"  # once its end was seen, to be run again is to go on
+        assert bench.train().status == "done"  # after its end was seen, a new run resumes the batch
         assert executor.num_trained == {"a": 1, "b": 2}
 
 
@@ -303,7 +303,7 @@ def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypat
 
 
 def test_ctrl_c_cancels_the_batch(bench):
-    before, is_sent = signal.getsignal(signal.SIGINT), threading.Event()  # a second one would not wait for the batch
+    before, is_sent = signal.getsignal(signal.SIGINT), threading.Event()  # a second signal would not wait for the batch
     with played(bench.database) as executor:
         executor.held_back = {"a", "b"}
 

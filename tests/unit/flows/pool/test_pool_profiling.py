@@ -1,4 +1,4 @@
-"""A batch that is measured on a pool: on which nodes, what is kept free for it, and what comes of several kinds."""
+"""Profiling of a batch on a pool: choice of nodes, devices held free for it, and nodes of several kinds."""
 
 import threading
 from contextlib import contextmanager
@@ -129,12 +129,12 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
     profiled = profile_on_pool(BATCH, key="nightly-1", database=database)
     assert sorted(started) == ["n1", "n2"]
     assert profiled.profiles["a"] == (profile(),)
-    profile_on_pool(BATCH, key="nightly-1", database=database)  # what was measured for it is taken as it is
+    profile_on_pool(BATCH, key="nightly-1", database=database)  # reuses the measurements
     assert len(started) == 2
 
 
 def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(database, monkeypatch):
-    """Its worker is killed, and started again, more often than a batch may fail to be measured."""
+    """Its worker is killed and restarted more often than profiling of a batch may fail."""
     monkeypatch.setenv("RINGMASTER_NODE", "n1")
     Nodes(database).register(node("n1"))
     refused = [NodeGone(["the devices of n1 cannot be had"])] * 5
@@ -157,7 +157,7 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
 
 
 class Prefect:
-    """A server that says of a run what a test wants, in order, and the last of it again and again."""
+    """A Prefect server that returns the given states of a run in order, and repeats the last."""
 
     def __init__(self, *states):
         self.states, self.told = list(states), []

@@ -1,4 +1,4 @@
-"""What a person asks of a pool: found by name, answered, and refused with what there is."""
+"""Requests of users to a pool: batches found by name, answers, and refusals that list what exists."""
 
 import json
 
@@ -24,7 +24,7 @@ from tests.unit.flows.pool.standing_pool import played
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    """A home that belongs to a pool; its database."""
+    """The database of a pool whose home is set for the test."""
     for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
@@ -89,7 +89,7 @@ def test_without_an_executor_the_request_stands(pool):
 
 
 def run(*arguments):
-    """Exit code and outputs of a command, as `main` gives them."""
+    """Runs a command. Returns its exit code and its output as `main` does."""
     try:
         done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
     except InputError as error:
@@ -162,7 +162,7 @@ def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
 
 
 def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatch):
-    """Neither an executor nor Prefect, whose address leads nowhere, is needed for that."""
+    """Submitting needs neither an executor nor Prefect, whose address is unreachable here."""
     with monkeypatch.context() as hasty:
         hasty.setattr(asking, "ANSWER_PATIENCE_S", 0.0)
         code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json", "--unchecked")

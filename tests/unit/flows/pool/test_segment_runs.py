@@ -1,4 +1,4 @@
-"""What Prefect is told of the runs of segments, where it is not there itself."""
+"""States that runs of segments report to Prefect, tested without a server."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def environment(tmp_path):
 
 
 def last_state(environment, segment, monkeypatch):
-    """Has a run claimed whose order is not taken; returns what Prefect was told last."""
+    """Claims the run of a segment whose order nobody takes. Returns the last state reported to Prefect."""
     told = []
 
     async def propose(client, state, flow_run_id):
@@ -37,7 +37,7 @@ def last_state(environment, segment, monkeypatch):
 
 def test_a_run_that_a_leaving_node_claimed_is_lost_and_nobody_takes_its_job_for_cancelled(environment, monkeypatch):
     environment.give(1)
-    environment.host.drain(within_s=0.0, heed_s=0.0)  # its worker was told to end between the claim and the order
+    environment.host.drain(within_s=0.0, heed_s=0.0)  # its worker was stopped between the claim and the order
     state = last_state(environment, 1, monkeypatch)
     assert (state.type.value, state.message) == ("CRASHED", "node n left before segment 1 began")
     assert [order.status for order in environment.message_store.shares(1)] == ["given"]

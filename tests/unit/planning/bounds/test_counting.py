@@ -1,4 +1,4 @@
-"""Equal jobs that are too short to be split: the bound is exact, and arithmetic alone recomputes it."""
+"""The bound for equal jobs that are too short to split: exact, and recomputed by arithmetic alone."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
 
 
 def problem(*runtimes_s, num_jobs=3, num_devices=2, switch_cost_s=5.0, **changes):
-    """Equal jobs on one node; runtimes_s: on 1, 2, ... devices."""
+    """Equal jobs on one node. runtimes_s: on 1, 2, ... devices."""
     options = tuple(Option("single", n, s, **changes) for n, s in enumerate(runtimes_s, 1))
     jobs = tuple(PlanningJob(id=f"job{i}", options=options) for i in range(num_jobs))
     return Problem("equal", (Node("node", num_devices),), jobs, switch_cost_s=switch_cost_s)
@@ -22,7 +22,7 @@ def problem(*runtimes_s, num_jobs=3, num_devices=2, switch_cost_s=5.0, **changes
     ("given", "least_s"),
     [
         (problem(30.0), 60.0),
-        (problem(30.0, 18.0), 48.0),  # two side by side, and the third on both
+        (problem(30.0, 18.0), 48.0),  # two side by side, then the third on both
         (problem(30.0, 14.0), 42.0),  # one after another, each on both
         (problem(30.0, num_jobs=4), 60.0),
         (problem(30.0, num_jobs=7, num_devices=3), 90.0),

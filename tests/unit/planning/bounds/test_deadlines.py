@@ -1,4 +1,4 @@
-"""Problems without a plan say which jobs conflict and by how much."""
+"""Infeasible problems: the error names the jobs that conflict, and by how much."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_jobs_that_are_late_in_the_best_plan_are_named():
 @draws(20)
 @given(whole_problems(), st.integers(0, len(BASELINES) - 1), st.booleans())
 def test_no_conflict_is_told_of_deadlines_that_a_plan_meets(problem, rule, is_leaving):
-    """Deadlines, and ends of nodes, that a known plan just meets."""
+    """The deadlines, or the ends of nodes, are those that a known plan just meets."""
     plan = BASELINES[rule](problem)
     assert verify(plan, problem) == []
     due = tuple(replace(job, deadline_s=plan.segments_of(job.id)[-1].end_s) for job in problem.jobs)

@@ -28,7 +28,7 @@ from ringmaster.tasks.planning.problems.parts import Running
 
 
 def adapters(together_s: float, **fields) -> Problem:
-    """Four jobs of 10 s each on two devices, two pairs of which can be trained together in `together_s`."""
+    """Four jobs of 10 s each on two devices. Two pairs of them can be trained together in `together_s`."""
     alone = Option("t", 1, 10.0)
     jobs = [PlanningJob(name, (alone,), **fields) for name in "abcd"]
     jobs[0] = replace(jobs[0], options=(alone, Option("fused", 1, together_s, jobs=("b",))))
@@ -89,7 +89,7 @@ def test_no_division_beats_the_bound_and_the_best_is_found(objective):
 
 
 def exhaustive(problem: Problem, objective: str) -> float:
-    """The best value of all lists of jobs, each under every option."""
+    """The best value over all orders of jobs and all their options."""
     ways = (
         list(zip(order, options, strict=True))
         for order in permutations(job.id for job in problem.jobs)
@@ -100,7 +100,7 @@ def exhaustive(problem: Problem, objective: str) -> float:
 
 
 def divisions(problem: Problem):
-    """Every way to divide the jobs into groups that options can train."""
+    """Yields every way to divide the jobs into groups that options can train."""
     groups = {frozenset((job.id, *o.jobs)) for job in problem.jobs for o in job.options if o.jobs}
     for count in range(3):
         for chosen in combinations(sorted(groups, key=sorted), count):

@@ -1,4 +1,4 @@
-"""Which jobs are trained together: chosen once, never worse than every job by itself."""
+"""The choice of groups: made once, and never worse than training each job alone."""
 
 from dataclasses import replace
 
@@ -118,11 +118,11 @@ def test_deadlines_that_jobs_meet_only_together():
         choose_groups(adapters(11.0, deadline_s=5.0))
 
 
-FIXED_S, SHARE_S = 40.0, 60.0  # of a job's time: what a group takes once, and what it takes for each job
+FIXED_S, SHARE_S = 40.0, 60.0  # of a job's time: common to a group, and for each job
 
 
 def over_devices(*, num_jobs: int, num_devices: int, gangs: tuple[int, ...], loss: float = 1.05) -> Problem:
-    """Like jobs whose groups may be of any size, on gangs of these sizes; each more than one device loses a share."""
+    """Equal jobs in groups of any size, on gangs of the given sizes. Each device above one costs a loss."""
     names = [f"j{i}" for i in range(num_jobs)]
 
     def options(k: int) -> list[Option]:
@@ -136,7 +136,7 @@ def over_devices(*, num_jobs: int, num_devices: int, gangs: tuple[int, ...], los
 
 
 def gangs_of(fusion: Fusion, problem: Problem) -> list[tuple[int, int]]:
-    """Devices and jobs of each segment's gang."""
+    """The numbers of devices and jobs of each segment's gang."""
     options = [problem.job(s.job).options[s.option] for s in fusion.together.segments]
     return sorted((o.num_devices, 1 + len(o.jobs)) for o in options)
 
@@ -144,10 +144,10 @@ def gangs_of(fusion: Fusion, problem: Problem) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("num_jobs", "num_devices", "gangs", "chosen"),
     [
-        (3, 2, (1, 2), [(2, 3)]),  # 115.5 s; side by side a pair and the third take 160, and each by itself 150
-        (4, 2, (1, 2), [(2, 4)]),  # 147 s beside 160: even the base's part is divided
-        (4, 4, (2,), [(2, 2), (2, 2)]),  # no device holds the base: two gangs of two, side by side
-        (5, 4, (2, 4), [(4, 5)]),  # 98.4 s; three and two on two devices each take 115.5
+        (3, 2, (1, 2), [(2, 3)]),  # 115.5 s; a pair beside the third takes 160 s, and each alone 150 s
+        (4, 2, (1, 2), [(2, 4)]),  # 147 s instead of 160 s: even the base's part is divided
+        (4, 4, (2,), [(2, 2), (2, 2)]),  # no device can hold the base: two gangs of two devices, side by side
+        (5, 4, (2, 4), [(4, 5)]),  # 98.4 s; three and two on two devices each take 115.5 s
     ],
 )
 def test_a_group_takes_several_devices_where_that_is_right(num_jobs, num_devices, gangs, chosen):
@@ -165,9 +165,9 @@ def test_a_group_takes_one_device_where_several_lose_too_much(num_jobs, num_devi
 
 @st.composite
 def sweeps(draw) -> Problem:
-    """Jobs of one base, whose groups take a fixed part of a step once: in equal chunks, in any order of the table.
+    """Draws jobs with a common base. A group takes a fixed part of a step once, and its jobs are in equal chunks.
 
-    Where there are two devices, jobs and groups may run on both, or on both alone, at some loss.
+    With several devices, jobs and groups may run on one device, on one or two, or on two only, at some loss.
     """
     num_jobs, num_devices = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     fixed_s, share_s, startup_s = (draw(st.floats(0.0, 1.0)) for _ in range(3))
@@ -262,7 +262,7 @@ def test_a_sweep_is_divided_among_the_devices(num_devices, num_each):
 
 
 def test_a_group_that_gains_nothing_is_not_formed():
-    """While a long job runs anyway, what else there is does not end earlier by being trained together."""
+    """A long job runs anyway, so the other jobs gain nothing from being trained together."""
     problem = adapters(15.0)
     long = PlanningJob("long", (Option("t", 1, 40.0),))
     fusion = choose_groups(replace(problem, jobs=(*problem.jobs, long)))

@@ -1,4 +1,4 @@
-"""Files that are no problems: exit 2, every fault named, no traceback, no hang."""
+"""Invalid problem files: exit 2, every fault named, no traceback, no hang."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def problem_file(**changes) -> dict:
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capsys):
-    """What `ringmaster plan` says of a file that it must refuse with exit code 2."""
+    """A function that returns the errors of `ringmaster plan` for a file that it must refuse with exit code 2."""
 
     def run(content: str | bytes) -> str:
         path = tmp_path / "problem.json"
@@ -206,7 +206,7 @@ ANYTHING = st.recursive(
 @draws(60)
 @given(st.data())
 def test_any_value_anywhere_is_read_or_named(data):
-    """One value of a problem that uses every key is replaced by anything at all."""
+    """One value of a problem that uses every key is replaced by an arbitrary value."""
     option = {"technique": "t", "gpus": 2, "runtime": 10.0, "nodes": 1, "config": {}, "type": "x", "startup": 1.0}
     option |= {"save": 1.0, "evaluate": 1.0, "host_memory": 4}
     a = {"id": "a", "options": [option, option | {"jobs": ["b"]}], "release": 0.0, "deadline": 90.0, "weight": 1.0}

@@ -29,7 +29,7 @@ def test_each_objective_is_planned_for_as_it_was_asked():
     problem = cost.on(three())
     plan = solve(problem, objective=cost.objective)
     assert verify(plan, problem) == []
-    assert plan.value == pytest.approx(0.6)  # 60 device-seconds at a hundredth each
+    assert plan.value == pytest.approx(0.6)  # 60 device-seconds at 0.01 each
     assert ends(plan)["j20"] <= 25.0
 
 

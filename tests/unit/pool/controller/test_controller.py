@@ -1,4 +1,4 @@
-"""A pool's life: nodes come and go, batches are submitted and end, people ask for things."""
+"""The pool controller: nodes join and leave, batches are submitted and end, users make requests."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.unit.pool.workers import Worker
 
 
 def run(pool, gangs, *, moves=30):
-    """Lets gangs and executor take turns until no batch stands any more."""
+    """Lets gangs and executor take turns until no batch is active."""
     for _ in range(moves):
         pool.step(seconds=0.1)
         if not Submissions(pool.database).standing():
@@ -167,7 +167,7 @@ def test_silence_while_nobody_could_look_is_none(database, pool):
     worker = Worker(database)
     pool.pass_seconds(1, worker)
     pool.submit(submission(jobs=("a",)))
-    pool.step(seconds=600.0)  # the database was away
+    pool.step(seconds=600.0)  # the database was unavailable
     pool.pass_seconds(59)
     assert [node.name for node in Nodes(database).all()] == ["n"]
     pool.pass_seconds(3)
@@ -345,7 +345,7 @@ def test_an_unhealthy_device_is_lent_once_it_is_well(database, pool):
     loan = pool.ask(wishes.LEND, node="n", least=1, most=1, beats=0)
     pool.step(seconds=1)
     assert requests.read(loan.id).status == wishes.OPEN
-    pool.pass_seconds(2, worker)  # whose device is healthy again
+    pool.pass_seconds(2, worker)  # the device of the worker is healthy again
     assert requests.read(loan.id).answer == {"devices": ["n:cpu:0"]}
 
 

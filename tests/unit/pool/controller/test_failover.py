@@ -1,4 +1,4 @@
-"""An executor is killed after each of its writes, and the next one goes on: nothing is lost, and nothing done twice."""
+"""Failover: an executor dies after each of its writes, and the next one loses nothing and repeats nothing."""
 
 from collections import Counter
 from dataclasses import replace
@@ -27,11 +27,11 @@ def database(tmp_path):
 
 
 class Killed(BaseException):
-    """The process is gone, at once."""
+    """Stands for the sudden death of the process."""
 
 
 class Mortal(Database):
-    """A process's way to the database, that ends when its `last`th write is kept, and before anybody knows of it."""
+    """A database whose process dies after the `last`-th write was committed, before the process learns of it."""
 
     def __init__(self, database, last):
         self.url, self._database, self.left = database.url, database, last
@@ -49,7 +49,7 @@ class Mortal(Database):
 
 
 def play(database, *, lives):
-    """A batch of three jobs, by executors that die in turn in the writes that `lives` says; the last one lives on."""
+    """Runs a batch of three jobs. Each executor but the last dies after as many writes as its number in `lives`."""
     gangs = Gangs(Worker(database, "n1", num_devices=1), Worker(database, "n2", num_devices=1))
     Submissions(database).submit(submission(jobs=("a", "b", "c"), bases={"c": "a"}))
     clock, lives, pool = Clock(), list(lives), None
@@ -71,7 +71,7 @@ def play(database, *, lives):
 
 
 def assert_devices_serve_one(database):
-    """No device has two orders that have not ended."""
+    """Asserts that no device has two orders that have not ended."""
     devices = [
         (order.node, slot.index) for order in MessageStore(database).orders() for slot in order.share.order.slots
     ]
@@ -185,7 +185,7 @@ def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_befor
     pool = PoolBench(database, clock)
     pool.submit(submission(jobs=("a",)))
     gangs.move()
-    Journal(database, batch="b1").write_job("a", status=status)  # that far it had come
+    Journal(database, batch="b1").write_job("a", status=status)  # the state at which the former executor died
     Requests(database).ask(kind, {"batch": "b1", "jobs": []})
     pool = PoolBench(database, clock)
     pool.step()

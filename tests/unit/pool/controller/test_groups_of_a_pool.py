@@ -1,4 +1,4 @@
-"""Groups on a pool: an executor is killed after each of its writes, and no job of a group is lost or trained twice."""
+"""Groups on a pool: an executor dies after each of its writes, and no job of a group is lost or trained twice."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ TOGETHER = Profile(
 
 
 class GroupGangs(Gangs):
-    """The same for gangs of groups: fellows keep step with their leader."""
+    """Fake gangs that train groups, in which members advance with their lead job."""
 
     def _move(self, worker, segment, order):
         if not order.members:
@@ -75,7 +75,7 @@ class GroupGangs(Gangs):
 
 
 class TurnGangs(GroupGangs):
-    """The same of two at a time: the second of the fellows joins when the first is through."""
+    """Fake gangs that train two jobs of a group at a time: the second member starts when the first has finished."""
 
     def _move(self, worker, segment, order):
         if not order.members:
@@ -118,9 +118,7 @@ def database(tmp_path):
 
 
 def play(database, *, lives=(), how=ALL):
-    """A group on devices of one node, by executors that die in turn in the writes that `lives` says; the last one lives
-    on.
-    """
+    """Runs a group on one node's devices. Each executor but the last dies after the number of writes in `lives`."""
     kind, together = how
     gangs = kind(*(Worker(database, node, num_devices=together.num_devices) for node in ("n1", "n2")))
     Submissions(database).submit(group_of_three(together))
@@ -189,7 +187,7 @@ def test_a_job_of_a_group_is_cancelled_and_the_others_go_on(database):
 
 
 def half_trained(database):
-    """A group that is halfway, its gangs, and the executor that has heard so."""
+    """A half-trained group: its gangs, and the executor that has read their events."""
     gangs = GroupGangs(Worker(database, num_devices=1))
     pool = PoolBench(database, Clock())
     pool.submit(group_of_three())
@@ -222,7 +220,7 @@ def test_a_leader_that_was_paused_goes_on_after_the_next_executor_has_come(datab
     gangs, pool = half_trained(database)
     pool.ask(wishes.PAUSE, batch="b1", jobs=["a"])
     after = PoolBench(database, pool.clock)
-    after.ask(wishes.RESUME, batch="b1", jobs=["a"])  # its gang has not stopped yet
+    after.ask(wishes.RESUME, batch="b1", jobs=["a"])  # before the gang has stopped
     go_on(after, gangs)
     assert_nothing_was_doubled(database, after, gangs, "abc")
 

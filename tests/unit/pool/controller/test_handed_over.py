@@ -1,4 +1,4 @@
-"""A batch that was handed over is in the database at once, gets a flow run once Prefect lets it, and is never lost."""
+"""Handed-over batches: one is in the database at once, gets a flow run once Prefect answers, and is never lost."""
 
 import uuid
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ SILENT_S = 60.0
 
 @dataclass
 class Prefect:
-    """A server in memory. away: it does not answer."""
+    """A Prefect server in memory. away: it does not answer."""
 
     away: bool = False
     runs: dict = field(default_factory=dict)  # by idempotency key
@@ -70,7 +70,7 @@ class Clock:
 
 @pytest.fixture
 def bench(database, prefect, tmp_path):
-    """A batch that was handed over, and who looks after it."""
+    """A handed-over batch, and the controller's part that starts its flow run."""
     clock = Clock()
     runs, requests = BatchRuns(database, silent_s=SILENT_S, clock=clock), Requests(database)
     number = hand_over(requests, BATCH, file=tmp_path / "nightly" / "submitted.json")
@@ -120,7 +120,7 @@ def test_an_executor_that_died_before_it_noted_the_run_makes_no_second_one(prefe
 def test_a_run_whose_process_fell_silent_is_put_on_its_queue_again(bench):
     bench.look()
     bench.look(seconds=10 * SILENT_S)
-    assert bench.run().state.name == "Scheduled"  # it waits for a worker: that is no silence
+    assert bench.run().state.name == "Scheduled"  # a run that waits for a worker is not silent
     bench.run().state = Running()
     bench.look(seconds=10 * SILENT_S, beats=True)
     assert bench.run().state.name == "Running"
@@ -159,7 +159,7 @@ def test_what_the_run_came_to_is_the_answer(database, bench, state, status):
 def test_what_crashes_each_time_is_reported(database, bench):
     bench.look()
     bench.run().state = Crashed(message="killed")
-    assert bench.look().status == GRANTED  # it is run again
+    assert bench.look().status == GRANTED  # it runs again
     bench.run().run_count = MOST_RUNS
     assert bench.look().status == REFUSED
     assert stages(database) == [("nightly", ("a", "b"), True, "its flow run is Crashed: killed")]

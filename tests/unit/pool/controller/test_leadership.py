@@ -1,4 +1,4 @@
-"""One executor leads a pool, and who has been deposed writes nothing. Clocks are the test's."""
+"""Leader election of a pool's executors: one leads, and a deposed one cannot write. The clock is simulated."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ def database(tmp_path):
 
 
 def watch(candidate, clock, *, seconds, beats=lambda: None):
-    """Has a candidate look each second; returns after how many it leads, or None."""
+    """Lets a candidate try to lead each second. Returns the seconds until it leads, or None."""
     for passed in range(seconds + 1):
         if candidate.claim():
             return passed
@@ -75,7 +75,7 @@ def test_a_silence_while_nobody_could_look_is_none(database):
     first, second = Leadership(database, clock=clock), Leadership(database, clock=clock)
     first.claim()
     assert not second.claim()
-    clock.pass_seconds(300.0)  # the database was away, for both of them
+    clock.pass_seconds(300.0)  # the database was unavailable to both
     assert not second.claim()
     first.beat()
     assert watch(second, clock, seconds=60, beats=first.beat) is None
@@ -89,7 +89,7 @@ def test_who_resigns_is_followed_at_once(database):
     first.resign()
     assert second.claim()
     assert second.epoch == 2
-    first.resign()  # late words of a former leader change nothing
+    first.resign()  # a late call of the former leader changes nothing
     assert second.beat()
 
 
@@ -114,7 +114,7 @@ def test_a_process_that_has_ended_is_told_from_others():
     assert has_ended(f"{machine}/{pid}/{int(born) - 1}"), "another process has its id by now"
     assert not has_ended(f"another-machine/{child.pid}/1") and not has_ended("")
     child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is still to be buried
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # the child has ended and is a zombie
     assert has_ended(its)
     child.wait()
     assert has_ended(its)
@@ -127,7 +127,7 @@ def test_a_deposed_leader_writes_nothing(database):
     mine = first.guarded(database, on_deposed=lambda: told.append("deposed"))
     journal, leases = Journal(mine, batch=None), PoolLeases(mine)
     journal.write_job("b/j", step=1)
-    watch(second, clock, seconds=60)  # meanwhile the first one is frozen
+    watch(second, clock, seconds=60)  # the first candidate is frozen meanwhile
     with pytest.raises(Deposed):
         journal.start_segment("b/j", {})
     with pytest.raises(Deposed):
@@ -154,7 +154,7 @@ def test_devices_are_leased_all_or_none_and_outlive_their_taker(database):
 
 def test_a_lease_whose_commit_is_tried_again_is_taken_once(database):
     class Forgetful(Database):
-        """Loses the answer of each commit, and tries again."""
+        """A database that loses the answer of each commit, and repeats the write."""
 
         def __init__(self):
             self.url = database.url

@@ -1,4 +1,4 @@
-"""What is dropped from a pool's database after months, and what is kept for good."""
+"""Maintenance of a pool's database: which rows are deleted after months, and which are stored for good."""
 
 import pytest
 from sqlalchemy import update
@@ -27,7 +27,7 @@ def database(tmp_path):
 
 
 def age(database):
-    """All that stands is old."""
+    """Makes all rows old."""
     for table, column in ((REQUESTS, "made_s"), (TOLD, "told_s"), (PLANS, "made_s")):
         database.write(lambda c, table=table, column=column: c.execute(update(table).values({column: OLD_S})))
 

@@ -1,4 +1,4 @@
-"""The work-pool runner, with nodes whose gangs say what a test has them say."""
+"""The runner of a work pool, on nodes whose gangs send the events that a test sets."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
-WAIT_S = 120.0  # at most, for what another thread is about to do
+WAIT_S = 120.0  # the longest wait for another thread
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def database(tmp_path):
 
 
 class Engine:
-    """The task engine: says which child runs it was asked for."""
+    """A fake task engine that records the child runs it was asked to launch."""
 
     def __init__(self, acts=()):
         self.launched, self.acts = queue.SimpleQueue(), list(acts)
@@ -41,7 +41,7 @@ class Engine:
 
 @pytest.fixture
 def made(database):
-    """Makes runners, and closes them."""
+    """A factory of runners, which are closed after the test."""
     every = []
 
     def make(*workers, engine=None):
@@ -153,7 +153,7 @@ def test_one_share_that_fails_ends_its_peers_and_explains_them(database, made):
     a, b, c = (Worker(database, name) for name in "123")
     runner = made(a, b, c)
     future = runner.submit(call(1, devices=[("1", 0), ("2", 0), ("3", 0)]))
-    a.take_all(), b.take_all()  # the third one has not come to it yet
+    a.take_all(), b.take_all()  # the third one has not polled yet
     b.end(1, "out_of_memory", "rank 1: no room")
     runner.look()
     assert a.is_killed(1)
@@ -175,7 +175,7 @@ def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
     runner = made(a, b)
     ended, lost, kept = (runner.submit(call(n, devices=[(str(d), 0)])) for n, d in ((1, 1), (2, 1), (3, 2)))
     a.take_all(), b.take_all()
-    a.end(1, step=10)  # said before it died, and not heard yet
+    a.end(1, step=10)  # sent before the node died, and not read yet
     runner.lose("1", "another")
     assert not lost.done()
     runner.lose("1", "1-one")
@@ -183,7 +183,7 @@ def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
     assert lost.result(timeout=0) == Outcome(status="lost", message="node 1 is lost")
     assert not kept.done()
     assert a.running() == []
-    a.end(2, step=10)  # it was only cut off, and comes back
+    a.end(2, step=10)  # the node was only disconnected, and comes back
     runner.look()
     late = runner.submit(call(4, devices=[("1", 0)]))
     assert late.result(timeout=0).status == "lost"
@@ -221,7 +221,7 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     worker.take_all()
     worker.say(1, "ready", step=0)
     former.look()
-    worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not heard this
+    worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not read this
     runner = made(worker, engine=engine)
     worker.say(1, "checkpoint", step=5)
     future = runner.adopt(1, on_event=second.append)
@@ -232,7 +232,7 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     worker.end(1, step=10)
     runner.look()
     assert future.result(timeout=0).status == "done"
-    assert engine.launched.empty()  # it was taken: no run is needed
+    assert engine.launched.empty()  # its order was taken: no run is needed
 
 
 def test_what_ended_while_no_executor_was_there_is_found(database, made):
@@ -266,7 +266,7 @@ def test_what_ran_on_a_node_that_is_gone_or_new_is_lost_to_the_next_executor(dat
         former.submit(call(number, devices=[(node, 0)]))
     for worker in (a, b, c):
         worker.take_all()
-    former.lose("3", "3-one")  # and then it was killed, before it wrote down what became of the segment
+    former.lose("3", "3-one")  # then it was killed, before it recorded the result of the segment
     runner = made(a, Worker(database, "2", incarnation="two"), c)
     futures = [runner.adopt(number, on_event=lambda event: None) for number in (1, 2, 3)]
     assert [future.done() for future in futures] == [False, True, True]

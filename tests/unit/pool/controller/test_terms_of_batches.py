@@ -1,4 +1,4 @@
-"""What all batches of a pool together ask of its plans."""
+"""The joint planning terms of all batches of a pool."""
 
 import pytest
 

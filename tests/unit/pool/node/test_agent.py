@@ -1,4 +1,4 @@
-"""A node's host with gangs that do what a test tells them, on a real database."""
+"""The node agent with fake gangs, on a real database."""
 
 import queue
 import sqlite3
@@ -23,12 +23,12 @@ from tests.unit.execution.fakes import job
 
 QUICK = Timeouts(beat_every_s=0.02, fence_after_s=1.0, lost_after_s=2.0)
 SLOTS = (Slot(kind="cpu", index=0),)
-PATIENCE_S = 120.0  # at most, for what other threads and processes are about to do
+PATIENCE_S = 120.0  # the longest wait for other threads and processes
 DEVICES = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
 
 
 class FakeServer:
-    """Counts."""
+    """A fork server that counts its ticks."""
 
     def __init__(self):
         self.num_ticks, self.is_started, self.is_closed = 0, False, False
@@ -44,7 +44,7 @@ class FakeServer:
 
 
 class StubGang:
-    """Says what it is given, until an `Outcome`; "stop" preempts it unless it is deaf."""
+    """A fake gang that sends the events of its script until an `Outcome`. "stop" preempts it unless it is deaf."""
 
     def __init__(self, order, *, is_deaf=False):
         self.order, self.script, self.told, self.is_deaf = order, queue.Queue(), [], is_deaf
@@ -64,7 +64,7 @@ class StubGang:
 
 
 class FakeGauges:
-    """Says one word of each segment that is measured, once."""
+    """A device monitor that reports one event for the last measured segment, once."""
 
     def __init__(self):
         self.begun, self.due = [], {}
@@ -85,7 +85,7 @@ class FakeGauges:
 
 
 class Site:
-    """A host and what is around it."""
+    """A node agent and its surroundings."""
 
     def __init__(self, database, **changes):
         self.database, self.message_store, self.nodes = database, MessageStore(database), Nodes(database)
@@ -105,7 +105,7 @@ class Site:
         return gang
 
     def end(self):
-        """No gang outlives its test."""
+        """Kills all gangs, and closes the agent."""
         self.is_over = True
         for gang in self.started:
             gang.kill()
@@ -119,7 +119,7 @@ class Site:
         self.message_store.give(segment, batch="b", shares={"n": (incarnation, Share(order=order, num_ranks=1))})
 
     def begin(self, segment):
-        """An order that is given, taken, and whose gang runs."""
+        """Gives and takes an order, and waits until its gang runs."""
         self.give(segment)
         future = self.host.take(segment)
         until(lambda: segment in self.gangs)
@@ -158,7 +158,7 @@ def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
     assert site.host.take(7) is None
     assert site.host.running.keys() == {7}
     gang.script.put({"event": "ready", "step": 0})
-    gang.script.put({"event": "beat"})  # tells the supervisor alone that the rank lives
+    gang.script.put({"event": "beat"})  # only informs the supervisor that the rank is alive
     gang.script.put({"event": "metrics", "metrics": {"loss": 1.0, "perplexity": float("inf")}})
     gang.script.put(Outcome(status=DONE, result={"step": 10}))
     assert future.result(timeout=PATIENCE_S).status == DONE
@@ -182,7 +182,7 @@ def test_only_what_is_given_to_this_very_worker_is_taken(site):
 
 def test_an_order_whose_answer_was_lost_on_its_way_is_run_all_the_same(site):
     site.give(1)
-    assert site.message_store.take(1, "n", incarnation=site.host.incarnation)  # committed, and nobody heard of it
+    assert site.message_store.take(1, "n", incarnation=site.host.incarnation)  # committed, but the answer was lost
     assert site.host.take(1) is not None
 
 
@@ -200,7 +200,7 @@ def test_waiting_orders_are_told_of(database):
 def test_commands_reach_their_gang_also_before_it_has_started(site):
     site.give(1)
     site.message_store.command(1, "until 5")
-    site.message_store.command(2, "stop")  # of another node
+    site.message_store.command(2, "stop")  # a segment of another node
     until(lambda: site.host._gangs._told)
     site.host.take(1)
     until(lambda: 1 in site.gangs and site.gangs[1].told == ["until 5"])
@@ -271,7 +271,7 @@ def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
     failed = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
     future, gang = site.begin(1)
-    gang.wait = None  # too late for this one, which waits already
+    gang.wait = None  # has no effect on this wait, which has started already
     gang.script.put("no event")
     assert future.result(timeout=PATIENCE_S).status == CRASHED
     assert failed.wait(PATIENCE_S)

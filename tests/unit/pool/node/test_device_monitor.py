@@ -1,4 +1,4 @@
-"""What devices tell while segments run on them, from a faked driver; CPU slots from this very process."""
+"""Device telemetry while segments run: GPUs by a fake driver, CPU slots by the process under test."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ from tests.unit.execution.fakes import open_journal
 
 
 class FakeGpu:
-    """A GPU that takes 500 W; `counts` says whether it has an energy counter."""
+    """A GPU that draws 500 W. `counts` says whether it has an energy counter."""
 
     def __init__(self, *, counts=True):
         self.counts, self.energy_mj, self.power_mw = counts, 7_000_000, 500_000
@@ -31,7 +31,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """As much of pynvml as is asked for."""
+    """The part of pynvml that the device monitor calls."""
 
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 3, 6, 10, 15
     NVML_TEMPERATURE_GPU = NVML_VOLATILE_ECC = 0
@@ -106,7 +106,7 @@ class FakeNvml:
 
 
 class Bench:
-    """A node's telemetry on a clock that a test owns."""
+    """A node's telemetry on a simulated clock."""
 
     def __init__(self, *gpus, **options):
         self.gpus, self.now_s = gpus, 0.0
@@ -124,7 +124,7 @@ class Bench:
         )
 
     def pass_s(self, seconds):
-        """So much time goes by, at the power that each GPU takes."""
+        """Advances the clock, and adds the energy that each GPU draws."""
         for _ in range(seconds):
             self.now_s += 1.0
             for gpu in self.gpus:
@@ -163,7 +163,7 @@ def test_what_is_broken_is_told_and_what_has_recovered_is_not():
     gpus[0].ecc = 5
     gpus[1].is_lost = True
     gpus[2].xids = [31, 79]
-    gpus[3].xids = [13]  # a program's fault, not the device's
+    gpus[3].xids = [13]  # the fault of a program, not of the device
     gpus[4].remapped = (0, 1, 1, 0)
     gpus[5].pages = 1
     bench.pass_s(1)
@@ -219,7 +219,8 @@ def test_a_cpu_slot_tells_what_we_do_on_its_cores():
     telemetry._probes[0].clock = lambda: float(next(now_s))
     telemetry.begin(1, (0,), is_part=True)
     telemetry.sample()
-    until_s = time.process_time() + 0.05  # of the second that this clock says goes by; the kernel counts hundredths
+    # CPU time within one second of the fake clock; the kernel counts hundredths of a second.
+    until_s = time.process_time() + 0.05
     while time.process_time() < until_s:
         pass
     telemetry.sample()
@@ -268,7 +269,7 @@ def test_the_energy_of_a_job_is_the_sum_over_segments_nodes_and_recorders(tmp_pa
     second.hear(said(3, "", 6.0))
     points = second.end(ended(3), at_ms=7)
     assert points == {"a": [MetricPoint("system/energy_joules", 40.0, 2, 7)]}
-    assert second.end(ended(3), at_ms=7) == points  # told again: MLflow was away
+    assert second.end(ended(3), at_ms=7) == points  # repeated, as MLflow was unavailable
     journal.close()
 
 
@@ -300,7 +301,7 @@ def test_gangs_on_this_machine_say_what_their_devices_do():
         say({"event": "steps"})
         assert [len(events) for events in heard.values()] == [1, 0]
         bench.pass_s(int(WORD_EVERY_S))
-        say({"event": "steps"})  # the one that speaks passes on what is due of both
+        say({"event": "steps"})  # a segment's call passes on what is due for all segments
     for number, events in heard.items():
         words = [event for event in events if event["event"] == "telemetry"]
         assert [set(word["devices"]) for word in words] == [{str(number - 1)}] * 2

@@ -1,4 +1,4 @@
-"""A worker's sign of life, and what its fork server is told after it."""
+"""A worker's heartbeat, and what it reports to its fork server."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ from sqlalchemy.exc import OperationalError
 
 from ringmaster.tasks.pool.node.heartbeat import Heartbeat
 
-PATIENCE_S = 120.0  # at most, for what other threads and processes are about to do
+PATIENCE_S = 120.0  # the longest wait for other threads and processes
 
 
 class Starting(Exception):
@@ -19,10 +19,10 @@ class Starting(Exception):
     ("said", "num_ticks"),
     [
         (None, 1),
-        (Exception("connection to server failed: Connection refused"), 0),  # perhaps by a firewall, and us alone
+        (Exception("connection to server failed: Connection refused"), 0),  # a firewall may block this worker alone
         (Exception("connection to server failed: timeout expired"), 0),
-        (Exception("database is locked"), 0),  # the executor may still read that we are silent
-        (Starting("the database system is shutting down"), 0),  # but serves connections that were open before
+        (Exception("database is locked"), 0),  # the executor may still read that this worker is silent
+        (Starting("the database system is shutting down"), 0),  # but the server still serves older connections
     ],
 )
 def test_the_fork_server_is_told_to_go_on_only_after_a_beat_that_went_through(said, num_ticks):

@@ -1,4 +1,4 @@
-"""A worker holds its machine's devices; embedded runs and workers wait for each other."""
+"""A worker holds its machine's devices; runs without a pool and workers wait for each other."""
 
 import pytest
 
@@ -9,7 +9,7 @@ DEVICES = ("here:cpu:0", "here:cpu:1")
 
 
 class Patience:
-    """Does what comes next each time that somebody waits; what is noticed is kept."""
+    """Timeouts whose waits run the given actions in order, and which record the notices."""
 
     def __init__(self, *actions):
         self.actions, self.notices = list(actions), []

@@ -1,4 +1,4 @@
-"""Whatever happens to a save or to a stored byte, a whole checkpoint is found, and never an older one than need be."""
+"""Checkpoints after interrupted saves and damaged bytes: the newest complete one is found."""
 
 import json
 import os
@@ -28,7 +28,7 @@ CONTENT = "weights of step {step}, rank {rank}"
 
 
 def writer(step, rank=0, *, room=None):
-    """Writes a file as a rank does, in two halves, so that it can be interrupted in between."""
+    """A function that writes a file as a rank does, in two halves. `room` is called in between, for example to kill."""
 
     def write(file):
         text = CONTENT.format(step=step, rank=rank).encode()
@@ -71,7 +71,7 @@ def save_on_two_ranks(root, step):
 
 
 def newest(root):
-    """The newest checkpoint's step, after a look at all that it holds."""
+    """The newest checkpoint's step, after its contents were checked."""
     found = CheckpointStore(root).newest()
     if found is None:
         return None
@@ -82,7 +82,7 @@ def newest(root):
 
 
 class _Killer:
-    """Kills this process at its n-th operation on a file (counted by the interpreter's audit events)."""
+    """Kills this process at its n-th operation on a file, counted by the interpreter's audit events."""
 
     OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "shutil.rmtree")
 
@@ -107,7 +107,7 @@ def save_half(root, step):
 
 
 def save_and_watch(root):
-    """Fails if, in a look and a save, a pickle is opened."""
+    """Fails if reading or saving opens a pickle."""
     opened = []
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
     assert newest(root) == 10
@@ -131,12 +131,12 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path, save
         status = in_a_child(save_until, moment, save_step, root, 30)
         assert status in (0, -signal.SIGKILL)
         found.append(newest(root))
-        save_step(root, 40)  # the next one goes on, and tidies up
+        save_step(root, 40)  # the next save continues, and cleans up
         assert newest(root) == 40
         assert not list(root.glob("*.tmp"))
         shutil.rmtree(root)
     assert set(found) == {20, 30}
-    assert found == sorted(found) or save_step is save_on_two_ranks  # ranks may take turns in another order
+    assert found == sorted(found) or save_step is save_on_two_ranks  # two ranks may take turns in another order
     assert moment > 15
 
 
@@ -158,7 +158,7 @@ def test_a_flipped_byte_anywhere_is_found_and_the_checkpoint_before_is_used(tmp_
         right = file.read_bytes()
         for i in range(len(right)):
             file.write_bytes(right[:i] + bytes([right[i] ^ flip]) + right[i + 1 :])
-            # White space in the manifest's JSON says nothing.
+            # White space in the manifest's JSON has no meaning.
             says_the_same = file.name == MANIFEST and right[i : i + 1].isspace() and newest(tmp_path) == 20
             if says_the_same:
                 assert json.loads(file.read_text()) == intact
@@ -215,7 +215,7 @@ def test_the_last_ones_are_kept(tmp_path):
 
 
 def test_a_file_that_cannot_grow_leaves_the_earlier_checkpoints_and_no_rest(tmp_path):
-    """A limit on the size of files fails in the same place as a full disk."""
+    """A limit on the size of files fails at the same place as a full disk."""
     save(tmp_path, 10)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -274,10 +274,11 @@ def test_checkpoints_that_are_nowhere_to_be_seen_are_no_reason_to_begin_again(tm
     assert CheckpointStore(tmp_path).newest() is None
     with pytest.raises(MissingCheckpoint, match=r"step 5 was stored in .* mount that folder"):
         CheckpointStore(tmp_path).newest(known_step=5)
-    save(tmp_path, 3)  # of a step before: what came after it was damaged, or never quite kept
+    save(tmp_path, 3)  # an earlier step: later ones may be damaged or incomplete
     assert CheckpointStore(tmp_path).newest(known_step=5).manifest.step == 3
     next(tmp_path.glob("step-*/*.json")).write_text("{}")
-    assert CheckpointStore(tmp_path).newest(known_step=5) is None  # it is there, and damaged: told, and begun again
+    # A damaged checkpoint is reported, and training restarts.
+    assert CheckpointStore(tmp_path).newest(known_step=5) is None
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "..", "x\0"])

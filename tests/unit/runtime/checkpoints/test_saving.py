@@ -1,4 +1,4 @@
-"""Saves on the way, rank by rank in lockstep, as the sums of every step drive them."""
+"""Asynchronous saves during training, rank by rank in lockstep, driven by the sums of every step."""
 
 import threading
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Told:
-    """What a rank told of."""
+    """The heartbeats and events of one rank."""
 
     events: list = field(default_factory=list)
     num_beats: int = 0
@@ -35,7 +35,7 @@ class Told:
 
 
 class Trained:
-    """What a saver needs of a trainer; `gate` holds the writing back, `fault` ends it."""
+    """The part of a trainer that a saver needs. `gate` delays the writing, and `fault` makes it fail."""
 
     def __init__(self, rank, num_ranks):
         self.ranks = SimpleNamespace(rank=rank, num_ranks=num_ranks, device=CPU)
@@ -61,7 +61,7 @@ class Trained:
 
 
 class Gang:
-    """The ranks of a gang, one step after another."""
+    """The ranks of a gang, run one after another."""
 
     def __init__(self, root, *, num_ranks=2):
         self.root = root
@@ -84,7 +84,7 @@ class Gang:
             saver.follow(sums)
 
     def save(self):
-        """From its beginning to its end; returns the steps that were trained meanwhile."""
+        """Saves a checkpoint. Returns the number of steps that were trained meanwhile."""
         for saver in self.savers:
             saver.begin()
         num_steps = 0
@@ -100,7 +100,7 @@ class Gang:
 
 
 def written():
-    """Waits for what is being written just now."""
+    """Waits for running writes."""
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join()
@@ -152,7 +152,7 @@ def test_where_one_rank_fails_all_drop_it_and_the_next_is_tried(tmp_path):
 
 def test_what_cannot_be_published_is_dropped_on_all_ranks(tmp_path):
     gang = Gang(tmp_path)
-    (tmp_path / "latest.tmp").mkdir()  # where a file is to be written
+    (tmp_path / "latest.tmp").mkdir()  # the path of a file that is to be written
     gang.step()
     gang.save()
     assert [told.events[-1][0] for told in gang.told] == ["checkpoint_failed"] * 2
@@ -193,7 +193,7 @@ def test_a_rank_is_alive_for_as_long_as_it_writes(tmp_path):
 
     def total(values):
         sums.append(values)
-        if len(sums) == 4:  # it has hung for three rounds, and goes on
+        if len(sums) == 4:  # the write has hung for three rounds, and continues
             gang.trainers[0].gate.set()
         return values
 

@@ -1,4 +1,4 @@
-"""The same promises in a folder and in a store without renames: whole or not there, whatever is left of attempts."""
+"""Checkpoints in a folder and in an object store without renames: complete or absent, whatever attempts leave."""
 
 import fsspec
 import pytest
@@ -21,7 +21,7 @@ WIDTH = 6
 
 
 class Bucket(MemoryFileSystem):
-    """A store of objects: a file is there when it is closed, and nothing can be moved. Counts what is read."""
+    """An object store: a file appears when it is closed, and cannot be moved. Counts the bytes that are read."""
 
     protocol = "bucket"
     store, pseudo_dirs = {}, [""]
@@ -49,7 +49,7 @@ def root(request, tmp_path):
 
 
 def rows(step, num_ranks, rank):
-    """A rank's share of a matrix whose values say the step."""
+    """A rank's share of a matrix whose values depend on the step."""
     num = 8 // num_ranks
     return torch.full((num, WIDTH), float(step)) + torch.arange(rank * num, (rank + 1) * num)[:, None]
 
@@ -66,7 +66,7 @@ def part(step, num_ranks, rank):
 
 
 def write(root, step, *, num_ranks=2, ranks=None, attempt="one", publish=True):
-    """What the ranks do on the way, one after another."""
+    """Writes a checkpoint as the ranks do, one after another."""
     stores = [CheckpointStore(root, rank=r, num_ranks=num_ranks, attempt=attempt) for r in range(num_ranks)]
     for rank in range(num_ranks) if ranks is None else ranks:
         stores[rank].write_part(step, part(step, num_ranks, rank))
@@ -75,7 +75,7 @@ def write(root, step, *, num_ranks=2, ranks=None, attempt="one", publish=True):
 
 
 def newest(root):
-    """The newest step, after a look at all that it holds."""
+    """The newest step, after the contents of its checkpoint were checked."""
     found = CheckpointStore(root).newest()
     if found is None:
         return None

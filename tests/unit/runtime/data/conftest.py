@@ -8,7 +8,7 @@ WORDS = ["the", "model", "learns", "a", "token", "from", "each", "row", "of", "d
 
 @pytest.fixture
 def text():
-    """text(n): n lines of made-up prose, the same on every run."""
+    """A function text(n) that returns n lines of made-up prose, the same in every run."""
 
     def write(num_lines: int, seed: int = 0) -> str:
         draw = random.Random(seed)
@@ -19,7 +19,7 @@ def text():
 
 @pytest.fixture
 def jsonl(tmp_path, text):
-    """jsonl(name, rows): a file of rows; whole numbers stand for so many rows of prose."""
+    """A function jsonl(name, rows) that writes a file of rows. A whole number stands for that many rows of prose."""
 
     def write(name, rows):
         if isinstance(rows, int):

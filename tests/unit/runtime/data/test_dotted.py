@@ -8,7 +8,7 @@ from ringmaster.techniques.interface.dotted_names import resolve
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of a user's, beside the batch file."""
+    """A user's module, beside the batch file."""
     (tmp_path / "mine_dotted.py").write_text("def build(): return 7\nclass Net:\n    def make(): return 8\n")
     (tmp_path / "mine_broken.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -54,6 +54,6 @@ def test_a_missing_import_inside_the_users_module_is_told_as_such(module):
     ],
 )
 def test_torch_is_not_imported(name):
-    """So that a planning process can look at data and names without paying for torch."""
+    """A planning process reads data and names without the cost of importing torch."""
     code = f"import sys, {name}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,10 +8,10 @@ from ringmaster.techniques.runtime.data import fetch, open_data, prepare
 
 @pytest.fixture
 def saved(tmp_path):
-    """saved(columns, features=None): a data set in a folder; several splits where `columns` is by split."""
+    """A function saved(columns, features=None) that saves a data set: several splits where `columns` is by split."""
 
     def save(columns, features=None):
-        import datasets  # here: it takes seconds, and each process of the tests imports all files
+        import datasets  # local: the import takes seconds, and each test process imports all files
 
         folder = str(tmp_path / "saved")
         if all(isinstance(value, dict) for value in columns.values()):

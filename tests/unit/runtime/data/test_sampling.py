@@ -46,7 +46,7 @@ def test_seeds_and_epochs_are_shuffled_differently():
 
 
 def test_the_order_is_the_same_in_every_version():
-    """A job resumed after an update must see the batches that it would have seen."""
+    """A job that is resumed after an update must get the same batches."""
     batch = batch_indices(num_samples=10, global_batch_size=10, seed=0, step=0)
     assert batch.tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
 

@@ -47,7 +47,7 @@ def users(tmp_path, monkeypatch):
 
 
 def test_the_standard_library_is_text_that_every_machine_has(cache, monkeypatch):
-    part = Path(sysconfig.get_path("stdlib")) / "email"  # which is enough to see
+    part = Path(sysconfig.get_path("stdlib")) / "email"  # a part of it is enough for the test
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(part))
     spec = DataSpec(source="python-stdlib", seq_len=64, vocab_size=512)
     prepared = prepare(spec, cache_dir=cache)
@@ -157,7 +157,7 @@ def test_a_wrong_spec_says_what_to_do(users, tmp_path, fields, says):
 
 
 class CountingSource:
-    """A source that says how often it was written."""
+    """A source that counts its writes."""
 
     num_writes = 0
 

@@ -1,4 +1,4 @@
-"""Parts of a data set's rows, by time and by number."""
+"""Windows of a data set's rows, by time and by number."""
 
 import pytest
 

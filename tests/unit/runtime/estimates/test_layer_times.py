@@ -1,4 +1,4 @@
-"""Stages are balanced by what layers were seen to take, and all who read the config cut alike."""
+"""Pipeline stages are balanced by measured times of layers. All readers of a config cut the model alike."""
 
 import json
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_the_slowest_rank_is_waited_for():
 
 
 def run_once(pieces, *, first):
-    """Each piece is run, and then said to take as many seconds as its place, half of them forward."""
+    """Runs each piece. Reports its place as its seconds, half of them for the forward pass."""
     seconds = {}
     for place, (name, piece) in enumerate(pieces.items(), start=first + 1):
         forward_s, all_s = piece.run()
@@ -94,13 +94,13 @@ def test_layers_of_one_kind_are_measured_once_and_kept(tmp_path, monkeypatch):
     facts = model_facts(job.model, data=TOKENS)
     options = {"data": TOKENS, "facts": facts, "num_rows": 1, "cache_dir": tmp_path}
     found = layer_times(job, slots=SLOTS, **options)
-    # Of five pieces the first is an empty stage; the last two layers look at fewer tokens and are a kind of their own.
+    # The first of five pieces is an empty stage. The last two layers attend to fewer tokens and are of another kind.
     assert found == LayerTimes(layers_s=(3, 3, 4, 4), forward_s=(1.5, 1.5, 2, 2), entry_s=1, exit_s=2)
     (file,) = tmp_path.iterdir()
     file.write_text(json.dumps(to_json(times(1, 2, 3, 4))))
     assert layer_times(job, slots=SLOTS, **options).layers_s == (1, 2, 3, 4)
     both = layer_times(job, slots=[*SLOTS, Slot(kind="cpu", index=1)], **options)
-    assert both == found  # the mean of two devices, each beyond its own empty stage
+    assert both == found  # the mean of two devices, each less its own empty stage
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-params"])

@@ -1,4 +1,4 @@
-"""Bytes are counted while they live, and no longer."""
+"""Bytes of tensors are counted while the tensors are alive."""
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ def test_bytes_live_until_nothing_refers_to_them():
         assert (live.live, live.peak) == (4 * KIB, 8 * KIB)
         view = b[:10]
         del b
-        assert live.live == 4 * KIB  # the view keeps the whole
+        assert live.live == 4 * KIB  # the view keeps the whole tensor alive
         del view
         assert live.live == 0
 

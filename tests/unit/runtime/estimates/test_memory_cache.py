@@ -1,4 +1,4 @@
-"""Llama 7B on a machine that could not hold one of its layers' gradients: rehearsed, and checked by arithmetic."""
+"""Memory estimates of Llama 7B on a machine that could not hold one layer's gradients, checked by arithmetic."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_llama_7b_holds_its_share_of_the_state_and_what_it_gathers_and_computes(
     outside = 2 * VOCABULARY * HIDDEN * 4  # embedding and head, gathered with the root for the whole step
     kept = LAYERS * SEQ_LEN * HIDDEN * 4
     least = state + outside + kept
-    # Beside these: the gathered weights and whole gradients of a layer or of the root, with their buffers, and one
+    # Further memory: the gathered weights and full gradients of a layer or of the root, with their buffers, and one
     # layer's activations, or the logits.
     layer = (facts.num_parameters - 2 * VOCABULARY * HIDDEN) * 4 / LAYERS
     assert least < forecast.device_bytes < least + 4 * outside + 4 * layer

@@ -1,4 +1,4 @@
-"""Predicted steps: what a config computes, begins and sends orders the trials, whatever the devices are bound by."""
+"""Predicted step times: computation, launches and communication of a config determine the order of trials."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_cut_layers_wait_for_messages_and_more_of_them_with_divided_sequences(kn
 def test_shards_are_gathered_for_every_micro_batch():
     kept, again = (step_s("fsdp", micro_batch=2, reshard=reshard) for reshard in (False, True))
     assert kept < again
-    # Four micro-batches and four layers: two gathers each instead of one.
+    # Four micro-batches and four layers, with two gathers each instead of one.
     assert again - kept == pytest.approx(1.1 * (16 * 1.5e-3 + 4 * 2e6 / 2e9))
 
 

@@ -1,4 +1,4 @@
-"""What sharding saves, as techniques tell it before anything is tried."""
+"""The memory that sharding saves, as techniques estimate it before any trial."""
 
 import pytest
 

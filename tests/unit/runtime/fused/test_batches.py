@@ -1,4 +1,4 @@
-"""Which adapters are computed at once, and which rows are whose."""
+"""Batches of several adapters: which adapters are computed at once, and which rows belong to which."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_each_kind_lies_beside_its_like():
 
 
 def test_stacked_samples_are_told_apart_by_the_first_dimension():
-    """Rows that are common to all samples, as of relative positions, are nobody's, however many they are."""
+    """Rows that all samples share, such as relative positions, belong to no adapter, however many they are."""
     parts = [part(num_rows=4, length=1) for _ in range(2)]
     batch = Batch(parts, [each.share(is_packed=False) for each in parts], is_packed=False)
     assert [run.num_rows for run in batch.route("q", 8 * 12, 8)] == [4 * 12]

@@ -1,4 +1,4 @@
-"""The step of a group is one step of each job, whatever befalls another's."""
+"""The step of a group is one step of each job, whatever happens to another job."""
 
 import math
 
@@ -10,7 +10,7 @@ from ringmaster.techniques.runtime.fused.group import Group
 
 
 class Taught:
-    """In a base's place: has learnt so much of every job."""
+    """Replaces a base. It returns the given loss sum and count of every job."""
 
     model = nn.Module()
 
@@ -22,7 +22,7 @@ class Taught:
 
 
 class Counting:
-    """In a member's place: counts its updates."""
+    """Replaces a member of a group. It counts its updates."""
 
     def __init__(self, name):
         self.name, self.next_step = name, 0

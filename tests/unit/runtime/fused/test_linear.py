@@ -1,4 +1,4 @@
-"""Products of several adapters at once are, bit by bit, what each is by itself."""
+"""Products of several adapters at once equal, bit by bit, the product of each alone."""
 
 import itertools
 import os
@@ -13,7 +13,7 @@ SIDES = (1, 2, 3, 8, 64, 257)
 
 
 def test_tests_compute_as_gangs_do():
-    """By one thread, as several share a product's sums in another way, and the same wherever a result lies."""
+    """One thread is used, as several divide a product's sums differently. Results do not depend on memory addresses."""
     gangs = forkserver_client._environment()
     for name in ("OMP_NUM_THREADS", "MKL_CBWR"):
         assert os.environ[name] == gangs[name]
@@ -23,7 +23,7 @@ def test_tests_compute_as_gangs_do():
 @pytest.mark.parametrize("num_adapters", [1, 2, 5])
 @pytest.mark.parametrize("layout", ["as it is", "transposed", "first transposed"])
 def test_each_is_what_it_is_alone(num_adapters, layout):
-    """Among them vectors, and products so small that torch takes another kernel for a batch of them."""
+    """The sizes include vectors, and products so small that torch uses another kernel for a batch of them."""
     draw = torch.Generator().manual_seed(0)
     for rows, inner, columns in itertools.product(SIDES, repeat=3):
         first = torch.randn(num_adapters, rows, inner, generator=draw)

@@ -1,4 +1,4 @@
-"""What a base computes for several adapters at once is what it computes for each, however it is built."""
+"""A base computes the same for several adapters at once as for each, whatever its architecture."""
 
 import copy
 
@@ -47,28 +47,28 @@ def llama():
 
 
 def opt():
-    """Whose head asks a part of its decoder, and so cannot be handed hidden states."""
+    """A model whose head calls a part of its decoder, and so cannot be given hidden states."""
     narrow = {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}
     return OPTForCausalLM(OPTConfig(**SMALL, **narrow))
 
 
 def roberta():
-    """Whose positions begin behind that of padding."""
+    """A model whose positions start after that of padding."""
     return RobertaForCausalLM(RobertaConfig(**SMALL, **NO_DROPOUT, is_decoder=True))
 
 
 def falcon():
-    """Which attends in a way of its own."""
+    """A model with its own implementation of attention."""
     return FalconForCausalLM(FalconConfig(**SMALL, alibi=False))
 
 
 def bamba():
-    """A state space of all tokens of a row."""
+    """A model with a state space over all tokens of a row."""
     return BambaForCausalLM(BambaConfig(**SMALL, **STATE_SPACE))
 
 
 def lfm2():
-    """Convolutions over the tokens of a row."""
+    """A model with convolutions over the tokens of a row."""
     return Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], num_key_value_heads=2))
 
 
@@ -93,7 +93,7 @@ def test_samples_of_several_adapters_say_what_they_say_alone(make, packs):
 
 
 def test_the_head_of_a_llama_is_computed_by_itself():
-    """Also where the first token is padding, whose embedding is zero."""
+    """Holds also where the first token is padding, whose embedding is zero."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=0))
     assert Stem(model)._head is not None

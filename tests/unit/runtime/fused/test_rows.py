@@ -1,4 +1,4 @@
-"""Rows of memory: an optimizer over a row does to every parameter what it does to each by itself."""
+"""Rows of memory: an optimizer over a row updates every parameter as one over that parameter alone."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_an_optimizer_of_a_row_computes_the_same_numbers(kind, options):
             named[name].grad.copy_(parameter.grad)
         for optimizer in optimizers:
             optimizer.step()
-        lay_below([Row(tree_of(values(seed=9))), row])  # it may move at any time
+        lay_below([Row(tree_of(values(seed=9))), row])  # the row may move at any time
     states = row.states(optimizers[0])
     for name, parameter in alone.named_parameters():
         assert torch.equal(named[name], parameter)
@@ -51,7 +51,7 @@ def test_rows_below_each_other_are_one_tensor_without_a_copy():
     lay_below(rows)
     moves = [row.num_moves for row in rows]
     lay_below(rows)
-    assert [row.num_moves for row in rows] == moves  # they lie there already
+    assert [row.num_moves for row in rows] == moves  # the rows are already in place
     assert all(torch.equal(p, q) for p, q in zip(trees[1].parameters(), before, strict=True))
     matrices = [tree.get_submodule("b").x for tree in trees]
     together = evenly(matrices)

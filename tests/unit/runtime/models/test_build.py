@@ -56,7 +56,7 @@ def test_models_are_built_to_train_in_fp32_on_the_cpu(spec, data):
 def test_attention_is_computed_as_the_job_says(attention, implementation):
     model = build_model(dataclasses.replace(LLAMA, attention=attention), data=TOKENS, seed=0)
     assert model.config._attn_implementation == implementation
-    assert same(model, build_model(LLAMA, data=TOKENS, seed=0))  # and the first weights are none of its business
+    assert same(model, build_model(LLAMA, data=TOKENS, seed=0))  # the first weights are the same under both
 
 
 def test_flash_attention_is_asked_of_its_package(monkeypatch):

@@ -1,4 +1,4 @@
-"""Parts that a job names are looked for in its model before it trains."""
+"""Components that a job names are checked against its model before it trains."""
 
 from dataclasses import replace
 

@@ -13,7 +13,7 @@ from tests.unit.runtime.models.conftest import FOUR, GPT2, LLAMA, TOKENS
 
 
 def trained(model):
-    """A state that no model is built with, as separate tensors, as a gathered one is."""
+    """A state that differs from that of a new model. Its tensors are separate, as in a gathered state."""
     return {name: tensor.detach().clone() + 1 for name, tensor in model.state_dict().items()}
 
 
@@ -43,7 +43,7 @@ def test_a_tied_weight_is_written_once_whichever_names_the_state_has(tmp_path):
 
 
 def test_a_head_of_its_own_where_the_architecture_ties_it_is_written_too(tmp_path):
-    """As of a model whose adapter, now in its weights, had saved the head whole."""
+    """Such a head comes from an adapter that had saved the head whole, and was then merged."""
     model = build_model(GPT2, data=TOKENS, seed=0)
     model.config.tie_word_embeddings = False
     state = trained(model)
@@ -90,7 +90,7 @@ def test_an_older_export_is_replaced_and_a_failed_one_leaves_it(tmp_path):
 
 
 def test_only_the_config_of_the_trained_model_is_needed(tmp_path):
-    """Whatever a technique did to its weights and class."""
+    """The weights and the class of the model may have been changed by a technique."""
     model = build_model(LLAMA, data=TOKENS, seed=0)
     state = trained(model)
     model.to("meta")

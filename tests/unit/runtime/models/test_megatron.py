@@ -1,4 +1,4 @@
-"""Llamas between Hugging Face's and Megatron-LM's layouts: bit by bit, and as Megatron-LM lays them out."""
+"""Conversion of Llamas between the layouts of Hugging Face and Megatron-LM, exact to the bit."""
 
 import argparse
 import json
@@ -67,11 +67,11 @@ def test_there_and_back_is_bit_equal(tmp_path, kv_heads, tp, pp, tied):
 
 
 def test_rows_stand_where_megatron_has_them(tmp_path):
-    """Against the layout written down by hand: 2 ranks, 2 stages, heads of 8 columns, 2 groups of 2 query heads."""
+    """The expected layout is written by hand: 2 ranks, 2 stages, heads of 8 columns, 2 groups of 2 query heads."""
     source = hugging_face(tmp_path / "hf")
     convert(str(source), tmp_path / "megatron", to="megatron", tp=2, pp=2)
     whole = load_file(source / "model.safetensors")
-    late = rank(tmp_path / "megatron", "mp_rank_01_001")  # of layers 2 and 3, which it calls 0 and 1
+    late = rank(tmp_path / "megatron", "mp_rank_01_001")  # holds layers 2 and 3, which it calls 0 and 1
     mine = {name: whole[f"model.layers.3.self_attn.{name}_proj.weight"] for name in "qkv"}
     expected = torch.cat([mine["q"][16:32], mine["k"][8:16], mine["v"][8:16]])  # the second group
     assert torch.equal(late["decoder.layers.1.self_attention.linear_qkv.weight"], expected)
@@ -91,7 +91,7 @@ def test_rows_stand_where_megatron_has_them(tmp_path):
 
 
 def megatrons_own(folder, source, *, args, plain_norms=False):
-    """A checkpoint as Megatron-LM writes it itself: pickled weights, its arguments beside them, no config.json."""
+    """A checkpoint in Megatron-LM's own form: pickled weights with their arguments, and no config.json."""
     convert(str(source), folder / "ours", to="megatron", tp=2)
     own = folder / "own" / "iter_0000030"
     for path in (folder / "ours" / "release").iterdir():
@@ -151,7 +151,7 @@ def test_the_documented_lines_make_files_that_megatron_has(tmp_path):
 
 
 class Bomb:
-    """Runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, file):
         self.file = file
@@ -192,7 +192,7 @@ def test_a_few_tensors_at_a_time_are_held(tmp_path, monkeypatch, to):
 
     monkeypatch.setattr(conversion, "_lazy", watched)
     convert(str(source), tmp_path / "out", to=to, tp=1, pp=1)
-    assert 0 < most[0] <= 4  # q, k, v, and the one before them; of 39
+    assert 0 < most[0] <= 4  # q, k, v, and the one before them, of 39 tensors
 
 
 @pytest.mark.parametrize(

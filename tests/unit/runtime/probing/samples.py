@@ -1,4 +1,4 @@
-"""What the probed jobs name: data sets that are wrong in some way, and losses and models that look across samples."""
+"""Factories for probed jobs: data sets with various faults, and losses and models that mix samples of a batch."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class Samples:
-    """So many samples, made by a function of their number."""
+    """A number of samples, each made by a function of its index."""
 
     def __init__(self, make, number=16):
         self._make, self._number = make, number
@@ -23,7 +23,7 @@ def _both(make):
 
 
 def classes(**changes):
-    """Eight tokens with one of two classes; `changes` replace tensors, or leave them out."""
+    """Samples of eight tokens with one of two classes. `changes` replace tensors; None leaves a tensor out."""
 
     def make(index):
         sample = {"input_ids": torch.arange(8) + index, "labels": torch.tensor(index % 2)}
@@ -34,7 +34,7 @@ def classes(**changes):
 
 
 def late_class():
-    """A third class in the last samples alone."""
+    """A data set with a third class in the last samples only."""
     return _both(lambda index: {"input_ids": torch.arange(8), "labels": torch.tensor(2 if index > 12 else 0)})
 
 
@@ -97,12 +97,12 @@ def error(output, batch):
 
 
 def mean_error(output, batch):
-    """A mean instead of a sum: right for a whole batch only."""
+    """A loss that returns a mean instead of a sum, which is correct for an undivided batch only."""
     return functional.mse_loss(output.squeeze(-1), batch["target"]), 1
 
 
 def contrast(output, batch):
-    """Each sample against all others of the batch."""
+    """A loss that contrasts each sample with all others of the batch."""
     ends = functional.normalize(output.logits[:, -1], dim=-1)
     return functional.cross_entropy(5 * ends @ ends.T, torch.arange(len(ends)), reduction="sum"), len(ends)
 

@@ -1,4 +1,4 @@
-"""A tiny step of a job: what it refuses, with a remedy, and what it finds of dividing the job's batch."""
+"""The probe, a tiny step of a job: its errors with remedies, and its findings on dividing the job's batch."""
 
 import pytest
 from torch import nn
@@ -41,7 +41,7 @@ def prose(tmp_path_factory):
 
 @pytest.fixture
 def surveyed(tmp_path):
-    """Looks at a job as it is looked at before a batch is planned, for gangs of no devices."""
+    """A function that probes a job as before a batch is planned, for no gangs."""
 
     def preflight(of, data, **changes):
         job = Job(name="job", model=of, data=data, num_steps=4, global_batch_size=8, **changes)
@@ -152,7 +152,7 @@ def test_tokens_that_are_routed_to_experts_have_no_mask_of_their_own(surveyed, p
 
 
 def test_the_real_model_is_not_built(tmp_path, prose, monkeypatch):
-    """A model of many layers is tried with two thin ones."""
+    """A model of many layers is tried with two narrow layers."""
     sizes = []
     before = nn.Module.train
 
@@ -170,7 +170,7 @@ def test_the_real_model_is_not_built(tmp_path, prose, monkeypatch):
 
 
 def test_a_tiny_model_still_shows_what_does_not_go_together(surveyed, prose):
-    """It is as wide as eight times its heads, and whatever the real width lacks to be a multiple of them."""
+    """The tiny model's width is eight times its heads, plus the real width's remainder when divided by them."""
     with pytest.raises(StepFault, match="model: "):
         surveyed(model("LlamaForCausalLM", hidden_size=100, num_attention_heads=8, num_key_value_heads=3), prose)
 

@@ -1,4 +1,4 @@
-"""A command's order, its lines and its checkpoints, without a command; and how a batch file names one."""
+"""The files of the command protocol (order, report, checkpoints) without a command, and commands in batch files."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
         assert list(report.events()) == []
         writer.write(b'at"}\n\n{"event": "done", "step": 4}\n')
         assert [event["event"] for event in report.events()] == ["beat", "done"]
-    assert list(report.events()) == []  # a writer that leaves does not end it
+    assert list(report.events()) == []  # a writer that closes the report does not end it
     report.close()
 
 

@@ -1,4 +1,4 @@
-"""Measures in child processes: what they give, and what becomes of those that give nothing."""
+"""Calls in child processes: their results, and the errors of children that return none."""
 
 import os
 import signal

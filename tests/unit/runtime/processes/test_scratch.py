@@ -1,4 +1,4 @@
-"""Scratch folders go with their owner; only what a process of this user has provably left is removed."""
+"""Scratch folders are removed with their owner. Only folders whose process provably ended are removed."""
 
 import os
 import signal
