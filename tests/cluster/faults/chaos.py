@@ -102,7 +102,9 @@ class Kills:
 
     def fork_server(self):
         name, struck_s = self.draw.choice(NODES), time.monotonic()
+        # The worker's own: a flow that measures a batch on this node has another one, which trains nothing.
         found = [p for p in self.pool.nodes[name].processes() if "processes.forkserver" in _command(p)]
+        found = [p for p in found if not _is_of_a_flow(p)]
         steps = self.pool.trace.of(node=self.pool.nodes[name].mark, after_s=struck_s - RECENT_S)
         if not found:
             return lambda: True
@@ -193,6 +195,14 @@ def _command(process):
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def _is_of_a_flow(process):
+    """Returns whether a process that executes a flow run has started the process."""
+    try:
+        return any(_follows(parent) for parent in process.parents())
+    except psutil.Error:  # it has ended meanwhile
+        return True
 
 
 def _follows(process):
