@@ -15,6 +15,8 @@ ADAPTATION_KINDS = (
     "merged",
     IMPORTED,
 )
+CHAMPION = "champion"
+"""The alias of the version of a registered model that serves."""
 COMPONENT = "component"
 """The kind of a node for a part that several models share, such as a tower, an embedding or a frozen stem."""
 

@@ -117,7 +117,7 @@ def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list
     """Records the report as an MLflow run of its own; returns why that failed."""
     ledger, name = run.ledger, f"{report.name} {report.run_date}"
     try:
-        run_id = ledger.start_batch(name, params={"night": report.run_date}, key=f"night {name}")
+        run_id = ledger.start_batch(name, batch=report.name, params={"night": report.run_date}, key=f"night {name}")
         ledger.set_tags(run_id, {"ringmaster.type": "night"})
         ledger.write_text(run_id, "report.md", report.markdown(with_picture=False))
         ledger.write_json(run_id, "report.json", report.to_json())

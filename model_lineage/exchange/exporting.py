@@ -7,9 +7,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ringmaster.model_lineage.exchange.hub_cards import hub_card
-from ringmaster.model_lineage.graph.snapshot import CHAMPION, Node, Snapshot
+from ringmaster.model_lineage.graph.snapshot import Node, Snapshot
 from ringmaster.model_lineage.pages.pictures import Relative, family_svg
-from ringmaster.model_lineage.records import COMPONENT
+from ringmaster.model_lineage.records import CHAMPION, COMPONENT
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
 MOST_DRAWN = 120  # the most models in one picture
@@ -38,6 +38,7 @@ def node_json(node: Node) -> dict[str, Any]:
         "metrics": dict(node.metrics),
         "params": dict(node.params),
         "created_ms": node.created_ms,
+        "culprit_by": node.culprit_by or None,
     }
 
 
@@ -81,6 +82,8 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
 def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
     """Returns the graph as a picture (SVG): each model below its parents, with `champion` or its first alias.
 
+    Marks show culprits of bisections, what they reached, and who serves.
+
     focus: the id of the model to highlight. Raises ValueError if there are no models, or too many for a picture.
     """
     nodes = [node for node in snapshot.models if ids is None or node.id in ids]
@@ -95,6 +98,8 @@ def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str
             title=node.label.replace("/", " v"),
             kind=node.record.kind,
             detail=next((f"@{alias}" for alias in (CHAMPION, *node.aliases) if alias in node.aliases), ""),
+            serves=node.carrying(CHAMPION) is not None,
+            is_culprit=bool(node.culprit_by),
         )
         for node in nodes
     ]

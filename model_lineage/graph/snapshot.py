@@ -12,11 +12,10 @@ from pathlib import Path
 from ringmaster.model_lineage.faults import RingmasterError
 from ringmaster.model_lineage.graph.graph import Adaptation, Graph
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.ledger.registry import record_of, versions_of
+from ringmaster.model_lineage.ledger.registry import CULPRIT, record_of, versions_of
 from ringmaster.model_lineage.ledger.rows import Aliases, Row, read_rows
-from ringmaster.model_lineage.records import COMPONENT, DatasetInput, ModelRecord
+from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
 
-CHAMPION = "champion"
 _SHORTEST_ID = 6  # the shortest prefix of a model's id or a data set's digest that is accepted
 
 
@@ -31,6 +30,7 @@ class Node:
     aliases: the aliases of this version.
     others: the same model as versions of its other names, for example as the best trial of a sweep.
     metrics: the last value of each held-out metric.
+    culprit_by: the test by which a bisection found that a fault began with this model; empty if none did.
     location: the URI of the model's files.
     """
 
@@ -42,6 +42,7 @@ class Node:
     created_ms: int = 0
     is_ready: bool = True
     location: str = ""
+    culprit_by: str = ""
 
     @property
     def id(self) -> str:
@@ -198,6 +199,7 @@ def node_of(row: Row, aliases: Aliases) -> Node:
         created_ms=row.creation_timestamp,
         is_ready=row.is_ready,
         location=row.artifact_location,
+        culprit_by=row.tags.get(CULPRIT, ""),
     )
     return replace(
         node, others=tuple(replace(node, record=other, aliases=_aliases_of(other, aliases)) for other in others)

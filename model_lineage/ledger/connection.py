@@ -22,12 +22,25 @@ QUIET_ENVIRONMENT = {
 """Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
 """
 
+_PAGE = 1000
+
+
+def batch_experiment(experiment: str, batch: str) -> str:
+    """Returns the name of the experiment of a batch, a sweep or a retraining file, in the ledger of `experiment`."""
+    return f"{experiment}/{batch}"
+
+
+def is_of_ledger(name: str, experiment: str) -> bool:
+    """Returns whether the experiment `name` is the ledger's own, `experiment`, or that of one of its batches."""
+    return name == experiment or name.startswith(f"{experiment}/")
+
 
 class Connection:
     """A lazily opened MLflow store that several threads may use.
 
     tracking_uri: "sqlite:////absolute/path/mlflow.db", another database, or an MLflow server's "http(s)://...".
-    experiment: the experiment of the runs, created at first use.
+    experiment: the ledger's own experiment, created at first use. A batch's runs and models go to an experiment named
+        EXPERIMENT/BATCH.
     artifact_root: the folder for files if a database is used directly; None stands for a folder beside the sqlite file.
         A server ignores it and uses its own.
     waiting: retries every call for as long as the store is unreachable; without it, failing calls raise soon.
@@ -85,6 +98,24 @@ class Connection:
                 )
             self._experiment_ids[name] = found.experiment_id if found else self._create_experiment(name)
             return self._experiment_ids[name]
+
+    def experiment_ids(self) -> list[str]:
+        """Returns the ids of the ledger's own experiment and of those of its batches, as far as they exist."""
+        from mlflow.entities import ViewType
+
+        ids: list[str] = []
+        token = None
+        while True:
+            page = self.client.search_experiments(
+                view_type=ViewType.ACTIVE_ONLY,
+                max_results=_PAGE,
+                filter_string=f"name LIKE '{self.experiment}%'",
+                page_token=token,
+            )
+            ids += [str(found.experiment_id) for found in page if is_of_ledger(found.name, self.experiment)]
+            token = page.token
+            if not token:
+                return ids
 
     def _create_experiment(self, name: str) -> str:
         location = None if self._artifact_root is None else (self._artifact_root / name).as_uri()

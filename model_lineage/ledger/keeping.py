@@ -167,7 +167,7 @@ class Keeping(Models):
         for key, text in sorted(tags.items()):
             if key.startswith(COMPONENT_OF):
                 part = json.loads(text)
-                path = links.logged_model_path(str(record.experiment_id), key.removeprefix(COMPONENT_OF))
+                path = links.logged_model_path(str(self.experiment_id(self.experiment)), key.removeprefix(COMPONENT_OF))
                 how = "has" if part.get("is_named") else "shares"
                 lines.append(f"{how} {links.link(part['name'], path)} ({beside.megabytes(part['num_bytes'])})")
         if record.version is None:

@@ -1,7 +1,7 @@
 """The ledger: all MLflow records of a batch, behind one class with plain arguments.
 
     ledger = Ledger("sqlite:////home/me/.ringmaster/mlflow.db")
-    batch = ledger.start_batch("tonight", params={"objective": "makespan"})
+    batch = ledger.start_batch("tonight", batch="tonight", params={"objective": "makespan"})
     job = ledger.start_job(batch, "llama", params={"optimizer": {"lr": 3e-4}})
     ledger.log_metrics(job, [MetricPoint("loss", 2.5, step=10)])
     model = ledger.record_model("llama", run_id=job, folder=Path("out"), kind="pretrained")
@@ -22,7 +22,8 @@ class Ledger(Profiles, Keeping):
     """A team's record of batches, jobs, profiles and models, in one MLflow store; several threads may use it.
 
     tracking_uri: "sqlite:////absolute/path/mlflow.db", "postgresql://...", or an MLflow server's "http(s)://...".
-    experiment: the experiment of the runs and models; profiles go to an experiment of that name with "-profiles".
+    experiment: the ledger's own experiment. The runs and models of a batch go to the experiment EXPERIMENT/BATCH,
+        profiles to EXPERIMENT-profiles.
     artifact_root: the folder for files if a database is used directly (beside a sqlite file by default); a server uses
         its own configured location.
 
@@ -32,9 +33,10 @@ class Ledger(Profiles, Keeping):
     def ui_links(self, *, run_id: str | None = None, model: ModelRecord | None = None) -> dict[str, str]:
         """Returns the paths in MLflow's UI of the experiment and, where given, of a run and a model.
 
-        The paths start with "#/": prefix them with the UI's address, or use them unchanged in the UI's markdown.
+        The experiment is that of the run, or the ledger's own. The paths start with "#/": prefix them with the UI's
+        address, or use them unchanged in the UI's markdown.
         """
-        experiment_id = str(self.experiment_id(self.experiment))
+        experiment_id = str(self.experiment_id(self.experiment)) if run_id is None else self.experiment_of(run_id)
         paths = {"experiment": links.experiment_path(experiment_id)}
         if run_id is not None:
             paths["run"] = links.run_path(experiment_id, run_id)

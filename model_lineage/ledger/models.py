@@ -108,14 +108,17 @@ class Models(Families):
         model, client = self.client.get_logged_model(record.model_id), self.client
         versions = client.search_model_versions(f"name = '{name}'")
         version = next((found for found in versions if found.tags.get(MODEL_ID) == record.model_id), None)
+        parents = self._parents(record)
         if version is None:
-            parents = [self.resolve_model(parent) for parent in record.parents]
             version = self._create_version(model, name, description=self._card(model, parents, text))
         known = json.loads(model.tags.get(VERSIONS, "[]"))
         entry = {"name": name, "version": str(version.version)}
         tag = json.dumps([*(other for other in known if other != entry), entry])
         client.set_logged_model_tags(model.model_id, {VERSIONS: tag})
-        return record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
+        added = record_of(client.get_logged_model(model.model_id), name=name, version=int(version.version))
+        for parent in parents:  # their pages show the newest name
+            self._link_child(parent, added)
+        return added
 
     def take_back(self, run_id: str) -> None:
         """Deletes a run and the models that it made, with their versions, as if they had never been recorded.
@@ -128,8 +131,7 @@ class Models(Families):
             client.delete_model_version(version.name, str(version.version))
             if not client.search_model_versions(f"name = '{version.name}'"):
                 client.delete_registered_model(version.name)
-        experiment_id = client.get_run(run_id).info.experiment_id
-        for model in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+        for model in client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'"):
             for parent in json.loads(model.tags.get(PARENTS, "[]")):
                 self._unlink_child(parent, model.model_id)
             client.delete_logged_model(model.model_id)
@@ -140,14 +142,14 @@ class Models(Families):
         return {metric.key: metric.value for metric in self.client.get_logged_model(record.model_id).metrics or []}
 
     def models(self) -> list[ModelRecord]:
-        """Returns every model recorded in this ledger's experiment, oldest first."""
-        experiment_id = self.experiment_id(self.experiment)
+        """Returns every model recorded in this ledger, oldest first."""
+        experiment_ids = self.experiment_ids()
         order = [{"field_name": "creation_timestamp", "ascending": True}]
         records: list[ModelRecord] = []
         token = None
         while True:
             page = self.client.search_logged_models(
-                [experiment_id], f"tags.`{KIND}` != '{COMPONENT}'", max_results=_PAGE, order_by=order, page_token=token
+                experiment_ids, f"tags.`{KIND}` != '{COMPONENT}'", max_results=_PAGE, order_by=order, page_token=token
             )
             records += [record_of(model) for model in page]
             token = page.token
@@ -169,15 +171,14 @@ class Models(Families):
 
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
-        experiment_id = self.client.get_run(run_id).info.experiment_id
-        found = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")
+        found = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")
         return next((model for model in found if model.tags.get(NAME) == name), None)
 
     def _create_logged_model(
         self, run_id: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]
     ) -> Any:
         return self.client.create_logged_model(
-            self.client.get_run(run_id).info.experiment_id,
+            self.experiment_of(run_id),
             name=re.sub(r"[/:.%\"']", "_", name),  # characters that a LoggedModel's name must not have
             source_run_id=run_id,
             tags=dict(tags),

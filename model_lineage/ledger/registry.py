@@ -19,6 +19,7 @@ ORIGIN, TENSORS = "ringmaster.origin", "ringmaster.tensors"
 COMPONENT_OF = "ringmaster.component."  # followed by the component's id: a tag of each model that contains it
 CHILD = "ringmaster.child."  # followed by the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"
+CULPRIT = "ringmaster.culprit"  # the test by which a bisection found that a fault began with the model
 
 
 class Registry(Runs):

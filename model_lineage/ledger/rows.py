@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ringmaster.model_lineage.ledger.connection import is_of_ledger
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CHILD, KIND, MODEL_ID
 from ringmaster.model_lineage.ledger.rest import Server
@@ -72,24 +73,28 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
 def _read_file(file: Path, experiment: str) -> tuple[list[Row], Aliases]:
     with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=30.0)) as connection:
         connection.execute("BEGIN")  # a consistent state, despite concurrent writers
-        of_experiment = "experiment_id = (SELECT experiment_id FROM experiments WHERE name = ?)"
+        of_ledger = (
+            "experiment_id IN (SELECT experiment_id FROM experiments WHERE lifecycle_stage = 'active' "
+            "AND (name = :experiment OR substr(name, 1, length(:experiment) + 1) = :experiment || '/'))"
+        )
+        said = {"experiment": experiment, "child": f"{CHILD}%"}
         tags = _by_model(
             connection.execute(
-                f"SELECT model_id, tag_key, tag_value FROM logged_model_tags WHERE {of_experiment} "
-                "AND tag_key != 'mlflow.note.content' AND tag_key NOT LIKE ?",
-                (experiment, f"{CHILD}%"),
+                f"SELECT model_id, tag_key, tag_value FROM logged_model_tags WHERE {of_ledger} "
+                "AND tag_key != 'mlflow.note.content' AND tag_key NOT LIKE :child",
+                said,
             )
         )
         params = _by_model(
             connection.execute(
-                f"SELECT model_id, param_key, param_value FROM logged_model_params WHERE {of_experiment}", (experiment,)
+                f"SELECT model_id, param_key, param_value FROM logged_model_params WHERE {of_ledger}", said
             )
         )
         metrics = _by_model(
             connection.execute(
-                f"SELECT model_id, metric_name, metric_value FROM logged_model_metrics WHERE {of_experiment} "
+                f"SELECT model_id, metric_name, metric_value FROM logged_model_metrics WHERE {of_ledger} "
                 "ORDER BY metric_step, metric_timestamp_ms",
-                (experiment,),
+                said,
             )
         )
         rows = [
@@ -107,9 +112,9 @@ def _read_file(file: Path, experiment: str) -> tuple[list[Row], Aliases]:
             )
             for id, experiment_id, name, location, created_ms, run_id, status in connection.execute(
                 "SELECT model_id, experiment_id, name, artifact_location, creation_timestamp_ms, source_run_id, status "
-                f"FROM logged_models WHERE {of_experiment} AND lifecycle_stage = 'active' "
+                f"FROM logged_models WHERE {of_ledger} AND lifecycle_stage = 'active' "
                 "ORDER BY creation_timestamp_ms, model_id",
-                (experiment,),
+                said,
             )
             if KIND in tags.get(id, {})
         ]
@@ -206,10 +211,14 @@ def _news(ledger: Ledger, since: _Since) -> _News:
 
 
 def _ask_server(server: Server, experiment: str, since: _Since) -> _News:
-    experiment_id = server.get("experiments/get-by-name", experiment_name=experiment)["experiment"]["experiment_id"]
+    named = {"filter": f"name LIKE '{experiment}%'", "max_results": _PAGE}
+    experiments = server.pages("experiments/search", named, key="experiments")
+    experiment_ids = [found["experiment_id"] for found in experiments if is_of_ledger(found["name"], experiment)]
+    if not experiment_ids:
+        raise KeyError(experiment)
     changed, changed_ms = since.changed(_versions_of_server(server))
     body = {
-        "experiment_ids": [experiment_id],
+        "experiment_ids": experiment_ids,
         "order_by": [{"field_name": "creation_timestamp", "ascending": True}],
         "max_results": _PAGE,
     }
@@ -280,14 +289,14 @@ def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
 
 
 def _rows_where(ledger: Ledger, condition: str) -> Iterator[Row]:
-    experiment_id = ledger.experiment_id(ledger.experiment, create=False)
-    if experiment_id is None:
+    experiment_ids = ledger.experiment_ids()
+    if not experiment_ids:
         return
     order = [{"field_name": "creation_timestamp", "ascending": True}]
     token = None
     while True:
         page = ledger.client.search_logged_models(
-            [experiment_id],
+            experiment_ids,
             f"tags.`{KIND}` != '' AND {condition}",
             max_results=_PAGE,
             order_by=order,

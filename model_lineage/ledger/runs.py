@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringmaster.model_lineage.faults import LedgerError
-from ringmaster.model_lineage.ledger.connection import Connection
+from ringmaster.model_lineage.ledger.connection import Connection, batch_experiment
 from ringmaster.model_lineage.records import MetricPoint
 
 METRICS_PER_REQUEST = 1000  # MLflow's limits
@@ -25,16 +25,26 @@ class Runs(Connection):
     """The part of the ledger that records runs."""
 
     def start_batch(
-        self, name: str, *, params: Mapping[str, Any], files: Mapping[str, str] | None = None, key: str = ""
+        self,
+        name: str,
+        *,
+        params: Mapping[str, Any],
+        batch: str = "",
+        files: Mapping[str, str] | None = None,
+        key: str = "",
     ) -> str:
         """Starts the run of a batch and returns its id.
 
+        batch: the batch, sweep or retraining file that the run belongs to. All of its runs, and the models that they
+            make, go to one experiment. By default they go to the ledger's own.
         files: texts to store with the run, by artifact path.
         key: identifies the batch. If a start with the same key has created a run already, that run is resumed.
         """
         run_id = self.batch_run(key) if key else None
         if run_id is None:
-            run_id = self._create_run(name, tags={"ringmaster.type": "batch", **({BATCH_KEY: key} if key else {})})
+            experiment = batch_experiment(self.experiment, batch) if batch else self.experiment
+            tags = {"ringmaster.type": "batch", **({BATCH_KEY: key} if key else {})}
+            run_id = self._create_run(name, tags=tags, experiment_id=str(self.experiment_id(experiment)))
         else:
             self.resume_run(run_id)
         self.log_params(run_id, params)
@@ -58,7 +68,11 @@ class Runs(Connection):
 
         run_id = self._job_run(batch_run_id, name)
         if run_id is None:
-            run_id = self._create_run(name, tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"})
+            run_id = self._create_run(
+                name,
+                tags={MLFLOW_PARENT_RUN_ID: batch_run_id, "ringmaster.type": "job"},
+                experiment_id=self.experiment_of(batch_run_id),
+            )
         else:
             self.resume_run(run_id)
         self.set_tags(run_id, tags or {})
@@ -79,8 +93,14 @@ class Runs(Connection):
         """Whether a run has ended successfully, so that its records are complete."""
         return bool(self.client.get_run(run_id).info.status == "FINISHED")
 
+    def experiment_of(self, run_id: str) -> str:
+        """Returns the id of a run's experiment."""
+        return str(self.client.get_run(run_id).info.experiment_id)
+
     def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Logs `params`; a nested mapping {"a": {"b": 1}} becomes "a.b". Logging equal values again is allowed.
+
+        Values that are None are left out.
 
         A value over MLflow's limit is shortened, and stored in full in the artifact parameters/KEY.json.
         """
@@ -168,23 +188,21 @@ class Runs(Connection):
             local = self.client.download_artifacts(run_id, path, folder)
             return Path(local).read_text(encoding="utf-8")
 
-    def _create_run(self, name: str, *, tags: Mapping[str, str]) -> str:
+    def _create_run(self, name: str, *, tags: Mapping[str, str], experiment_id: str) -> str:
         with contextlib.suppress(OSError, KeyError, ImportError):  # a user without a name in the system
             tags = {"mlflow.user": getpass.getuser(), **tags}
-        experiment_id = self.experiment_id(self.experiment)
         return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
 
     def batch_run(self, key: str) -> str | None:
         """Returns the existing run of the batch with that key, or None."""
-        experiment_id = self.experiment_id(self.experiment)
-        found = self.client.search_runs([experiment_id], f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
+        found = self.client.search_runs(self.experiment_ids(), f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
         return found[0].info.run_id if found else None
 
     def _job_run(self, batch_run_id: str, name: str) -> str | None:
         """Returns the existing run of job `name` below the batch, or None."""
         if "'" in name:
             raise LedgerError(f"a job cannot be named {name!r}: use letters, digits, '-', '_' and '.'")
-        experiment_id = self.client.get_run(batch_run_id).info.experiment_id
+        experiment_id = self.experiment_of(batch_run_id)
         condition = f"tags.`mlflow.parentRunId` = '{batch_run_id}' AND attributes.run_name = '{name}'"
         found = self.client.search_runs([experiment_id], condition, max_results=1)
         return found[0].info.run_id if found else None
@@ -205,12 +223,12 @@ class Runs(Connection):
 
 
 def flat_params(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested mappings to dotted keys; empty mappings vanish."""
+    """Flattens nested mappings to dotted keys; empty mappings and values that are None vanish."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
         if isinstance(value, Mapping):
             flat |= flat_params(value, f"{prefix}{key}.")
-        else:
+        elif value is not None:
             flat[f"{prefix}{key}"] = value
     return flat
 

@@ -9,6 +9,7 @@ DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model version's description
 _CHILDREN = "\n\n**Adapted further into**\n\n"
 _STORE = "\n\n**In the tensor store**\n\n"
+_CULPRIT = "**A fault began here**, "
 _MORE = "\n- and 1000000 more"
 
 
@@ -22,7 +23,7 @@ def card(
     experiment_id, run_id = str(model.experiment_id), str(model.run_id)
     lines = [f"- {model.kind} from {model_link(parent)}" for parent in parents]
     if not parents:
-        lines.append(f"- {model.kind}, from no other recorded model")
+        lines.append("- trained from scratch" if model.kind == "pretrained" else f"- {model.kind}, without a base")
     lines.append(f"- made by run {links.link(run_name, links.run_path(experiment_id, run_id))}")
     if batch is not None:
         name, batch_id = batch
@@ -87,6 +88,16 @@ def with_children(description: str, children: Sequence[str]) -> str:
     if left_out := len(children) - len(lines):
         lines.append(f"- and {left_out} more")
     return text + _CHILDREN + "\n".join(lines)
+
+
+def with_culprit(description: str, test: str) -> str:
+    """Returns `description` below a first line that a bisection by `test` found this model, instead of an earlier one.
+
+    Returns `description` unchanged if the result would exceed DESCRIPTION_LIMIT.
+    """
+    below = description.partition("\n\n")[2] if description.startswith(_CULPRIT) else description
+    text = f"{_CULPRIT}as a bisection found by the test `{test}`.\n\n{below}"
+    return description if len(text) > DESCRIPTION_LIMIT else text
 
 
 def with_store(description: str, lines: Sequence[str]) -> str:

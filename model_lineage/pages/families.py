@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.model_lineage.faults import LedgerError
-from ringmaster.model_lineage.ledger.registry import CHILD, Registry, record_of
-from ringmaster.model_lineage.pages.cards import family_path
+from ringmaster.model_lineage.ledger.registry import CHILD, CULPRIT, Registry, record_of
+from ringmaster.model_lineage.pages.cards import family_path, with_culprit
 from ringmaster.model_lineage.pages.pictures import Relative, family_svg
-from ringmaster.model_lineage.records import ModelRecord
+from ringmaster.model_lineage.records import CHAMPION, ModelRecord
 
 MOST_ANCESTORS, MOST_SIBLINGS, MOST_CHILDREN = 12, 6, 8  # the most relatives that are drawn; the others are counted
+MOST_REDRAWN = 50  # pictures that one finding redraws
+_NOTE = "mlflow.note.content"
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What pictures mark: the titles of the models that serve, and the ids of the culprits of bisections."""
+
+    serving: frozenset[str]
+    culprits: frozenset[str]
+
+    def on(self, relative: Relative) -> Relative:
+        """Returns a box with its marks."""
+        return replace(relative, serves=relative.title in self.serving, is_culprit=relative.id in self.culprits)
 
 
 class Families(Registry):
@@ -20,9 +36,42 @@ class Families(Registry):
 
     def draw_families(self, records: Sequence[ModelRecord]) -> None:
         """Draws the family of each of the given models and stores it among the artifacts of the model's run."""
-        for record in records:
+        marks = self.marks()
+        for record in {record.model_id: record for record in records}.values():
             if record.run_id is not None:
-                self.write_svg(record.run_id, family_path(record), self.family_picture(record))
+                self.write_svg(record.run_id, family_path(record), self.family_picture(record, marks))
+
+    def redraw(self, *records: ModelRecord) -> None:
+        """Redraws the pictures on which some models are: their own, and those of parents, siblings and children."""
+        near = [known for each in records for known in [each, *self._parents(each), *self.siblings(each)]]
+        children = [child.id for record in records for child in self._children(record.model_id)]
+        found = [*near, *(known for id in children if (known := self._known(id)) is not None)]
+        self.draw_families(found[:MOST_REDRAWN])
+
+    def mark_culprit(self, record: ModelRecord, *, test: str, reached: Sequence[ModelRecord] = ()) -> None:
+        """Marks a model as the one with which a fault began, on its page and in the pictures of its family.
+
+        test: the test by which a bisection found it. reached: the descendants of the model.
+        """
+        self.client.set_logged_model_tags(record.model_id, {CULPRIT: test})
+        if record.version is not None:
+            version = self.client.get_model_version(record.registered_name, str(record.version))
+            text = with_culprit(version.description or "", test)
+            self.client.update_model_version(record.registered_name, str(record.version), text)
+            self.client.set_logged_model_tags(record.model_id, {_NOTE: text})
+        self.redraw(record, *reached)
+
+    def marks(self) -> Marks:
+        """Returns what pictures mark, in two requests for a registry of up to 1,000 models."""
+        token, serving = None, set[str]()
+        while True:
+            page = self.client.search_registered_models(max_results=_PAGE, page_token=token)
+            serving |= {_title(model.name, model.aliases[CHAMPION]) for model in page if CHAMPION in model.aliases}
+            token = page.token
+            if not token:
+                break
+        culprits = self.client.search_logged_models(self.experiment_ids(), f"tags.`{CULPRIT}` != ''")
+        return Marks(serving=frozenset(serving), culprits=frozenset(model.model_id for model in culprits))
 
     def siblings(self, record: ModelRecord) -> list[ModelRecord]:
         """Returns the other children of a model's parents, as many as a page shows; their pages show the model too."""
@@ -30,7 +79,7 @@ class Families(Registry):
         found = [self._known(id) for id in dict.fromkeys(ids) if id != record.model_id]
         return [sibling for sibling in found if sibling is not None]
 
-    def family_picture(self, record: ModelRecord) -> str:
+    def family_picture(self, record: ModelRecord, marks: Marks) -> str:
         """Returns the drawing (SVG) of a model's family, built from the tags of its relatives."""
         relatives = {record.model_id: _relative(record)}
         edges: list[tuple[str, str]] = []
@@ -46,7 +95,8 @@ class Families(Registry):
             if parent in relatives:
                 self._add_children(parent, relatives, edges, most=MOST_SIBLINGS)
         self._add_children(record.model_id, relatives, edges, most=MOST_CHILDREN)
-        return family_svg(list(relatives.values()), dict.fromkeys(edges), focus=record.model_id)
+        boxes = [marks.on(relative) for relative in relatives.values()]
+        return family_svg(boxes, dict.fromkeys(edges), focus=record.model_id)
 
     def _add_children(
         self, parent: str, relatives: dict[str, Relative], edges: list[tuple[str, str]], *, most: int
@@ -72,8 +122,11 @@ class Families(Registry):
         entries = [(key.removeprefix(CHILD), json.loads(text)) for key, text in tags.items() if key.startswith(CHILD)]
         entries.sort(key=lambda entry: (entry[1]["name"], -entry[1]["version"]))
         return [
-            Relative(id=id, title=f"{entry['name']} v{entry['version']}", kind=entry["kind"]) for id, entry in entries
+            Relative(id=id, title=_title(entry["name"], entry["version"]), kind=entry["kind"]) for id, entry in entries
         ]
+
+    def _parents(self, record: ModelRecord) -> list[ModelRecord]:
+        return [known for id in record.parents if (known := self._known(id)) is not None]
 
     def _known(self, model_id: str) -> ModelRecord | None:
         model = self._logged_model(model_id)
@@ -90,8 +143,12 @@ class Families(Registry):
 
 
 def _relative(record: ModelRecord) -> Relative:
-    version = "" if record.version is None else f" v{record.version}"
-    return Relative(id=record.model_id, title=f"{record.registered_name}{version}", kind=record.kind)
+    title = record.registered_name if record.version is None else _title(record.registered_name, record.version)
+    return Relative(id=record.model_id, title=title, kind=record.kind)
+
+
+def _title(name: str, version: int | str) -> str:
+    return f"{name} v{version}"
 
 
 def _gone(model_id: str) -> Relative:

@@ -19,6 +19,10 @@ COLOURS = {
     "imported": "#6c757d",
     "component": "#e09f3e",
 }
+CULPRIT, REACHED, SERVES = "culprit", "reached", "serves"
+# For each mark on a box: its fill, and the colour of its text.
+MARKS = {CULPRIT: ("#c92a2a", "#ffffff"), REACHED: ("#ffe3e3", "#c92a2a"), SERVES: ("#2b8a3e", "#ffffff")}
+MARK_WIDTH, MARK_HEIGHT = 48, 14
 BOX_WIDTH, BOX_HEIGHT, GAP, RISE = 168, 46, 18, 40
 MARGIN = 12
 _SWEEPS = 4  # passes of the ordering, alternately down and up
@@ -26,16 +30,24 @@ _SWEEPS = 4  # passes of the ordering, alternately down and up
 
 @dataclass(frozen=True, kw_only=True)
 class Relative:
-    """A box of the drawing. title: a model's name and version. detail: a second line, such as its aliases."""
+    """A box of the drawing.
+
+    title: a model's name and version. detail: shown beside its kind, such as its aliases.
+    serves: whether it is the champion of its name. is_culprit: whether a bisection found that a fault began with it.
+    """
 
     id: str
     title: str
     kind: str
     detail: str = ""
+    serves: bool = False
+    is_culprit: bool = False
 
 
 def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], *, focus: str) -> str:
     """Draws `relatives` with a line for each (parent, child) edge between them; `focus` has a thick frame.
+
+    Marks show the models that serve, the culprits of bisections, and the descendants of those, which the fault reached.
 
     A model's layer is its longest path from a root (Sugiyama et al., 1981). Each layer is ordered by the mean position
     of the neighbours.
@@ -46,15 +58,36 @@ def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], 
     width = max(len(row) for row in rows) * (BOX_WIDTH + GAP) - GAP + 2 * MARGIN
     height = len(rows) * (BOX_HEIGHT + RISE) - RISE + 2 * MARGIN
     at = _places(rows, width)
+    reached = _reached(relatives, lines)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         *(_line(at[parent], at[child]) for parent, child in lines),
-        *(_box(relative, at[relative.id], is_focus=relative.id == focus) for relative in relatives),
+        *(
+            _box(each, at[each.id], is_focus=each.id == focus, marks=_marks(each, reached=each.id in reached))
+            for each in relatives
+        ),
         "</svg>",
     ]
     return "\n".join(parts)
+
+
+def _reached(relatives: Sequence[Relative], lines: Sequence[tuple[str, str]]) -> set[str]:
+    """Returns the ids of the descendants of culprits."""
+    reached: set[str] = set()
+    todo = [relative.id for relative in relatives if relative.is_culprit]
+    while todo:
+        model = todo.pop()
+        new = {child for parent, child in lines if parent == model} - reached
+        reached |= new
+        todo += new
+    return reached
+
+
+def _marks(relative: Relative, *, reached: bool) -> list[str]:
+    shown = {CULPRIT: relative.is_culprit, REACHED: reached and not relative.is_culprit, SERVES: relative.serves}
+    return [mark for mark, is_shown in shown.items() if is_shown]
 
 
 def _rows(ids: Sequence[str], lines: Sequence[tuple[str, str]]) -> list[list[str]]:
@@ -108,7 +141,7 @@ def _line(parent: tuple[int, int], child: tuple[int, int]) -> str:
     return f'<path d="M{x1} {y1} C{x1} {middle} {x2} {middle} {x2} {y2}" fill="none" stroke="#868e96"/>'
 
 
-def _box(relative: Relative, place: tuple[int, int], *, is_focus: bool) -> str:
+def _box(relative: Relative, place: tuple[int, int], *, is_focus: bool, marks: Sequence[str]) -> str:
     x, y = place
     colour = COLOURS.get(relative.kind, "#6c757d")
     stroke = 3 if is_focus else 1
@@ -118,7 +151,20 @@ def _box(relative: Relative, place: tuple[int, int], *, is_focus: bool) -> str:
         f'fill-opacity="0.12" stroke="{colour}" stroke-width="{stroke}"/>'
         f'<text x="{x + 8}" y="{y + 19}" font-size="12" font-weight="{"bold" if is_focus else "normal"}">'
         f"{escape(_fitting(relative.title, 24))}</text>"
-        f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="{colour}">{escape(_fitting(second, 27))}</text></g>'
+        f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="{colour}">{escape(_fitting(second, 27))}</text>'
+        f"{''.join(_mark(mark, i, place) for i, mark in enumerate(reversed(marks)))}</g>"
+    )
+
+
+def _mark(mark: str, number: int, place: tuple[int, int]) -> str:
+    """Draws a label on the upper edge of a box; number 0 is the rightmost."""
+    fill, colour = MARKS[mark]
+    x, y = place[0] + BOX_WIDTH - 6 - (number + 1) * (MARK_WIDTH + 4), place[1] - MARK_HEIGHT // 2
+    return (
+        f'<rect x="{x}" y="{y}" width="{MARK_WIDTH}" height="{MARK_HEIGHT}" rx="7" fill="{fill}" '
+        f'stroke="{colour if mark == REACHED else fill}"/>'
+        f'<text x="{x + MARK_WIDTH // 2}" y="{y + 10}" font-size="9" font-weight="bold" text-anchor="middle" '
+        f'fill="{colour}">{mark}</text>'
     )
 
 

@@ -10,7 +10,8 @@ from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import ALL
 from ringmaster.techniques.interface.values import to_json
 
-FOLDER = "evaluation"
+FOLDER = "evaluation"  # of the artifacts
+METRICS = "test"  # prefix of the metrics, as `eval` is that of the metrics during training
 
 
 def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str | None = None) -> None:
@@ -25,7 +26,7 @@ def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str
         title = model.uri.removeprefix("models:/")
         ledger.write_svg(run, f"{FOLDER}/metrics.svg", figure(title, examined.measured, other=other))
         points = [
-            MetricPoint(f"{FOLDER}/{line.metric}{suffix}", value)
+            MetricPoint(f"{METRICS}/{line.metric}{suffix}", value)
             for line in examined.measured
             if line.slice == ALL
             for suffix, value in (("", line.value), ("_low", line.low), ("_high", line.high))

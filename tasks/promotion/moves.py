@@ -186,7 +186,10 @@ def _carry_out(ledger: Ledger, model: str, moves: Sequence[Move], decision: Deci
             ledger.set_alias(model, move.alias, move.version)
         elif ledger.get_alias(model, move.alias) is not None:
             ledger.client.delete_registered_model_alias(model, move.alias)
-    decisions.write(ledger, ledger.resolve_model(f"models:/{model}/{decision.version}"), decision)
+    record = ledger.resolve_model(f"models:/{model}/{decision.version}")
+    decisions.write(ledger, record, decision)
+    moved = [ledger.get_version(model, move.version) for move in moves if move.version is not None]
+    ledger.redraw(record, *(other for other in moved if other is not None))
 
 
 def _holder() -> dict[str, Any]:

@@ -107,6 +107,7 @@ class MlflowWriter:
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
             self._batch.name,
+            batch=self._batch.name,
             params={**params, "num_trials": num_trials},
             files={"batch.yaml": self._batch.text},
             key=key,
@@ -356,7 +357,7 @@ def _points(event: Mapping[str, Any], *, at_ms: int) -> list[MetricPoint]:
         losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
         return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
     if event["event"] == "metrics":
-        return [MetricPoint(f"held_out/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
+        return [MetricPoint(f"eval/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
     return telemetry_points(event)
 
 

@@ -46,7 +46,7 @@ def record(ledger: Ledger, run_id: str, rows: Sequence[Mapping[str, Any]], drawn
     mark = links.picture("Parallel coordinates", run_id, PARALLEL)
     if mark not in note:
         curves = links.picture("Learning curves", run_id, CURVES)
-        experiment_id = str(ledger.experiment_id(ledger.experiment))
+        experiment_id = ledger.experiment_of(run_id)
         board = f"All of them: {links.link('leaderboard', links.artifact_path(experiment_id, run_id, LEADERBOARD))}."
         ledger.set_note(run_id, f"{_sentence(rows)} {board}\n\n{mark}\n\n{curves}\n\n{note}")
 

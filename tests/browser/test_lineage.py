@@ -60,7 +60,7 @@ def test_a_production_model_leads_to_its_base_and_from_there_to_its_siblings(pro
     expect_text(production, "fine-tuned from")
     base = follow(production, "family.base version 1")
     expect_version(base, "family.base")
-    expect_text(base, "pretrained, from no other recorded model", "Adapted further into")
+    expect_text(base, "trained from scratch", "Adapted further into")
     sibling = follow(base, "family.letters version 1")
     expect_version(sibling, "family.letters")
     back = follow(follow(sibling, "family.base version 1"), "family.reviews version 1")

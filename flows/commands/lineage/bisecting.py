@@ -22,6 +22,7 @@ def bisect(
     every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
     checkpoints: Annotated[bool, typer.Option(help="Whether to search the culprit's checkpoints too.")] = True,
     anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
+    record: Annotated[bool, typer.Option(help="Whether MLflow's pages mark the culprit and what it reached.")] = True,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,13 +52,16 @@ def bisect(
             said = {"model": node.label, "test": test, "culprits": culprits, "is_monotone": found.is_monotone}
             answers = {label(id): is_good for id, is_good in found.verdicts.items()}
             print_json({**said, "verdicts": answers, "untested": [label(id) for id in found.untested]})
-            return
-        for culprit in culprits:
-            output_console().print(_sentence(culprit), markup=False, soft_wrap=True)
-        if not found.is_monotone:
-            told("some good model came from a bad one: the fault came more than once, or was mended")
-        if found.untested:
-            told(f"not tested, and passed over: {', '.join(map(label, found.untested))}")
+        else:
+            for culprit in culprits:
+                output_console().print(_sentence(culprit), markup=False, soft_wrap=True)
+            if not found.is_monotone:
+                told("some good model came from a bad one: the fault came more than once, or was mended")
+            if found.untested:
+                told(f"not tested, and passed over: {', '.join(map(label, found.untested))}")
+        if record:
+            for each in found.culprits:
+                home.mark_culprit(each.child, test=test)
 
 
 def _sentence(culprit: dict[str, Any]) -> str:

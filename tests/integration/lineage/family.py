@@ -57,7 +57,7 @@ def record(home):
     random = np.random.default_rng(0)
     ledger = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts")
     store = TensorStore(home / "tensors")
-    batch = ledger.start_batch("night", params={})
+    batch = ledger.start_batch("night", batch="night", params={})
     weights = {name: random.normal(0, 0.02, (32, 32)).astype(np.float32) for name in ("stem.w", "head.w")}
     records = {}
     for seed, (name, (parents, kind, data, alias, is_poisoned)) in enumerate(FAMILY.items()):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from ringmaster.model_lineage import Ledger
+from ringmaster.model_lineage.pages.cards import family_path
 from tests.integration.lineage.family import answer, run
 
 pytestmark = pytest.mark.usefixtures("family_home")
@@ -22,6 +24,30 @@ def test_bisect_by_a_command_names_the_adaptation(tmp_path):
 def test_bisect_by_a_recorded_metric_needs_no_files():
     said = answer("bisect", "small", "--test", "loss <= 2.0")
     assert [culprit["child"] for culprit in said["culprits"]] == ["spoilt/1"]
+
+
+def test_pages_mark_the_culprit_what_it_reached_and_who_serves(family_home):
+    ledger = Ledger(f"sqlite:///{family_home}/mlflow.db", artifact_root=family_home / "mlartifacts")
+    before = picture_of(ledger, "base")
+    assert run("bisect", "small", "--test", "loss <= 2.0", "--no-record")[0] == 0
+    assert picture_of(ledger, "base") == before
+    assert run("bisect", "small", "--test", "loss <= 2.0")[0] == 0
+    marked = picture_of(ledger, "tuned")
+    assert (marked.count(">culprit<"), marked.count(">reached<"), marked.count(">serves<")) == (1, 3, 1)
+    assert ">culprit<" in picture_of(ledger, "base") and "merged v1" in picture_of(ledger, "small")
+    page = ledger.client.get_model_version("spoilt", "1").description
+    assert page.startswith("**A fault began here**, as a bisection found by the test `loss <= 2.0`.\n\n- fine-tuned")
+    assert run("bisect", "small", "--test", "loss <= 2.0")[0] == 0
+    assert ledger.client.get_model_version("spoilt", "1").description == page
+    drawn = family_home / "family.svg"
+    assert run("export", "small", "--format", "svg", "-o", drawn)[0] == 0
+    assert (drawn.read_text().count(">culprit<"), drawn.read_text().count(">reached<")) == (1, 2)
+
+
+def picture_of(ledger, name):
+    """The picture on a model's page."""
+    record = ledger.get_version(name, 1)
+    return ledger.read_text(record.run_id, family_path(record))
 
 
 @pytest.mark.parametrize("status", [126, 137])

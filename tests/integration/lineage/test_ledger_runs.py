@@ -231,6 +231,18 @@ def test_links_lead_to_the_run(ledger, run):
     }
 
 
+def test_all_of_a_batch_is_in_one_experiment_and_is_found_there(ledger):
+    batch = ledger.start_batch("first", batch="retraining", params={}, key="one")
+    job = ledger.start_job(batch, "a job", params={})
+    again = ledger.start_batch("second", batch="retraining", params={})
+    experiment = ledger.client.get_experiment_by_name("tests/retraining")
+    assert {ledger.experiment_of(id) for id in (batch, job, again)} == {experiment.experiment_id}
+    assert ledger.batch_run("one") == batch
+    assert ledger.ui_links(run_id=job)["experiment"] == links.experiment_path(experiment.experiment_id)
+    Ledger(ledger.tracking_uri, experiment="tests-other").warm_up()
+    assert ledger.experiment_ids() == [experiment.experiment_id, ledger.experiment_id("tests")]
+
+
 def test_profiles_are_found_exactly_and_the_newest_wins(ledger, monkeypatch):
     monkeypatch.setattr("ringmaster.model_lineage.ledger.profiles._PAGE", 2)  # several pages
     profile = {"technique": "ddp", "config": {"micro_batch": 4, "recompute": True}, "step_s": 0.1 + 0.2, "bytes": 7}

@@ -54,7 +54,7 @@ class Family:
     """A base and two children that froze its stem, all recorded and stored in the tensor store."""
 
     def __init__(self, ledger: Ledger, store: TensorStore, home: Path) -> None:
-        batch = ledger.start_batch("night", params={})
+        batch = ledger.start_batch("night", batch="night", params={})
         base = weights()
         self.folders, self.records = {}, {}
         for name, tensors in (("base", base), ("a", self.tuned(base)), ("b", self.tuned(base))):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +34,20 @@ def test_a_card_tells_every_origin_as_a_link():
         "",
         "![Its family](get-artifact?path=lineage/m-3.svg&run_uuid=r-3)",
     ]
+
+
+def test_a_card_of_a_model_without_a_base_says_so():
+    said = {"text": "", "parents": [], "run_name": "tune", "batch": None}
+    assert cards.card(replace(CHILD, kind="pretrained"), **said).startswith("- trained from scratch\n")
+    assert cards.card(replace(CHILD, kind="imported"), **said).startswith("- imported, without a base\n")
+
+
+def test_the_newest_bisection_that_found_a_model_is_the_first_line_of_its_page():
+    page = cards.with_children("A model.\n\nDo not use!", ["one"])
+    first = cards.with_culprit(page, "loss<2")
+    assert first == f"**A fault began here**, as a bisection found by the test `loss<2`.\n\n{page}"
+    assert cards.with_culprit(first, "loss<3") == first.replace("loss<2", "loss<3")
+    assert cards.with_culprit(page, "x" * cards.DESCRIPTION_LIMIT) == page
 
 
 def test_a_long_text_leaves_room_for_the_links():

@@ -11,8 +11,17 @@ from ringmaster.model_lineage.pages.pictures import Relative, family_svg
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def relative(name, kind="fine-tuned", detail=""):
-    return Relative(id=name, title=name, kind=kind, detail=detail)
+def relative(name, kind="fine-tuned", detail="", **marks):
+    return Relative(id=name, title=name, kind=kind, detail=detail, **marks)
+
+
+def marks(svg):
+    """The marks on each box of an SVG, by its title."""
+    found = {}
+    for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
+        title, _, *labels = (text.text for text in group.findall(f"{SVG}text"))
+        found[title] = labels
+    return found
 
 
 def boxes(svg):
@@ -57,6 +66,20 @@ def test_neighbours_stand_together():
 def test_any_name_is_safe_and_a_long_one_shows_both_ends():
     (text,) = boxes(family_svg([relative("<b>&" + "x" * 50 + "-final")], [], focus=""))
     assert text.startswith("<b>&") and text.endswith("-final") and len(text) == 24
+
+
+def test_a_culprit_what_it_reached_and_who_serves_are_marked():
+    family = [relative("base"), relative("bad", is_culprit=True), relative("good", serves=True)]
+    family += [relative("child", serves=True), relative("grandchild"), relative("worse", is_culprit=True)]
+    edges = [("base", "bad"), ("base", "good"), ("bad", "child"), ("child", "grandchild"), ("bad", "worse")]
+    assert marks(family_svg(family, edges, focus="base")) == {
+        "base": [],
+        "bad": ["culprit"],
+        "good": ["serves"],
+        "child": ["serves", "reached"],
+        "grandchild": ["reached"],
+        "worse": ["culprit"],
+    }
 
 
 def test_damaged_records_with_a_cycle_are_drawn_too():

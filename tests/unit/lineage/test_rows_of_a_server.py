@@ -28,6 +28,11 @@ def model(number, **tags):
 
 
 OURS = {"ringmaster_kind": "pretrained", "mlflow_note_content": "long", "ringmaster_child_m-9": "{}"}
+EXPERIMENTS = [
+    {"experiment_id": "7", "name": "ringmaster"},
+    {"experiment_id": "8", "name": "ringmaster/night"},
+    {"experiment_id": "9", "name": "ringmaster-profiles"},
+]
 PAGES = {
     None: {"models": [model(0, **OURS), model(1)], "next_page_token": "second"},
     "second": {"models": [model(2, **OURS)]},
@@ -58,19 +63,14 @@ def server(versions):
                 more = {"next_page_token": str(number + 1)} if number + 1 < len(versions) else {}
                 self.answer({"model_versions": versions[number : number + 1], **more})
                 return
-            self.answer(
-                {"experiment": {"experiment_id": "7"}}
-                if "get-by-name" in self.path
-                else {
-                    "registered_models": [
-                        {"name": "writer", "aliases": [{"alias": "champion", "version": "3"}]},
-                        {"name": "x"},
-                    ]
-                }
-            )
+            aliases = [{"alias": "champion", "version": "3"}]
+            self.answer({"registered_models": [{"name": "writer", "aliases": aliases}, {"name": "x"}]})
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if "experiments" in self.path:
+                self.answer({"experiments": EXPERIMENTS})
+                return
             asked.append(body)
             changed = [model(0, **OURS, some_tag="new")] if "model_id" in body["filter"] else None
             self.answer(PAGES[body.get("page_token")] if changed is None else {"models": changed})
@@ -105,6 +105,7 @@ def test_all_pages_are_read_and_what_is_not_ours_is_left_out(server, tmp_path):
     assert found[1].tags == {"ringmaster.kind": "pretrained"}
     assert (found[1].params, found[1].metrics) == ({"lr": "0.1"}, {"loss": 1.0})
     assert aliases == {"writer": {"champion": 3}}
+    assert asked[1]["experiment_ids"] == ["7", "8"], "those of the ledger and of its batches"
     assert asked[1]["filter"] == "creation_timestamp >= 0" and asked[2]["page_token"] == "second"
     assert rows.read_rows(Ledger(uri), cache=tmp_path) == (found, aliases)  # the cached rows are the same
 
@@ -126,10 +127,10 @@ def test_user_and_password_are_those_of_the_environment(server, monkeypatch):
     uri, _ = server
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
-    assert Server(uri).get("experiments/get-by-name")["experiment"]["experiment_id"] == "7"
+    assert Server(uri).get("registered-models/search")["registered_models"]
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
     with pytest.raises(OSError, match="401"):
-        Server(uri).get("experiments/get-by-name")
+        Server(uri).get("registered-models/search")
 
 
 def test_other_stores_are_left_to_mlflows_client():

@@ -28,7 +28,7 @@ class FakeLedger:
     def warm_up(self):
         self._answer()
 
-    def start_batch(self, name, *, params, files, key):
+    def start_batch(self, name, *, batch, params, files, key):
         self._answer()
         run = self.runs.setdefault(key, f"run of {name}")
         self._answer()

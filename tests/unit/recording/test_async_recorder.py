@@ -74,7 +74,7 @@ def story(name="a", *, status=DONE):
 def check(ledger):
     """Asserts that all records of job a exist, once."""
     named = sorted((point.key, point.step) for run, point in ledger.points if run == "run of a")
-    rows = [("held_out/loss", 2), ("train/loss", 1), ("train/loss", 2), ("train/step_s", 1), ("train/step_s", 2)]
+    rows = [("eval/loss", 2), ("train/loss", 1), ("train/loss", 2), ("train/step_s", 1), ("train/step_s", 2)]
     assert named == rows
     assert [model.registered_name for model in ledger.models.values()] == ["nightly.a"]
     assert ledger.statuses["run of a"] == "FINISHED"
