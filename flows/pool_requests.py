@@ -14,6 +14,8 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, result_of
+from ringmaster.flows.batch.form import CheckpointEvery
+from ringmaster.flows.batch.form_fields import titled
 from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import BatchFailed
@@ -23,11 +25,10 @@ from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.pool import requests as wishes
 
-BatchName = Annotated[str, Field(min_length=1)]
-JobNames = Annotated[list[str], Field(examples=[["llama", "vit-lr1e-3"]])]
-NewName = Annotated[str, Field(pattern=NAME_PATTERN)]
-Priority = Annotated[float, Field(gt=0, le=wishes.MOST_PRIORITY)]
-CheckpointEvery = Annotated[float | None, Field(ge=0.1)]
+BatchName = Annotated[str, titled("Batch", min_length=1)]
+JobNames = Annotated[list[str], titled("Jobs", examples=[["llama", "vit-lr1e-3"]])]
+NewName = Annotated[str, titled("Batch", pattern=NAME_PATTERN)]
+Priority = Annotated[float, titled("Priority", gt=0, le=wishes.MOST_PRIORITY)]
 
 
 class JobsOfFile(BaseModel):
@@ -35,7 +36,10 @@ class JobsOfFile(BaseModel):
 
     model_config = ConfigDict(title="A batch file", extra="forbid")
 
-    path: str = Field(title="Batch file", description="Its path, relative to the working folder.")
+    path: str = Field(
+        title="Batch file",
+        description="The path of the file, absolute or relative to the folder that contains RINGMASTER_HOME.",
+    )
 
 
 class JobsWrittenOut(BaseModel):
@@ -43,9 +47,9 @@ class JobsWrittenOut(BaseModel):
 
     model_config = ConfigDict(title="Jobs written out", extra="forbid")
 
-    text: str = Field(title="Jobs", description="The text of a batch file: YAML with `jobs:` or `grid:`.")
+    text: str = Field(title="Jobs", description="The complete text of a batch file, as YAML or JSON.")
     folder: str = Field(
-        default=".", title="Folder", description="The folder of the jobs' relative paths and factories."
+        default=".", title="Folder", description="Relative paths and factories in the text are resolved in this folder."
     )
 
 
@@ -60,14 +64,16 @@ EXAMPLE = JobsOfFile(path="examples/tiny_batch.yaml")
     on_cancellation=[cancel_batches],
 )
 def submit_jobs(
-    batch: NewName = "tiny", jobs: JobsOfFile | JobsWrittenOut = EXAMPLE, checkpoint_every_s: CheckpointEvery = None
+    batch: NewName = "tiny",
+    jobs: Annotated[JobsOfFile | JobsWrittenOut, titled("Jobs")] = EXAMPLE,
+    checkpoint_every_s: CheckpointEvery = None,
 ) -> dict[str, Any]:
     """Adds jobs to those that the pool trains; they join the plan that all batches share.
 
     Args:
-        batch: The batch that they belong to, whether it runs already or not.
-        jobs: A batch file, or its text.
-        checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
+        batch: The name of the batch that the jobs belong to. It may run already.
+        jobs: The jobs to add: a batch file, or the text of one.
+        checkpoint_every_s: The number of seconds between checkpoints. By default, it follows from the cost of one.
     """
     pool_address()
     found = replace(_batch(jobs), name=batch)
@@ -80,8 +86,8 @@ def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B0
     """Cancels a batch, or some of its jobs, for good; jobs that run write a checkpoint first.
 
     Args:
-        batch: Name or id of the batch.
-        jobs: The jobs to cancel; the whole batch where none is named.
+        batch: The name or the id of the batch.
+        jobs: The names of the jobs to cancel. If the list is empty, this is the whole batch.
     """
     return _ask(wishes.CANCEL, batch, jobs)
 
@@ -91,8 +97,8 @@ def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B00
     """Pauses a batch, or some of its jobs, until they are resumed; jobs that run write a checkpoint first.
 
     Args:
-        batch: Name or id of the batch.
-        jobs: The jobs to pause; the whole batch where none is named.
+        batch: The name or the id of the batch.
+        jobs: The names of the jobs to pause. If the list is empty, this is the whole batch.
     """
     return _ask(wishes.PAUSE, batch, jobs)
 
@@ -102,8 +108,8 @@ def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B0
     """Resumes paused jobs from their checkpoints.
 
     Args:
-        batch: Name or id of the batch.
-        jobs: The jobs to resume; all paused jobs of the batch where none is named.
+        batch: The name or the id of the batch.
+        jobs: The names of the jobs to resume. If the list is empty, these are all paused jobs of the batch.
     """
     return _ask(wishes.RESUME, batch, jobs)
 
@@ -113,9 +119,9 @@ def set_priority(batch: BatchName, priority: Priority = 1.0, jobs: JobNames = []
     """Sets the priority of a batch, or of some of its jobs, relative to all others; the pool then re-plans.
 
     Args:
-        batch: Name or id of the batch.
-        priority: Weight of the jobs' end times in the plan. The default is 1; with 2 an end time counts twice.
-        jobs: The jobs whose priority is set; the whole batch where none is named.
+        batch: The name or the id of the batch.
+        priority: The weight of the jobs' end times in the plan. The default is 1. With 2, an end time counts twice.
+        jobs: The names of the jobs. If the list is empty, this is the whole batch.
     """
     return _ask(wishes.SET_PRIORITY, batch, jobs, priority=priority)
 

@@ -8,6 +8,7 @@ from prefect import flow
 from pydantic import Field
 
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.form_fields import HIDDEN, titled
 from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import RetrainingFailed
@@ -31,18 +32,18 @@ from ringmaster.tasks.retraining.runs import INTERRUPTED, RunRecord
     on_cancellation=[cancel_batches],
 )
 def retrain_daily(
-    file: str = "examples/retraining.yaml",
-    night: str | None = None,
-    force: list[str] = [],  # noqa: B006 - never changed; what the form starts with
-    seed: Annotated[int, Field(ge=0)] = 0,
+    file: Annotated[str, titled("Retraining file")] = "examples/retraining.yaml",
+    night: Annotated[str | None, titled("Date")] = None,
+    force: Annotated[list[str], titled("Models to train in any case")] = [],  # noqa: B006 - never changed
+    seed: Annotated[int, Field(ge=0), HIDDEN] = 0,
 ) -> dict[str, Any]:
     """Trains the production models that are due, in one batch within the time window, and promotes the better ones.
 
     Args:
-        file: Path of the file that lists the models, their data and how they are trained.
-        night: Date of the retraining run, such as 2026-11-20; by default that of its schedule, or of now.
-        force: Names of models that are trained in any case, even where the retraining run of that date is over.
-        seed: Seed of the planner. A pool's executor uses its own seed.
+        file: The path of the file that lists the models, their data and how they are trained.
+        night: The date of the retraining run, such as 2026-11-20. By default, it is the scheduled date, or today.
+        force: The names of models that are trained even if they are not due, or if the run of that date is over.
+        seed: The seed of the planner. A pool's executor uses its own seed.
     """
     production = load_production(located(file))
     with open_run(production, run_date=night, force=force) as opened:

@@ -18,6 +18,7 @@ from ringmaster.flows.batch.form import (
     ExampleBatch,
     Mode,
     Profiles,
+    Resume,
     RunName,
     Seed,
     WithoutAnswer,
@@ -54,21 +55,22 @@ def start_batch(
     profiles: Profiles = "measure",
     answer_within_s: AnswerWithin = ANSWER_WITHIN_S,
     without_answer: WithoutAnswer = "stop",
-    resume: bool = False,
+    resume: Resume = False,
     checkpoint_every_s: CheckpointEvery = None,
     seed: Seed = 0,
 ) -> dict[str, Any]:
     """Trains the jobs of a batch file, or plans them only, or plans them and asks for approval first.
 
     Args:
-        batch: A batch file that comes with Ringmaster, one of your own, or the text of one.
-        name: Name of the flow run.
-        mode: "train": train at once. "dry-run": plan only, and show end and cost. "ask": plan, show the plan, and wait
-            for approval.
-        profiles: Before a dry run, whether unknown jobs are measured, or only predicted, which starts no trial.
-        answer_within_s: Seconds to wait for an answer.
-        without_answer: What happens when nobody has answered by then.
-        resume: Whether to resume the last run of this batch, which was interrupted.
+        batch: The batch file: an example, a file that the workers can read, or pasted text.
+        name: A name for the flow run. If it is empty, the name is made from the mode and the batch.
+        mode: "train" trains at once. "dry-run" only plans, and shows when the jobs would end and what that would cost.
+            "ask" plans, shows the plan, and waits for approval before it trains.
+        profiles: How a plan without training treats jobs that were never measured. "measure" starts short trials;
+            "predict" uses predictions and starts none.
+        answer_within_s: With the mode "ask", how many seconds to wait for an answer.
+        without_answer: With the mode "ask", what to do if nobody answers in time.
+        resume: Continues the last run of this batch, which was interrupted, from its checkpoints.
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
         seed: Seed of the planner. A pool's executor uses its own seed.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -12,6 +12,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from ringmaster.flows import settings
 from ringmaster.flows.batch import waiting
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended
+from ringmaster.flows.batch.form import Resume
+from ringmaster.flows.batch.form_fields import HIDDEN, titled
 from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.faults import SweepFailed
 from ringmaster.flows.sweeps.file import spec_of
@@ -53,41 +55,42 @@ RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 )
 def sweep(
     name: SweepName = "sweep",
-    template: JobFromFile | InlineJob = EXAMPLE,
-    base: Line = "",
-    data: dict[str, Any] | None = None,
-    space: Space = RATES,
+    template: Annotated[JobFromFile | InlineJob, titled("Job")] = EXAMPLE,
+    base: Annotated[Line, titled("Base model")] = "",
+    data: Annotated[dict[str, Any] | None, HIDDEN] = None,
+    space: Annotated[Space, titled("Search space")] = RATES,
     sampler: Sampler = "random",
-    num_trials: NumTrials | None = 8,
-    early_stopping: EarlyStopping = EarlyStopping(),
-    objective: Objective | None = None,
-    devices: DeviceChoice = DeviceChoice(),
-    deadline_s: Seconds | None = None,
-    challenger_of: OtherName = "",
-    num_parallel: NumParallel = 4,
-    seed: Seed = 0,
-    resume: bool = False,
+    num_trials: Annotated[NumTrials | None, titled("Number of trials")] = 8,
+    early_stopping: Annotated[EarlyStopping, titled("Early stopping")] = EarlyStopping(),
+    objective: Annotated[Objective | None, titled("Objective")] = None,
+    devices: Annotated[DeviceChoice, titled("Devices")] = DeviceChoice(),
+    deadline_s: Annotated[Seconds | None, titled("Time limit (seconds)")] = None,
+    challenger_of: Annotated[OtherName, titled("Challenger of")] = "",
+    num_parallel: Annotated[NumParallel, HIDDEN] = 4,
+    seed: Annotated[Seed, HIDDEN] = 0,
+    resume: Resume = False,
 ) -> dict[str, Any]:
     """Trains one job under many hyperparameter values, stops trials that fall behind, and ranks the others.
 
     Args:
-        name: Names the batch, and with it the registered models: letters, digits, "-", "_" and ".".
-        template: The job that is varied: one of a batch file, or one that is written out.
-        base: A model that each trial starts from, such as models:/production.digits@champion; fresh weights if empty.
-        data: Data in place of the template's, with the keys of a batch file: {"source": "digits"}.
-        space: The search space: values or a range for each key of the job that is varied.
-        sampler: "random" draws at random; "grid" trains every combination; "tpe" proposes trials from the results so
-            far.
-        num_trials: The largest number of trials; a grid may leave it empty.
-        early_stopping: The policy that stops trials early.
-        objective: The metric on held-out data by which trials are compared; the template's first one if empty.
+        name: The name of the sweep, and of the models that it registers.
+        template: The job to vary: a job of a batch file, or one that is written out.
+        base: A model that each trial starts from, such as models:/production.digits@champion. If it is empty, trials
+            start from the template's own weights.
+        data: The data in place of the template's, with the keys of a batch file, such as {"source": "digits"}.
+        space: The values or the range of each key of the job that is varied.
+        sampler: "random" draws values at random. "grid" trains every combination. "tpe" proposes values from the
+            results so far.
+        num_trials: The largest number of trials. It may be empty for a grid.
+        early_stopping: The policy that stops weak trials early.
+        objective: The metric on held-out data by which trials are compared. By default, it is the template's first.
         devices: The devices of this machine that the sweep may use.
-        deadline_s: Seconds after which all trials stop; the best of the finished trials then wins.
-        challenger_of: The registered model whose challenger the best trial becomes; one of the sweep's own name if
-            empty.
+        deadline_s: The number of seconds after which all trials stop. The best finished trial then wins.
+        challenger_of: The registered model whose challenger the best trial becomes. By default, it has the sweep's
+            name.
         num_parallel: With tpe, the largest number of trials without a result when it proposes the next one.
-        seed: Seed of the sampler and of the planner; a job's own seed is a key that can be searched.
-        resume: Whether to resume the last run of this sweep, which was interrupted.
+        seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
+        resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
     """
     form = Sweep(
         name=name,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.flows.batch.context import as_batch
+from ringmaster.flows.batch.form_fields import HIDDEN, titled
 from ringmaster.flows.examples import EXAMPLES
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
@@ -32,13 +33,14 @@ ExampleName = Annotated[
     AfterValidator(one_of(example_names())),
     WithJsonSchema({"type": "string", "enum": list(example_names())} if example_names() else {"type": "string"}),
 ]
-RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}")]
-Mode = Literal["train", "dry-run", "ask"]
-Profiles = Literal["measure", "predict"]
-WithoutAnswer = Literal["stop", "train"]
-AnswerWithin = Annotated[float, Field(ge=1, le=30 * DAY_S)]
-CheckpointEvery = Annotated[float | None, Field(ge=0.1)]
-Seed = Annotated[int, Field(ge=0)]
+RunName = Annotated[str, Field(pattern=rf"^$|{NAME_PATTERN}"), HIDDEN]  # a form has a field of its own for it
+Mode = Annotated[Literal["train", "dry-run", "ask"], titled("Mode")]
+Profiles = Annotated[Literal["measure", "predict"], titled("Profiles")]
+WithoutAnswer = Annotated[Literal["stop", "train"], titled("If nobody answers")]
+AnswerWithin = Annotated[float, titled("Time to answer (seconds)", ge=1, le=30 * DAY_S)]
+Resume = Annotated[bool, titled("Resume")]
+CheckpointEvery = Annotated[float | None, Field(ge=0.1), HIDDEN]
+Seed = Annotated[int, Field(ge=0), HIDDEN]
 
 
 class Part(BaseModel):
@@ -53,7 +55,7 @@ class ExampleBatch(Part):
     model_config = ConfigDict(title="An example")
 
     example: ExampleName = Field(
-        default="tiny_batch.yaml", title="Example", description="A file of the folder examples."
+        default="tiny_batch.yaml", title="Example", description="A batch file that is installed with Ringmaster."
     )
 
     def batch(self) -> Batch:
@@ -67,7 +69,10 @@ class BatchOfFile(Part):
     model_config = ConfigDict(title="A batch file")
 
     path: str = Field(
-        min_length=1, title="Path", description="Relative to the folder in which flows start; all workers read it."
+        min_length=1,
+        title="Path",
+        description="The path of the file, absolute or relative to the folder that contains RINGMASTER_HOME. All "
+        "workers must be able to read it.",
     )
 
     def batch(self) -> Batch:
@@ -80,14 +85,12 @@ class PastedBatch(Part):
 
     model_config = ConfigDict(title="Pasted text")
 
-    yaml: str = Field(
-        min_length=1, title="Text", description="All of a batch file, YAML or JSON: paste what you would upload."
-    )
+    yaml: str = Field(min_length=1, title="Text", description="The complete text of a batch file, as YAML or JSON.")
     folder: str = Field(
         default=".",
         min_length=1,
         title="Folder",
-        description="The folder of the text's relative paths and factories.",
+        description="Relative paths and factories in the text are resolved in this folder.",
     )
 
     def batch(self) -> Batch:
@@ -95,4 +98,4 @@ class PastedBatch(Part):
         return parse_batch(self.yaml, folder=Path(self.folder), name="batch")
 
 
-BatchChoice = ExampleBatch | BatchOfFile | PastedBatch
+BatchChoice = Annotated[ExampleBatch | BatchOfFile | PastedBatch, titled("Batch")]

@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from ringmaster.flows.batch.form_fields import titled
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
 from ringmaster.tasks.sweeping.space import Choice, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.stopping import Stopping
 
-SweepName = Annotated[str, Field(pattern=NAME_PATTERN)]
+SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]
-Sampler = Literal["random", "grid", "tpe"]
+Sampler = Annotated[Literal["random", "grid", "tpe"], titled("Sampler")]
 Objective = Literal["loss", "perplexity", "accuracy"]
 NumTrials = Annotated[int, Field(ge=1, le=1000)]
 NumParallel = Annotated[int, Field(ge=1, le=1000)]
@@ -44,11 +45,14 @@ class JobFromFile(Part):
 
     model_config = ConfigDict(title="A job of a batch file")
 
-    path: str = Field(title="Batch file", description="Its path, relative to the working folder.")
+    path: str = Field(
+        title="Batch file",
+        description="The path of the file, absolute or relative to the folder that contains RINGMASTER_HOME.",
+    )
     job: Line = Field(
         default="",
         title="Job",
-        description="The name of one of its jobs, or of a grid's template; may be left out where there is only one.",
+        description="The name of the job or of the grid's template. It may be empty if the file has only one.",
     )
 
 
@@ -58,10 +62,11 @@ class InlineJob(Part):
     model_config = ConfigDict(title="A job written out")
 
     job: dict[str, Any] = Field(
-        title="Job", description="With the keys of a job in a batch file: model, data, optimizer, num_steps, ..."
+        title="Job",
+        description="The job as JSON, with the keys of a batch file: model, data, optimizer, num_steps, ...",
     )
     folder: str = Field(
-        default=".", title="Folder", description="The folder of the job's relative paths and factories."
+        default=".", title="Folder", description="Relative paths and factories of the job are resolved in this folder."
     )
 
 
@@ -83,20 +88,22 @@ class Parameter(Part):
     key: str = Field(
         title="Key",
         pattern=r"^[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*$",
-        description="A key of the job, with dots: optimizer.lr, schedule.warmup_steps, seed.",
+        description="The key of the job to vary, such as optimizer.lr, schedule.warmup_steps or seed.",
     )
     values: Annotated[list[Any] | None, BeforeValidator(_listed), WithJsonSchema(TEXT)] = Field(
-        default=None, title="Values", description="Those to choose from, with commas between them; or give a range."
+        default=None,
+        title="Values",
+        description="The values to choose from, separated by commas. Leave it empty to give a range.",
     )
-    low: float | None = Field(default=None, title="From", description="The least value of a range.")
-    high: float | None = Field(default=None, title="To", description="The greatest value of a range.")
+    low: float | None = Field(default=None, title="From", description="The smallest value of the range.")
+    high: float | None = Field(default=None, title="To", description="The largest value of the range.")
     log: bool = Field(
-        default=False, title="Logarithmic", description="As likely from 0.001 to 0.01 as from 0.01 to 0.1."
+        default=False, title="Logarithmic", description="Draws the logarithm uniformly, as is usual for learning rates."
     )
     step: float | None = Field(
-        default=None, gt=0, title="Step", description="Between the values of a range; a grid needs one."
+        default=None, gt=0, title="Step", description="The distance between two values of the range. A grid needs it."
     )
-    integer: bool = Field(default=False, title="Whole numbers", description="Only whole numbers of the range.")
+    integer: bool = Field(default=False, title="Whole numbers", description="Draws only whole numbers.")
 
     def fault(self) -> str | None:
         """Returns why the parameter is neither values nor a range, or None."""
@@ -142,20 +149,24 @@ class EarlyStopping(Part):
     policy: Literal["none", "asha", "halving", "median"] = Field(
         default="asha",
         title="Policy",
-        description="asha: a trial rests at each rung, and the best of those there go on as soon as devices are free. "
-        "halving: as soon as all have come to the rung. median: a trial ends once it is worse than half of the "
-        "others at its step. none: all trials are trained to their end.",
+        description="asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
+        "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
+        "others at its step. none trains all trials to their end.",
     )
     min_steps: int | None = Field(
         default=None,
         ge=1,
         title="First rung",
-        description="Steps before a trial is compared with others. With asha and halving, each further rung is this "
-        "times a power of the reduction factor. Left out: the steps divided by the reduction factor, twice, and at "
-        "least a tenth of them.",
+        description="The number of steps before a trial is compared with others. With asha and halving, each further "
+        "rung is this number times a power of the reduction factor. By default it is the number of steps divided by "
+        "the square of the reduction factor, and at least a tenth of the steps.",
     )
     reduction_factor: int = Field(
-        default=4, ge=2, le=100, title="Reduction factor", description="One of so many trials goes on from each rung."
+        default=4,
+        ge=2,
+        le=100,
+        title="Reduction factor",
+        description="One in this many trials continues from each rung.",
     )
 
     @model_validator(mode="before")
@@ -175,10 +186,13 @@ class DeviceChoice(Part):
     model_config = ConfigDict(title="Devices")
 
     kind: Literal["auto", "gpu", "cpu"] = Field(
-        default="auto", title="Kind", description="auto: the GPUs where there are any, else CPU slots."
+        default="auto", title="Kind", description="auto uses the GPUs if there are any, otherwise CPU slots."
     )
     count: int | None = Field(
-        default=None, ge=1, title="How many", description="All where it is left out; goes with gpu and cpu."
+        default=None,
+        ge=1,
+        title="How many",
+        description="The number of devices, for gpu and cpu. By default all GPUs are used.",
     )
 
     @model_validator(mode="before")

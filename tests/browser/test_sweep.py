@@ -19,11 +19,11 @@ def form(page, prefect_url):
 
 
 def test_a_sweep_is_filled_in_started_waited_for_and_read_in_mlflow(form, prefect_url):
-    form.fill("name", "rates")
-    form.fill("Job", "vit")
+    form.fill("Name", "rates")
+    form.fill("Job", "vit", number=1)
     form.fill("From", 0.001)
     form.fill("To", 0.01)
-    form.fill("num_trials", NUM_TRIALS)
+    form.fill("Number of trials", NUM_TRIALS)
     form.choose("Policy", "none")
     run = form.start()
     wait_for_state(run, prefect_url, "Completed")
@@ -45,8 +45,8 @@ def test_a_sweep_is_filled_in_started_waited_for_and_read_in_mlflow(form, prefec
 @pytest.mark.parametrize(
     ("label", "value", "message"),
     [
-        ("seed", -1, "Failure reason: -1 is less than the minimum of 0"),
-        ("name", "two words", "Failure reason: 'two words' does not match"),
+        ("Reduction factor", 1, "Failure reason: 1 is less than the minimum of 2"),
+        ("Name", "two words", "Failure reason: 'two words' does not match"),
     ],
 )
 def test_a_wrong_value_shows_its_message_in_the_form(form, label, value, message):

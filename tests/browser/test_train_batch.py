@@ -31,13 +31,13 @@ jobs:
 def form(page, prefect_url):
     """The form of train-batch, with a batch pasted into it."""
     form = open_form(page, prefect_url, "train-batch")
-    form.say("batch", "Pasted text")
+    form.say("Batch", "Pasted text")
     form.fill("Text", BATCH)
     return form
 
 
 def test_a_wrong_value_shows_its_message_in_the_form(form):
-    form.fill("answer_within_s", 0.5)
+    form.fill("Time to answer (seconds)", 0.5)
     form.submit()
     form.expect_fault(
         "Validation failed for field 'answer_within_s'. Failure reason: 0.5 is less than the minimum of 1"
@@ -45,7 +45,7 @@ def test_a_wrong_value_shows_its_message_in_the_form(form):
 
 
 def test_a_dry_run_shows_a_gantt_chart_its_cost_and_when_it_would_end(form, prefect_url):
-    form.choose("mode", "dry-run")
+    form.choose("Mode", "dry-run")
     run = form.start()
     wait_for_state(run, prefect_url, "Completed")
     open_artifact(run, "dry-run")
@@ -56,7 +56,7 @@ def test_a_dry_run_shows_a_gantt_chart_its_cost_and_when_it_would_end(form, pref
 
 
 def test_a_person_sees_the_plan_agrees_and_finds_the_model_in_mlflow(form, prefect_url):
-    form.choose("mode", "ask")
+    form.choose("Mode", "ask")
     run = form.start()
     question = open_answer(run, prefect_url)
     expect_text(run, "Train pages?", "device-hours")
@@ -71,7 +71,7 @@ def test_a_person_sees_the_plan_agrees_and_finds_the_model_in_mlflow(form, prefe
 
 
 def test_a_person_who_does_not_agree_has_nothing_trained(form, prefect_url):
-    form.choose("mode", "ask")
+    form.choose("Mode", "ask")
     run = form.start()
     refusal = open_answer(run, prefect_url)
     refusal.fill("Your name", "Ann")

@@ -43,7 +43,8 @@ for name, deployment in json.load(sys.stdin).items():
             for wrong in ({"example": "none.yaml"}, {"path": ""}, {"yaml": ""})
         ],
         "wrong wait": [str(e) for e in validate({**given, "answer_within_s": 0}, schema, raise_on_error=False)],
-        "wrong seed": [str(error) for error in validate({**given, "seed": -1}, schema, raise_on_error=False)],
+        "hidden": [key for key in flow.fn.__annotations__ if key not in (*schema["properties"], "return")],
+        "with hidden": [str(e) for e in validate({**given, "seed": 1}, schema, raise_on_error=False)],
     }
 print(json.dumps(found))
 """
@@ -83,21 +84,36 @@ def test_the_parameters_of_a_deployment_are_a_form_that_explains_itself(deployed
     schema = deployed[name]["schema"]
     for section in (schema, *schema.get("definitions", {}).values()):
         for key, field in section["properties"].items():
-            assert field.get("title"), key
-            assert field.get("description") or "$ref" in field, key
+            title = field.get("title") or schema["definitions"][field["$ref"].rpartition("/")[2]]["title"]
+            assert title[0].isupper() or name in FOR_THE_POOL_ITSELF, key
+            assert field["description"].endswith("."), key
     errors = deployed[name]["errors"]
     # Flows that query a batch, or start a part of one, have no batch as a default.
     assert errors == [] if name in {*WORK, "submit-jobs"} else all("is a required property" in e for e in errors)
 
 
 def test_a_form_refuses_what_is_out_of_bounds(deployed):
-    for name in WORK:
-        assert deployed[name]["wrong seed"], name
     assert all(deployed["train-batch"]["wrong batches"])
     (told,) = deployed["train-batch"]["wrong wait"]
     assert "0 is less than the minimum of 1" in told
     (told,) = deployed["set-priority"]["wrong priority"]
     assert "0 is less than or equal to the minimum" in told
+
+
+def test_forms_leave_out_what_few_people_change_and_runs_may_be_given_it(deployed):
+    assert {name: found["hidden"] for name, found in deployed.items() if found["hidden"]} == {
+        "train-batch": ["name", "checkpoint_every_s", "seed"],
+        "sweep": ["data", "num_parallel", "seed"],
+        "retrain-daily": ["seed"],
+        "submit-jobs": ["checkpoint_every_s"],
+    }
+    assert all(deployed[name]["with hidden"] == [] for name in WORK)
+
+
+def test_tags_divide_the_deployments_into_those_of_users_and_those_of_the_pool():
+    tags = {name: deployment["tags"] for name, deployment in DEPLOYMENTS.items()}
+    assert {name for name in tags if "user" in tags[name]} == WORK | ASKED
+    assert {name for name in tags if "internal" in tags[name]} == FOR_THE_POOL_ITSELF
 
 
 def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
