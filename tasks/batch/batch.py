@@ -122,7 +122,12 @@ class Batch:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the batch as plain values, which `from_json` reads."""
+        """Returns the batch as plain values, which `from_json` reads.
+
+        Keys that release 0.1 did not have appear only with values other than the default. A batch that 0.1 began then
+        has the same digest, and can be resumed.
+        """
+        later = {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
         return {
             "name": self.name,
             "jobs": [to_json(job) for job in self.jobs],
@@ -133,7 +138,7 @@ class Batch:
             "deadlines_s": dict(self.deadlines_s),
             "weights": dict(self.weights),
             "price_per_device_hour": self.price_per_device_hour,
-            "profiling_share": self.profiling_share,
+            **later,
         }
 
     @classmethod

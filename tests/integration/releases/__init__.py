@@ -1,0 +1,1 @@
+"""Homes and pools that earlier releases made."""
