@@ -52,7 +52,7 @@ test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2
 	$(BIN)/python -m pytest $(PARALLEL) -m full --part $(PART) $(TESTS)
 
 test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
-	$(BIN)/python -m pytest -m cluster --session-timeout 3000 $(TESTS)
+	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)
 
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
 	$(BIN)/python -m pytest -m browser --session-timeout 3000 $(TESTS)

@@ -24,9 +24,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker("cluster")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(1200))  # the first test of a session waits for all servers
-    # Chaos takes four minutes alone and fifteen beside other suites. As the last test, it starts after those have
-    # ended.
-    items.sort(key=lambda item: item.path.name == "test_chaos.py")
 
 
 @pytest.fixture(scope="session")

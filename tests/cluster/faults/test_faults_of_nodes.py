@@ -11,6 +11,7 @@ from tests.cluster.checks import assert_well
 from tests.cluster.conftest import LOST_S
 from tests.cluster.jobs import torch_job
 from tests.cluster.waiting import PATIENCE_S, until
+from tests.matrix import matrix
 
 # Steps of 0.1 s, for a job that trains until its node is declared lost, and long after that.
 LONG_ENOUGH = int(10 * LOST_S) + 700
@@ -57,7 +58,7 @@ def test_a_node_that_is_lost_with_all_its_processes(pool, bench, tmp_path, recov
     assert_well(pool, batch, [job], bench, tmp_path)
 
 
-@pytest.mark.parametrize("how", ["cut", "reject"])
+@pytest.mark.parametrize("how", matrix(["cut", "reject"], quick=["reject"]))
 def test_a_node_that_is_cut_off_and_comes_back(pool, bench, tmp_path, recovered, how):
     """Either packets are lost, or every server refuses connections: the node cannot know who owns its jobs."""
     job, batch, name, pid = running(pool, how, num_steps=LONG_ENOUGH)

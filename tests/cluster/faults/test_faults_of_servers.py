@@ -11,6 +11,7 @@ from tests.cluster.checks import assert_well
 from tests.cluster.jobs import torch_job
 from tests.cluster.machines import end
 from tests.cluster.waiting import PATIENCE_S, until
+from tests.matrix import matrix
 
 # A minute of downtime takes this long here; RINGMASTER_TEST_MINUTE_S=60 makes it a real minute.
 MINUTE_S = float(os.environ.get("RINGMASTER_TEST_MINUTE_S", "8"))
@@ -47,7 +48,7 @@ def test_prefects_server_is_down_for_a_minute(pool, bench, tmp_path, recovered):
     assert_well(pool, second, [later], bench, tmp_path)
 
 
-@pytest.mark.parametrize("how", ["fast", "immediate"])
+@pytest.mark.parametrize("how", matrix(["fast", "immediate"], quick=["immediate"]))
 def test_postgresql_is_restarted(pool, pool_postgresql, bench, tmp_path, recovered, how):
     jobs = [torch_job(f"{how}{i}", trace=pool.trace.file) for i in range(3)]
     batch = pool.submit(jobs)
@@ -77,7 +78,7 @@ def test_postgresql_is_away_for_longer_than_nodes_may_be_unheard(pool, pool_post
     assert_well(pool, batch, [job], bench, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
+@pytest.mark.parametrize("number", matrix([signal.SIGKILL, signal.SIGTERM], quick=[signal.SIGKILL]))
 def test_the_executor_ends_and_another_one_goes_on(pool, bench, tmp_path, recovered, number):
     job = torch_job(f"led-{int(number)}", trace=pool.trace.file)
     small = [torch_job(f"short{i}-{int(number)}", trace=pool.trace.file, num_steps=20) for i in range(2)]
