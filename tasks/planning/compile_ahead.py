@@ -17,7 +17,7 @@ PROBLEMS: tuple[tuple[str, Preemption, Objective], ...] = (
     ("scale-6x8", "never", "makespan"),
     ("scale-6x8", "auto", "weighted"),
     ("types-6x8", "auto", "makespan"),
-    ("paper-mixed-8x16", "auto", "makespan"),
+    ("paper-img-8x16", "auto", "makespan"),  # jobs are assigned to groups of nodes
 )
 TIME_LIMIT_S = 2.0  # per problem; compilation is not counted
 
