@@ -121,7 +121,8 @@ from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.solve import solve
 
 modules = [importlib.import_module(m.name) for m in pkgutil.walk_packages(planning.__path__, planning.__name__ + ".")]
-kernels = {f"{m.__name__}.{name}": k for m in modules for name, k in vars(m).items() if hasattr(k, "nopython_signatures")}
+found = [(f"{m.__name__}.{name}", value) for m in modules for name, value in vars(m).items()]
+kernels = {name: value for name, value in found if hasattr(value, "nopython_signatures")}
 compile_kernels()
 before = {name: len(kernel.signatures) for name, kernel in kernels.items()}
 assert sum(before.values()) > 5, before
