@@ -38,15 +38,27 @@ class Families(Registry):
         """Draws the family of each of the given models and stores it among the artifacts of the model's run."""
         marks = self.marks()
         for record in {record.model_id: record for record in records}.values():
-            if record.run_id is not None:
-                self.write_svg(record.run_id, family_path(record), self.family_picture(record, marks))
+            self._draw(record, marks)
 
     def redraw(self, *records: ModelRecord) -> None:
-        """Redraws the pictures on which some models are: their own, and those of parents, siblings and children."""
+        """Redraws the pictures on which some models are: their own, and those of parents, siblings and children.
+
+        A picture that cannot be stored, as its run was deleted, stays as it is.
+        """
         near = [known for each in records for known in [each, *self._parents(each), *self.siblings(each)]]
         children = [child.id for record in records for child in self._children(record.model_id)]
         found = [*near, *(known for id in children if (known := self._known(id)) is not None)]
-        self.draw_families(found[:MOST_REDRAWN])
+        marks = self.marks()
+        for known in {known.model_id: known for known in found[:MOST_REDRAWN]}.values():
+            try:
+                self._draw(known, marks)
+            except LedgerError as error:
+                if error.may_pass:
+                    raise
+
+    def _draw(self, record: ModelRecord, marks: Marks) -> None:
+        if record.run_id is not None:
+            self.write_svg(record.run_id, family_path(record), self.family_picture(record, marks))
 
     def mark_culprit(self, record: ModelRecord, *, test: str, reached: Sequence[ModelRecord] = ()) -> None:
         """Marks a model as the one with which a fault began, on its page and in the pictures of its family.

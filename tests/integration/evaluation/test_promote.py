@@ -10,6 +10,7 @@ from ringmaster.flows.commands import promoting
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, LedgerError
+from ringmaster.model_lineage.pages.cards import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.slices import Measured
@@ -172,6 +173,8 @@ def test_a_policy_examines_the_model_and_its_champion(ledger, tmp_path):
     assert aliases(ledger) == {"champion": 1, "challenger": 2}
     assert last(ledger, 2).outcome == "kept"
     assert ledger.read_text(last_run(ledger, 2), "evaluation/metrics.svg").startswith("<svg")
+    champion = ledger.get_alias(NAME, "champion")
+    assert ">serves<" in ledger.read_text(champion.run_id, family_path(champion)), "its picture marks who serves"
 
 
 def last_run(ledger, version):

@@ -33,6 +33,7 @@ class FakeLedger:
         self.aliases = dict(aliases)
         self.moves_left = moves_left
         self.tags: dict[int, dict[str, str]] = {}
+        self.redrawn: list[int | None] = []
 
     def models(self) -> list[ModelRecord]:
         return self.records
@@ -64,6 +65,9 @@ class FakeLedger:
 
     def resolve_model(self, uri: str) -> ModelRecord:
         return next(model for model in self.records if model.uri == uri)
+
+    def redraw(self, *records: ModelRecord) -> None:
+        self.redrawn = [record.version for record in records]
 
     @property
     def client(self) -> "FakeLedger":
