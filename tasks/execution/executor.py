@@ -30,7 +30,7 @@ from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePla
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.storage.journal import CANCELLED, ENDED, PAUSED, RUNNING, WAITING, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, PAUSED, RUNNING, WAITING, Journal, SegmentRecord
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
@@ -188,9 +188,8 @@ class Executor:
 
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Cancels jobs for good. Running ones write a checkpoint first."""
-        for job in self.job_table.standing_still(jobs, paused=False) + self.job_table.standing_still(jobs, paused=True):
-            if self.job_table.records[job].status != CANCELLED:  # cancelling another job may have ended it as an orphan
-                self._outcome_policy.cancel(job, message)
+        left = self.job_table.standing_still(jobs, paused=False) + self.job_table.standing_still(jobs, paused=True)
+        self._outcome_policy.cancel(*left, message=message)
         self._dismiss(jobs, why="jobs were cancelled")
 
     def pause(self, jobs: Sequence[str]) -> None:

@@ -109,9 +109,14 @@ class OutcomePolicy:
         self._end(job, status=FAILED, message=message)
         return "the job has failed"
 
-    def cancel(self, job: str, message: str) -> str:
-        """Cancels a job for good. Its checkpoints stay."""
-        self._end(job, status=CANCELLED, message=message)
+    def cancel(self, *jobs: str, message: str) -> str:
+        """Cancels jobs for good. Their checkpoints stay.
+
+        A job that adapts another one is cancelled with it where both are named, and fails where it is not named.
+        """
+        for job in jobs:
+            self._close(job, status=CANCELLED, message=message)
+        self.fail_orphans()
         return "the job is cancelled"
 
     def stop_early(self, job: str, message: str) -> str:
@@ -129,11 +134,14 @@ class OutcomePolicy:
             self._end(job, status=FAILED, message=reason)
 
     def _end(self, job: str, *, status: str, message: str) -> None:
+        self._close(job, status=status, message=message)
+        self.fail_orphans()
+
+    def _close(self, job: str, *, status: str, message: str) -> None:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
         self._job_table.groups.ended(job)
         self._tell(JobEnded(job=job, status=status, message=message, details=record.details))
-        self.fail_orphans()
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
@@ -190,7 +198,7 @@ class OutcomePolicy:
             self._job_table.write(job, step=step)
         if self._job_table.records[job].status in ENDED:
             return "the job is cancelled"
-        return self.cancel(job, "cancelled by hand: its run was cancelled")
+        return self.cancel(job, message="cancelled by hand: its run was cancelled")
 
     def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job

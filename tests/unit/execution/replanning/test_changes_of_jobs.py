@@ -52,6 +52,23 @@ def test_a_cancelled_job_stops_at_a_checkpoint_and_those_that_need_it_fail(tmp_p
     assert len([e for e in pool.bench.told(JobEnded) if e.job == "a"]) == 1
 
 
+@pytest.mark.parametrize("order", [["a", "x"], ["x", "a"]])
+def test_a_base_and_its_child_that_are_cancelled_together_end_once_each(tmp_path, order):
+    pool = Pool(tmp_path, ["a", "b"])
+    child = replace(job("x"), base="a")
+
+    def add_jobs():
+        begin(pool.bench.journal, [child], faults={})
+        pool.executor.add_jobs([pool.bench.entry(child, profile())], why="x was added")
+
+    pool.at(10.0, add_jobs)
+    pool.at(50.0, lambda: pool.executor.cancel(order, message="no longer wanted"))
+    pool.serve(until_s=300.0)
+    assert pool.statuses == {"a": CANCELLED, "b": DONE, "x": CANCELLED}
+    ended = [(event.job, event.status) for event in pool.bench.told(JobEnded)]
+    assert sorted(ended) == [("a", CANCELLED), ("b", DONE), ("x", CANCELLED)]
+
+
 @pytest.mark.parametrize("status", ["invalid", "out_of_memory", "crashed"])
 def test_a_cancelled_job_stays_cancelled_whatever_its_gang_comes_to(tmp_path, status):
     pool = Pool(tmp_path, ["a"])
