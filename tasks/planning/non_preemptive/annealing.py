@@ -154,12 +154,14 @@ class _Table:
     def _longest_first(self, option: Ints) -> tuple[Ints, Ints, float]:
         """Assigns jobs to nodes by area, the longest first, and returns the sequences, their lengths and the last end.
 
-        The rows have spare width for jobs that move.
+        The rows have spare width for jobs that move: eight times the mean, over the nodes that can run a job of those
+        that the fewest nodes can run. Some node has room for every job then.
         """
         from ringmaster.tasks.planning.kernels.annealing import fill_node
 
         num_jobs, size = option.size, self.size
-        width = num_jobs if size.size <= 64 else min(num_jobs, 8 * num_jobs // size.size + 16)
+        num_hosts = min(int((size >= self.need[self.kind, o]).sum()) for o in np.unique(option))
+        width = num_jobs if size.size <= 64 else min(num_jobs, 8 * num_jobs // num_hosts + 16)
         sequences, counts = np.zeros((size.size, width), np.int32), np.zeros(size.size, np.int32)
         load = self.heads.sum(axis=1)
         for j in np.argsort(-self.length[option], kind="stable"):

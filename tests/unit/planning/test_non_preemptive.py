@@ -141,6 +141,12 @@ def test_annealing_leaves_jobs_that_run_where_they_are():
     assert plan.makespan_s == pytest.approx(85.0)
 
 
+def test_many_jobs_that_only_a_few_of_many_nodes_can_run_are_placed_on_those():
+    jobs = tuple(PlanningJob(f"j{i}", (Option("t", 2, 10.0),)) for i in range(100))
+    nodes = (*(Node(f"small{v}", 1) for v in range(98)), Node("a", 2), Node("b", 2))
+    assert annealed(Problem("few", nodes, jobs)).makespan_s == pytest.approx(500.0)
+
+
 def test_gangs_of_several_nodes_are_left_to_others():
     wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
     assert plan_rigid(Problem("wide", (Node("a", 2), Node("b", 2)), (wide,)), 1.0) is None
