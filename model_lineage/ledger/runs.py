@@ -182,6 +182,11 @@ class Runs(Connection):
         self.write_text(run_id, path, json.dumps(_finite({"columns": columns, "data": data}), default=str))
         self._add_logged_artifact(run_id, {"path": path, "type": "table"})
 
+    def read_table(self, run_id: str, path: str) -> list[dict[str, Any]]:
+        """Returns the rows of a table that `write_table` has stored. Raises LedgerError if there is none."""
+        table = json.loads(self.read_text(run_id, path))
+        return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
     def read_text(self, run_id: str, path: str) -> str:
         """Returns the text of a run's artifact. Raises LedgerError if there is none."""
         with tempfile.TemporaryDirectory() as folder:

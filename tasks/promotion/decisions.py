@@ -43,17 +43,31 @@ def now() -> str:
 def write(ledger: Ledger, model: ModelRecord, decision: DecisionRecord) -> None:
     """Adds a decision about `model` to the tag of its version, and to the table of its run.
 
-    The tag holds as many of the newest decisions as fit. Repeating the last decision changes nothing.
+    The table holds all decisions, the tag as many of the newest as fit. Repeating the last decision changes nothing.
     """
     assert model.version is not None, "a decision is about a version"
     known = read(ledger, model)
     if known and _same(known[-1], decision):
         return
-    every = [*known, decision]
     if model.run_id is not None:
-        rows = [{**to_json(entry), "reasons": "\n".join(entry.reasons)} for entry in every]
-        ledger.write_table(model.run_id, TABLE, rows)
-    ledger.client.set_model_version_tag(model.registered_name, str(model.version), TAG, _text(every))
+        rows = _table(ledger, model.run_id, known)
+        if not rows or _row(decision) | {"at": ""} != rows[-1] | {"at": ""}:  # else the last attempt ended after this
+            ledger.write_table(model.run_id, TABLE, [*rows, _row(decision)])
+    ledger.client.set_model_version_tag(model.registered_name, str(model.version), TAG, _text([*known, decision]))
+
+
+def _table(ledger: Ledger, run_id: str, known: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
+    """Returns the rows of the table, or of the `known` decisions where there is no table (any more)."""
+    try:
+        return ledger.read_table(run_id, TABLE)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return [_row(entry) for entry in known]
+
+
+def _row(decision: DecisionRecord) -> dict[str, Any]:
+    return {**to_json(decision), "reasons": "\n".join(decision.reasons)}
 
 
 def read(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:

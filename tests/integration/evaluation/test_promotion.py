@@ -97,6 +97,8 @@ def test_promotions_rollbacks_and_their_records(ledger, log, versions):
 
     assert stage.roll_back(ledger, NAME, log=log, who="Ann", why="it is slow") == (2, 3)
     assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 3}
+    rows = ledger.read_table(versions[2].run_id, decisions.TABLE)
+    assert [row["outcome"] for row in rows] == ["waiting", "promoted", "rolled back"]
     last = decisions.read(ledger, versions[2])[-1]
     assert (last.outcome, last.reasons, last.who) == ("rolled back", ("it is slow",), "Ann")
     assert stage.roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)

@@ -1,10 +1,10 @@
 """A model registry in memory that may die after a number of alias moves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ringmaster.model_lineage import DatasetInput, ModelRecord
+from ringmaster.model_lineage import DatasetInput, LedgerError, ModelRecord
 
 
 class Died(Exception):
@@ -33,6 +33,7 @@ class FakeLedger:
         self.aliases = dict(aliases)
         self.moves_left = moves_left
         self.tags: dict[int, dict[str, str]] = {}
+        self.tables: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self.redrawn: list[int | None] = []
 
     def models(self) -> list[ModelRecord]:
@@ -65,6 +66,14 @@ class FakeLedger:
 
     def resolve_model(self, uri: str) -> ModelRecord:
         return next(model for model in self.records if model.uri == uri)
+
+    def write_table(self, run_id: str, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.tables[run_id, path] = [dict(row) for row in rows]
+
+    def read_table(self, run_id: str, path: str) -> list[dict[str, Any]]:
+        if (run_id, path) not in self.tables:
+            raise LedgerError(f"run {run_id} has no {path}")
+        return self.tables[run_id, path]
 
     def redraw(self, *records: ModelRecord) -> None:
         self.redrawn = [record.version for record in records]

@@ -1,5 +1,7 @@
 """Aliases of versions, and moves of aliases that survive a crash."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
@@ -137,6 +139,24 @@ def test_decisions_are_kept_with_the_version_once_each(log):
         ("kept", ("a", "b"), 1),
         ("promoted", ("better",), 1),
     ]
+
+
+def test_the_table_of_a_run_keeps_all_decisions_in_full(log):
+    record = replace(version(2), run_id="r")
+    ledger = FakeLedger([version(1), record], champion=1)
+    for i in range(12):
+        apply(ledger, record, Decision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
+    (rows,) = ledger.tables.values()
+    assert [row["reasons"] for row in rows] == [f"{i} " + "y" * 900 for i in range(12)]
+    last = decisions.read(ledger, record)[-1]
+    decisions.write(ledger, record, last)
+    ledger.tags[2].clear()  # deleted, or not written any more
+    decisions.write(ledger, record, last)
+    assert ledger.tables["r", decisions.TABLE] == rows and decisions.read(ledger, record) == [last]
+    ledger.tables.clear()
+    decisions.write(ledger, record, replace(last, who="Ann"))
+    (rows,) = ledger.tables.values()
+    assert [row["who"] for row in rows] == ["rule", "Ann"], "what the tag still has"
 
 
 def test_a_tag_keeps_the_newest_decisions_within_its_limit(log):
