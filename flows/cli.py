@@ -76,7 +76,7 @@ def main() -> None:
     from ringmaster.tasks.batch import BatchFileError
     from ringmaster.tasks.messages import listed
     from ringmaster.tasks.planning import ProblemError
-    from ringmaster.tasks.pool.faults import OtherRelease
+    from ringmaster.tasks.storage.releases import OtherRelease
 
     with interrupts.command(sys.argv[1:]):
         try:

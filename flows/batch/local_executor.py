@@ -23,8 +23,7 @@ from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.execution.local.step_events import StepEvents
 from ringmaster.tasks.execution.replanning.plan_manager import MakePlan
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
-from ringmaster.tasks.execution.task import GanttArtifact, ProgressArtifact, submit_with
-from ringmaster.tasks.execution.timeline.reader import TimelineReader
+from ringmaster.tasks.execution.task import submit_with
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
@@ -33,6 +32,8 @@ from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.storage.journal import FAILED, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques import Job
 
 PLANNING_TIME_LIMIT_S = 10.0

@@ -57,8 +57,8 @@ def submit(
         raise typer.Exit(train(jobs, checkpoint_every=checkpoint_every, as_json=as_json))
     from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
     from ringmaster.tasks.pool.handed_over import hand_over
-    from ringmaster.tasks.pool.releases import check_release
     from ringmaster.tasks.pool.requests import Requests
+    from ringmaster.tasks.storage.releases import check_release
 
     with open_database(pool) as database:
         database.read(check_release)

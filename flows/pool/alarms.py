@@ -11,10 +11,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import sound
-from ringmaster.tasks.execution.timeline.reader import TimelineReader
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.timeline.reader import TimelineReader
 
 logger = logging.getLogger(__name__)
 

@@ -43,13 +43,10 @@ from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
 from ringmaster.tasks.execution.steering import GOAL, SteeringRequest
-from ringmaster.tasks.execution.task import GanttArtifact, ProgressArtifact
-from ringmaster.tasks.execution.timeline.reader import TimelineReader
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.handed_over import followed
 from ringmaster.tasks.pool.nodes import Nodes
-from ringmaster.tasks.pool.releases import check_release
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.stage import Profiled
@@ -57,7 +54,10 @@ from ringmaster.tasks.recording.async_recorder import JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.interface.preflight import Preflight, Refusal
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 

@@ -31,11 +31,11 @@ from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, Pool
 from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.releases import check_release, note_release
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.releases import check_release, note_release
 
 logger = logging.getLogger(__name__)
 

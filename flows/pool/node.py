@@ -21,14 +21,13 @@ from ringmaster.flows.process.process_log import log_to_stderr
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Device
+from ringmaster.tasks.devices.monitor import Telemetry
 from ringmaster.tasks.execution.local.leases import leases_of
-from ringmaster.tasks.pool.faults import OtherRelease
 from ringmaster.tasks.pool.node.agent import DRAIN_S, NodeAgent
-from ringmaster.tasks.pool.node.device_monitor import Telemetry
 from ringmaster.tasks.pool.node.holding import AlreadyServed, hold_devices
-from ringmaster.tasks.pool.releases import check_release
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.storage.releases import OtherRelease, check_release
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0

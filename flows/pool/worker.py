@@ -24,8 +24,8 @@ from prefect.workers.base import BaseWorker, BaseWorkerResult
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows.pool.runs.segment_runs import ANSWER_S, AWAY, Excused, SegmentRuns
-from ringmaster.tasks.pool.message_store import OrderRecord
 from ringmaster.tasks.pool.node.agent import DRAIN_S, NodeAgent
+from ringmaster.tasks.storage.message_store import OrderRecord
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import output_console, print_json
 from ringmaster.flows.reports.watch_view import Room, picture
-from ringmaster.tasks.execution.timeline.reader import TimelineReader
-from ringmaster.tasks.execution.timeline.run_timeline import RunTimeline
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.tasks.timeline.run_timeline import RunTimeline
 
 LOOK_EVERY_S = 0.5
 DRAW_EVERY_S = 2.0  # without an event, as the present moves on

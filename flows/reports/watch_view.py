@@ -9,8 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ringmaster.tasks.execution.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
-from ringmaster.tasks.execution.timeline.text import (
+from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
+from ringmaster.tasks.planning.charts.gantt_text import Piece
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
+from ringmaster.tasks.timeline.text import (
     FAULT_MARK,
     KEY,
     Row,
@@ -21,8 +23,6 @@ from ringmaster.tasks.execution.timeline.text import (
     num_rows,
     rows,
 )
-from ringmaster.tasks.planning.charts.drawing import COLOURS, seconds_text
-from ringmaster.tasks.planning.charts.gantt_text import Piece
 
 HEADINGS = 11  # lines other than devices, jobs, nodes and notes
 INK, FAINT, DARK, RED = "#22303c", "#6b7680", "#3a444c", "#c1121f"

@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ringmaster.tasks.pool.process_identity import identity
+from ringmaster.tasks.process_identity import identity
 
 KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.timeline.run_timeline import RunTimeline
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
 from ringmaster.tasks.storage.journal import ENDED
+from ringmaster.tasks.timeline.run_timeline import RunTimeline
 
 BATCH_FAILED = "ringmaster.batch.failed"
 DEADLINE_IN_DANGER = "ringmaster.deadline.in-danger"

@@ -1,37 +1,18 @@
-"""The Prefect task that runs a segment, and the Prefect artifacts that show a batch's progress and its Gantt chart."""
+"""The Prefect task that runs a segment on this machine."""
 
 from __future__ import annotations
 
-import time
-from base64 import b64encode
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
 from typing import cast
-from uuid import UUID
 
-import httpx
-from prefect import get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.exceptions import PrefectException
 
-from ringmaster.tasks.execution.background_worker import Behind
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.execution.local.runner import LocalRunner
 from ringmaster.tasks.execution.orders import SegmentCall, Submit
-from ringmaster.tasks.execution.timeline.reader import TimelineReader
-from ringmaster.tasks.execution.timeline.run_timeline import RunTimeline, headline
-from ringmaster.tasks.execution.timeline.svg import render_svg
-from ringmaster.tasks.storage.database import DatabaseClosed
-from ringmaster.tasks.storage.journal import STOPPED, Journal
 from ringmaster.techniques.runtime.processes.gang import Outcome
-
-DRAW_EVERY_S = 10.0
 
 
 def submit_with(runner: LocalRunner, *, measured: SegmentTelemetry | None = None) -> Submit:
@@ -57,106 +38,3 @@ def submit_with(runner: LocalRunner, *, measured: SegmentTelemetry | None = None
         return cast("Future[Outcome]", segment.submit(call.label, call.order.folder))
 
     return submit
-
-
-class ProgressArtifact:
-    """A progress bar in Prefect's UI: the share of the batch's steps that are trained according to its journal."""
-
-    def __init__(self, journal: Journal, *, total_steps: int) -> None:
-        self._journal, self._total = journal, max(total_steps, 1)
-        self._artifact = cast(
-            UUID,
-            create_progress_artifact(progress=self._percent(), key="progress", description="Steps trained of all"),
-        )
-        self._behind = Behind(self._update, name="progress artifact")
-
-    def listen(self, event: ExecutionEvent) -> None:
-        """Updates the bar when a segment starts or ends and when a job ends. An executor's listener."""
-        if isinstance(event, (SegmentStarted, SegmentEnded, JobEnded)):
-            self._behind.ask()
-
-    def close(self) -> None:
-        """Makes a pending update and stops the background thread."""
-        self._behind.close()
-
-    def _update(self) -> None:
-        try:
-            update_progress_artifact(self._artifact, progress=self._percent())
-        # An outdated artifact must not end a training. The client may be closed once the flow run has ended.
-        except (httpx.HTTPError, PrefectException, RuntimeError) as error:
-            get_run_logger().warning("the progress artifact could not be updated: %s", error)
-
-    def _percent(self) -> float:
-        records = self._journal.jobs().values()
-        # A job that was stopped early counts as one whole job, however many steps it has trained.
-        stopped = [record for record in records if record.status == STOPPED]
-        steps = sum(record.step for record in records if record.status != STOPPED)
-        share = steps / self._total + len(stopped) / max(1, len(records))
-        return min(100.0 * share, 100.0)
-
-
-class GanttArtifact:
-    """A Gantt chart in Prefect's UI, by device, of the first plan, the past and running segments and the forecast.
-
-    batch: the batch of a pool to show; None for all jobs.
-    create, update: create and update a markdown artifact; by default with Prefect's client.
-    in_background: wraps the drawing function in a background worker.
-    look: is called with each `RunTimeline` that is drawn.
-    """
-
-    def __init__(
-        self,
-        timeline_reader: TimelineReader,
-        *,
-        batch: str | None = None,
-        create: Callable[[str], UUID] | None = None,
-        update: Callable[[UUID, str], None] | None = None,
-        in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="gantt artifact"),
-        clock: Callable[[], float] = time.monotonic,
-        look: Callable[[RunTimeline], object] = lambda _: None,
-    ) -> None:
-        self._timeline_reader, self._batch, self._clock, self._look = timeline_reader, batch, clock, look
-        self._update = update or _update_markdown
-        self._artifact = (create or _create_markdown)(self._markdown())
-        self._drawn_s = clock()
-        self._behind = in_background(self._draw)
-
-    def listen(self, event: ExecutionEvent) -> None:
-        """Redraws the chart every `DRAW_EVERY_S` seconds, and once all jobs have ended. An executor's listener."""
-        if isinstance(event, GangSaid):
-            self._timeline_reader.hear(event.number, event.event)
-        is_due = self._clock() - self._drawn_s >= DRAW_EVERY_S
-        if is_due or (isinstance(event, (JobEnded, SegmentEnded)) and self._timeline_reader.num_left(self._batch) == 0):
-            self._drawn_s = self._clock()
-            self._behind.ask()
-
-    def close(self) -> None:
-        """Draws the final state and stops the background thread."""
-        self._behind.ask()
-        self._behind.close()
-
-    def _draw(self) -> None:
-        try:
-            self._update(self._artifact, self._markdown())
-        except (httpx.HTTPError, PrefectException, RuntimeError, DatabaseClosed) as error:
-            get_run_logger().warning("the Gantt chart could not be updated: %s", error)
-
-    def _markdown(self) -> str:
-        run_timeline = self._timeline_reader.read(self._batch)
-        self._look(run_timeline)
-        return markdown(run_timeline)
-
-
-def markdown(run_timeline: RunTimeline) -> str:
-    """Returns a run timeline as markdown. Prefect's UI shows pictures only as images within markdown."""
-    picture = b64encode(render_svg(run_timeline, titles=False).encode()).decode()
-    return f"![Gantt chart](data:image/svg+xml;base64,{picture})\n\n{' · '.join(headline(run_timeline))}"
-
-
-def _create_markdown(text: str) -> UUID:
-    description = "By device: what was planned first, what happened, what runs, what comes"
-    return cast(UUID, create_markdown_artifact(text, key="gantt", description=description))
-
-
-def _update_markdown(artifact: UUID, text: str) -> None:
-    get_client(sync_client=True).update_artifact(artifact_id=artifact, artifact=ArtifactUpdate(data=text))

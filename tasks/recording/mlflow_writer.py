@@ -23,8 +23,8 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
-from ringmaster.tasks.system_metrics import Energy, telemetry_points
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json, to_json

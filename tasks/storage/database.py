@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from ringmaster.tasks.pool.releases import check_tables
+from ringmaster.tasks.storage.releases import check_tables
 from ringmaster.tasks.storage.schema import METADATA
 
 logger = logging.getLogger(__name__)

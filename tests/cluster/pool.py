@@ -10,13 +10,13 @@ import psutil
 from sqlalchemy import select
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.nodes import SERVING, Nodes
 from ringmaster.tasks.pool.requests import CANCEL, Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.pool.timeouts import VARIABLE
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end

@@ -15,8 +15,8 @@ from prefect.states import Pending
 from ringmaster.flows.pool.worker import queue_of
 from ringmaster.tasks.execution.orders import CANCELLED, LOST
 from ringmaster.tasks.pool.controller.launching import RunIsOver
-from ringmaster.tasks.pool.message_store import OrderRecord
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.message_store import OrderRecord
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Outcome
 
 DEPLOYMENT = "segment/segment"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.devices.monitor import Telemetry
 from ringmaster.tasks.execution.orders import SegmentCall
-from ringmaster.tasks.pool.node.device_monitor import Telemetry
 from ringmaster.techniques.runtime.processes.gang import Event
 
 Say = Callable[[Event], None]

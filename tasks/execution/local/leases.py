@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ringmaster.tasks.pool.process_identity import identity
+from ringmaster.tasks.process_identity import identity
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (

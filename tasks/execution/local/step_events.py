@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.message_store import MessageStore
 
 EVERY_S = 2.0  # per segment: a write costs milliseconds, and people need no finer resolution
 MOST_STEPS = 20  # the newest steps of an event, whose seconds are stored

@@ -50,12 +50,12 @@ from ringmaster.tasks.pool.controller.request_handler import HOLDER, OTHER_VERSI
 from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases
-from ringmaster.tasks.pool.message_store import KILL, MessageStore
 from ringmaster.tasks.pool.nodes import LEAVING, Nodes
 from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
+from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
 from ringmaster.techniques.runtime.processes.gang import Outcome
 

@@ -17,10 +17,10 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.pool.controller.active_batches import OptionKey, option_key
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import TOLD
 from ringmaster.techniques import Profile
 from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Outcome

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.pool.message_store import GIVEN, MessageStore, OrderRecord
+from ringmaster.tasks.storage.message_store import GIVEN, MessageStore, OrderRecord
 from ringmaster.techniques.runtime.processes.gang import Outcome
 
 logger = logging.getLogger(__name__)

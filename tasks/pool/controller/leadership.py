@@ -16,7 +16,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.pool.process_identity import has_ended, own_process
+from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 

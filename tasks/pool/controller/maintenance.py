@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import exists, select
 
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.requests import DONE, REFUSED, WITHDRAWN
 from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED
 from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, TOLD
 
 # The number of ended batches whose gangs' events are retained, for the analysis of failures.

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from ringmaster.tasks.execution.orders import LOST, SegmentCall
 from ringmaster.tasks.pool.controller.launching import Launch, Launcher
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
-from ringmaster.tasks.pool.message_store import GIVEN, KILL, OUTCOME, TAKEN, GangEvent, MessageStore, OrderRecord
 from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.storage.message_store import GIVEN, KILL, OUTCOME, TAKEN, GangEvent, MessageStore, OrderRecord
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
 

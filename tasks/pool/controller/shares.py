@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ringmaster.tasks.execution.orders import CANCELLED, LOST, SegmentCall
-from ringmaster.tasks.pool.message_store import Share
+from ringmaster.tasks.storage.message_store import Share
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
 
 PRECEDENCE = (OUT_OF_MEMORY, INVALID, LOST, CRASHED, CANCELLED, PREEMPTED, DONE)

@@ -17,13 +17,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.orders import LOST
-from ringmaster.tasks.pool.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, OrderRecord, Share
 from ringmaster.tasks.pool.node.gangs import Gangs, StartGang, start_gang
 from ringmaster.tasks.pool.node.heartbeat import Heartbeat
 from ringmaster.tasks.pool.node.outbox import Outbox
 from ringmaster.tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
+from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, OrderRecord, Share
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ringmaster.tasks.execution.orders import CANCELLED
-from ringmaster.tasks.pool.message_store import KILL, Share
+from ringmaster.tasks.storage.message_store import KILL, Share
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import CRASHED, PREEMPTED, Event, Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ringmaster.tasks.pool.message_store import OUTCOME, MessageStore
 from ringmaster.tasks.storage.database import DatabaseClosed
+from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore
 
 GATHER_S = 0.1
 

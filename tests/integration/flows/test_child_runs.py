@@ -12,7 +12,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from ringmaster.flows.pool.runs.child_runs import ChildRuns
 from ringmaster.tasks.pool.controller.launching import RunIsOver
-from ringmaster.tasks.pool.message_store import GIVEN, OrderRecord, Share
+from ringmaster.tasks.storage.message_store import GIVEN, OrderRecord, Share
 from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 from tests.unit.pool.workers import call

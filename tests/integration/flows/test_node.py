@@ -14,9 +14,9 @@ from ringmaster.flows.pool import node
 from ringmaster.flows.pool.node import NodeOptions, _noted_signals, _serve
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.pool import releases
-from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.storage import releases
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.releases import OtherRelease
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import DEVICES, Site
 

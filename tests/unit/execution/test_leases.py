@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from ringmaster.tasks.execution.local.leases import Leases
-from ringmaster.tasks.pool.process_identity import identity
+from ringmaster.tasks.process_identity import identity
 from tests.children import exit_status, in_a_child, started
 
 

@@ -8,8 +8,8 @@ import pytest
 from ringmaster.tasks import alarms
 from ringmaster.tasks.alarms import DeadlineAlarms, NodeAlarms, batch_failed, promotion_refused
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.timeline.run_timeline import JobLine, RunTimeline
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord
+from ringmaster.tasks.timeline.run_timeline import JobLine, RunTimeline
 
 DEVICES = tuple(Device(kind="cpu", name="a", memory_bytes=2**30, cores=(n,), index=n) for n in range(2))
 ALPHA = NodeRecord(name="alpha", incarnation="1", address="10.0.0.1", devices=DEVICES)

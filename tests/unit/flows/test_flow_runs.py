@@ -11,7 +11,7 @@ from ringmaster.model_lineage import LedgerError
 from ringmaster.model_lineage.tensors import StoreFault
 from ringmaster.tasks.batch import BatchFileError
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.storage.releases import OtherRelease
 
 MESSAGE = "1 of 2 jobs are done; failed: a (its loss is NaN)"
 

@@ -12,12 +12,12 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch_view import Room, picture
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.timeline.run_timeline import JobLine, RunTimeline, Span
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.timeline.run_timeline import JobLine, RunTimeline, Span
 from tests.unit.execution.fakes import job, profile
-from tests.unit.execution.timeline.stories import Story, planned
+from tests.unit.timeline.stories import Story, planned
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(watching.watch)

@@ -7,10 +7,10 @@ from ringmaster.flows.pool.batch import train_on_pool
 from ringmaster.flows.pool.executor import _lead
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.pool import releases
 from ringmaster.tasks.pool.controller.leadership import Leadership
-from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.tasks.storage import releases
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.releases import OtherRelease
 from ringmaster.tasks.storage.schema import ABOUT
 
 

@@ -5,15 +5,15 @@ import pytest
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
-from ringmaster.tasks.pool import message_store as pool_mail
+from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.message_store import OUTCOME, MessageStore, Share
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import DONE, Journal
+from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from tests.unit.execution.fakes import job, profile

@@ -2,8 +2,8 @@
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.orders import SegmentCall
-from ringmaster.tasks.pool.message_store import KILL, OUTCOME, TAKEN, MessageStore
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.storage.message_store import KILL, OUTCOME, TAKEN, MessageStore
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 

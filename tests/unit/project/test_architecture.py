@@ -80,6 +80,33 @@ ALLOWED = {
     "techniques": ("techniques",),
     "model_lineage": ("model_lineage",),
 }
+# The folders and modules of tasks/ in layers, from below: each layer may import those below it and itself.
+LAYERS = (
+    ("cluster", "code_version", "files", "messages", "process_identity"),
+    ("devices", "storage"),
+    ("planning",),
+    ("batch", "datasets"),
+    ("profiling",),
+    ("execution",),
+    ("pool",),
+    ("timeline",),
+    ("alarms", "recording"),
+    ("evaluation",),
+    ("promotion",),
+    ("retraining", "sweeping"),
+)
+LAYER = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+
+
+def is_upward(found: Import) -> bool:
+    """Whether a module of tasks/ imports a part of tasks/ from a layer above its own."""
+    _, _, target = found.module.removeprefix(f"{IMPORT_ROOT}.").partition("tasks.")
+    if found.package != "tasks" or not target or len(found.file.parts) < 2:
+        return False
+    own = found.file.parts[1].removesuffix(".py")
+    return own in LAYER and LAYER[target.partition(".")[0]] > LAYER[own]
+
+
 RULES: dict[str, Callable[[Import], bool]] = {
     "flows import tasks import techniques, both import model_lineage, and never the other way": (
         lambda i: i.of(*PACKAGES) and not i.of(*ALLOWED[i.package])
@@ -97,6 +124,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     "torch and transformers only in techniques/": (
         lambda i: i.of("torch", "transformers") and i.package != "techniques"
     ),
+    "inside tasks/ each layer imports only layers below it": is_upward,
     "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
     "MLflow only in model_lineage/": (lambda i: i.of("mlflow") and i.package != "model_lineage"),
     "pydantic not in techniques/, which describes jobs with dataclasses": (
@@ -132,6 +160,9 @@ BREAKS = [
     ("flows/a.py", "import importlib\nx = importlib.import_module('transformers')", "torch and"),
     ("tasks/a.py", "from mlflow import MlflowClient", "MLflow only"),
     ("techniques/a.py", "from pydantic import BaseModel", "pydantic"),
+    ("tasks/storage/a.py", "from ringmaster.tasks.pool.nodes import Nodes", "inside tasks/"),
+    ("tasks/execution/deep/a.py", "from ringmaster.tasks.pool import nodes", "inside tasks/"),
+    ("tasks/cluster.py", "from ringmaster.tasks.storage import schema", "inside tasks/"),
 ]
 
 
@@ -165,6 +196,11 @@ def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Pat
 def without_root(found: Iterable[Import]) -> list[str]:
     """Imports of our packages from the top of the import path, which would load a module twice under two names."""
     return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]
+
+
+def test_every_part_of_tasks_has_its_layer():
+    parts = {file.parts[1].removesuffix(".py") for file in modules(ROOT, ("tasks",))} - {"__init__"}
+    assert parts == set(LAYER)
 
 
 def test_our_packages_are_imported_from_the_import_root():

@@ -9,11 +9,11 @@ from sqlalchemy import update
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller import maintenance
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.nodes import LEAVING, Nodes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, RUNNING, WAITING, Journal
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Gangs, PoolBench, submission

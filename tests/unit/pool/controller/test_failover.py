@@ -8,12 +8,12 @@ import pytest
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.message_store import OUTCOME, MessageStore
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, PAUSED, RUNNING, WAITING, Journal
+from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker

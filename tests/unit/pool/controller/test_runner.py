@@ -8,8 +8,8 @@ import pytest
 from ringmaster.tasks.pool.controller.launching import RunIsOver
 from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 

@@ -11,11 +11,11 @@ from sqlalchemy import update
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.orders import CANCELLED, LOST
-from ringmaster.tasks.pool.message_store import OUTCOME, MessageStore, Share
 from ringmaster.tasks.pool.node.agent import NodeAgent
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, PREEMPTED, Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot

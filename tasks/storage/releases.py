@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from sqlalchemy import Connection, delete, insert, select
 
-from ringmaster.tasks.pool.faults import OtherRelease
+from ringmaster.model_lineage.faults import RingmasterError
 from ringmaster.tasks.storage.schema import ABOUT
 
 TABLES = "1"
@@ -16,6 +16,15 @@ Databases with tables of another version are not opened.
 """
 
 _TABLES, _RELEASE = "tables", "release"
+
+
+class OtherRelease(RingmasterError, ValueError):
+    """Raised for a database or a pool of another release of Ringmaster; nothing was started."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The messages that are shown to a person."""
+        return (str(self),)
 
 
 def own_release() -> str:

@@ -2,11 +2,11 @@
 
 from sqlalchemy import insert
 
-from ringmaster.tasks.execution.timeline.reader import TimelineReader
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS, SEGMENTS
+from ringmaster.tasks.timeline.reader import TimelineReader
 
 ZERO_S = 1_700_000_000.0
 

@@ -12,11 +12,11 @@ from sqlalchemy import insert
 
 from ringmaster.tasks.execution.background_worker import Behind
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
-from ringmaster.tasks.execution.task import GanttArtifact
-from ringmaster.tasks.execution.timeline.svg import MOST_TITLED, render_svg
-from ringmaster.tasks.execution.timeline.text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
 from ringmaster.tasks.storage.schema import JOBS
-from tests.unit.execution.timeline.stories import Story, halfway, planned
+from ringmaster.tasks.timeline.svg import MOST_TITLED, render_svg
+from ringmaster.tasks.timeline.task import GanttArtifact
+from ringmaster.tasks.timeline.text import FAULT_MARK, RUNNING_FILL, TO_COME_FILL, axis, rows
+from tests.unit.timeline.stories import Story, halfway, planned
 
 SVG = "{http://www.w3.org/2000/svg}"
 

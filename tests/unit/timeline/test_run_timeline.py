@@ -5,12 +5,12 @@ from sqlalchemy import select
 
 from ringmaster.tasks.execution.events import GangSaid
 from ringmaster.tasks.execution.local.step_events import StepEvents
-from ringmaster.tasks.pool.message_store import MessageStore
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
 from tests.unit.execution.fakes import job, profile
-from tests.unit.execution.timeline.stories import ZERO_S, Story, halfway, planned
+from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 
 
 @pytest.fixture

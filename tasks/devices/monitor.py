@@ -16,7 +16,7 @@ A telemetry event is an event of the segment's gang, as JSON:
 Devices have their numbers on the node. Values that a device does not provide are left out. All values are means since
 the last event, except `energy_j`: the joules since the segment began on this node, so that a lost event loses no
 energy. CPU slots have no power values. `node` is the node's name for gangs over several nodes, and empty otherwise.
-`tasks/system_metrics.py` converts events into metric points.
+`tasks/recording/system_metrics.py` converts events into metric points.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from statistics import fmean
 from typing import Any
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.node.probes import Probe, Sample, is_ours, pids_are_known, probes
+from ringmaster.tasks.devices.probes import Probe, Sample, is_ours, pids_are_known, probes
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.execution.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span
 from ringmaster.tasks.planning.charts.drawing import seconds_text, shortened
 from ringmaster.tasks.planning.charts.gantt_text import LETTERS, Bar, Piece, pieces
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
 MOST_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan

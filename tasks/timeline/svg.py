@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from ringmaster.tasks.execution.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 from ringmaster.tasks.planning.charts.drawing import Box, Frame, colours, label, legend, seconds_text, stripes
+from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, headline
 
 MOST_SPANS = 6000  # to draw, the longest of each kind: more could not be distinguished
 MOST_TITLED = 400  # with more spans, boxes have no titles and like ones are merged into one path: a fifth of the size

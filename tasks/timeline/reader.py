@@ -11,17 +11,6 @@ from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.progress import is_about, step_told
-from ringmaster.tasks.execution.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
-from ringmaster.tasks.execution.timeline.queries import Archive, Head
-from ringmaster.tasks.execution.timeline.run_timeline import (
-    AT_FIRST,
-    NOW_RUNNING,
-    JobLine,
-    NodeLine,
-    Note,
-    RunTimeline,
-    Span,
-)
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
@@ -37,6 +26,17 @@ from ringmaster.tasks.storage.journal import (
     WAITING,
     JobRecord,
     SegmentRecord,
+)
+from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
+from ringmaster.tasks.timeline.queries import Archive, Head
+from ringmaster.tasks.timeline.run_timeline import (
+    AT_FIRST,
+    NOW_RUNNING,
+    JobLine,
+    NodeLine,
+    Note,
+    RunTimeline,
+    Span,
 )
 from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
 

@@ -11,13 +11,13 @@ import pytest
 
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.devices.monitor import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
+from ringmaster.tasks.devices.probes import pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.execution.orders import SegmentCall
-from ringmaster.tasks.pool.node.device_monitor import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
-from ringmaster.tasks.pool.node.probes import pids_are_known
-from ringmaster.tasks.system_metrics import Energy, telemetry_points
+from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal
 

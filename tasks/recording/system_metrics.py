@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringmaster.model_lineage.records import MetricPoint
+from ringmaster.tasks.devices.monitor import TELEMETRY
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
-from ringmaster.tasks.pool.node.device_monitor import TELEMETRY
 from ringmaster.tasks.storage.journal import Journal
 
 # By the key in a telemetry event: MLflow's metric name, and the factor that converts the value.
@@ -26,7 +26,7 @@ ENERGY = "system/energy_joules"
 def telemetry_points(event: Mapping[str, Any]) -> list[MetricPoint]:
     """Returns the metric points of a telemetry event, and none for any other event.
 
-    `tasks/pool/node/device_monitor.py` documents the form of a telemetry event. The step of a point is its time in
+    `tasks/devices/monitor.py` documents the form of a telemetry event. The step of a point is its time in
     seconds since the epoch: a job's segments follow each other in time, and so do its points.
     """
     if event["event"] != TELEMETRY:
