@@ -1,19 +1,18 @@
-"""The flow of one segment of a job on a node, which the node's worker runs without a process of its own."""
+"""The flow of a segment, under which Prefect shows it. No process is started for it."""
 
 from __future__ import annotations
 
 from prefect import flow
 
 
-@flow(name="segment", flow_run_name="segment {segment} on {node}", persist_result=False)
-def segment(segment: int, node: str) -> None:
-    """Runs a node's share of a segment that the pool's executor has ordered.
+@flow(name="segment", flow_run_name="segment {segment}", persist_result=False)
+def segment(segment: int) -> None:
+    """Shows a segment of a job, which the pool's controller starts and ends. Cancel it to preempt the segment.
 
     Args:
         segment: Number of the segment.
-        node: Name of the node whose worker runs it.
     """
     raise RuntimeError(
-        f"segment {segment} is run by the worker of node {node}, not as a process of its own. To fix: start that "
-        "worker by `ringmaster pool worker`; Prefect's own workers must not serve the queues of nodes"
+        f"segment {segment} is started by the pool's controller, not by a worker of Prefect. To fix: end the worker "
+        "that serves the queue `segments`"
     )

@@ -7,18 +7,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import Protocol
 
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
-from ringmaster.flows.pool.runs.child_runs import ChildRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
+from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
 from ringmaster.flows.process.process_log import log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
@@ -44,6 +45,13 @@ STAND_BY_S = 1.0  # interval of the leader checks
 FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
 
 Notice = Callable[[str], None]
+
+
+class Watcher(Protocol):
+    """A part of the executor's process that looks at the pool or at Prefect periodically."""
+
+    def keep_looking(self, until: threading.Event) -> None:
+        """Looks until `until` is set."""
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
@@ -80,9 +88,8 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> Iterator[Executor]:
     """Yields an executor in the recovered state of the former one, with its controller, runner and watchers."""
     with ExitStack() as stack:
-        runs = ChildRuns(Submissions(database))
-        stack.callback(runs.close)
-        runner = PoolRunner(database, launch=runs.launch)
+        segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
+        runner = PoolRunner(database)
         stack.callback(runner.close)
         controller = PoolController(database, runner=runner, timeouts=Timeouts.of_environment(), seed=seed)
         replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
@@ -105,15 +112,17 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         runner.start()
         pacemaker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
-        crashed = CrashedRuns(Submissions(database))
-        threading.Thread(target=crashed.keep_looking, args=(stopping,), name="crashed-runs", daemon=True).start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
-        batch_runs = BatchRuns(database, silent_s=2 * Timeouts.of_environment().lost_after_s)
-        threading.Thread(target=batch_runs.keep_looking, args=(stopping,), name="batch-runs", daemon=True).start()
-        alarms = PoolAlarms(database)
-        threading.Thread(target=alarms.keep_looking, args=(stopping,), name="alarms", daemon=True).start()
-        late = LateAnswers()
-        threading.Thread(target=late.keep_looking, args=(stopping,), name="late-answers", daemon=True).start()
+        silent_s = 2 * Timeouts.of_environment().lost_after_s
+        watchers: Mapping[str, Watcher] = {
+            "segment-runs": segment_runs,
+            "crashed-runs": CrashedRuns(Submissions(database)),
+            "batch-runs": BatchRuns(database, silent_s=silent_s),
+            "alarms": PoolAlarms(database),
+            "late-answers": LateAnswers(),
+        }
+        for name, watcher in watchers.items():
+            threading.Thread(target=watcher.keep_looking, args=(stopping,), name=name, daemon=True).start()
         yield executor
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import threading
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool.worker import DEFAULT_QUEUE, NodeWorker, queue_of
+from ringmaster.flows.pool.worker import DEFAULT_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.process.process_log import log_to_stderr
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
@@ -91,9 +90,9 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     )
     try:
         server.start()  # takes seconds, in which a signal may end the process: nothing is registered yet
-        with _noted_signals() as is_asked:
+        with _noted_signals() as stopping:
             host.start()
-            asyncio.run(_serve(host, options, notice, is_asked, database))
+            _serve(host, options, notice, stopping, database)
         return not host.was_replaced
     finally:
         host.close()
@@ -103,42 +102,49 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
 
 @contextmanager
 def _noted_signals() -> Iterator[threading.Event]:
-    """Notes a signal to end that comes during registration. A second signal ends the process at once.
+    """Yields an event that the first signal to end sets; a second signal ends the process at once.
 
-    The node must then leave in order, as the pool would otherwise notice its absence only after a minute.
+    The node leaves the pool in order then, as the pool would otherwise notice its absence only after a minute.
     """
-    is_asked = threading.Event()
+    stopping = threading.Event()
 
     def note(number: int, _: object) -> None:
-        is_asked.set()
+        stopping.set()
         signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
-        yield is_asked
+        yield stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-async def _serve(
-    host: NodeAgent, options: NodeOptions, notice: Notice, is_asked: threading.Event, database: Database
+def _serve(
+    host: NodeAgent, options: NodeOptions, notice: Notice, stopping: threading.Event, database: Database
 ) -> None:
-    worker = NodeWorker(
-        host, work_pool=options.pool.work_pool, serves_flows=options.serves_flows, drain_s=options.drain_s
-    )
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:  # even if the parent process had them ignored
-        loop.add_signal_handler(number, worker.stop)
-    if is_asked.is_set():
+    """Serves until `stopping` is set or the agent has ended; then the gangs write checkpoints and the node leaves."""
+    queues = [queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows]
+    worker = FlowWorker(name=options.name, work_pool=options.pool.work_pool, queues=queues)
+    worker.start()
+    threading.Thread(target=_pass_on, args=(host.ended, stopping), name="ended", daemon=True).start()
+    try:
+        served = f"{len(options.devices)} x {options.cluster.device_kind()}"
+        notice(f"node {options.name} serves {served}: work pool {options.pool.work_pool}, {', '.join(queues)}")
+        say_ready()
+        with _watched_release(database, stop=stopping.set):
+            stopping.wait()
+            notice(f"node {options.name} leaves: its gangs write a checkpoint")
+            host.drain(within_s=options.drain_s)
+            notice(f"node {options.name} has left the pool")
+    finally:
         worker.stop()
-    queues = ", ".join([queue_of(options.name), *[DEFAULT_QUEUE] * options.serves_flows])
-    served = f"{len(options.devices)} x {options.cluster.device_kind()}"
-    notice(f"node {options.name} serves {served}: work pool {options.pool.work_pool}, {queues}")
-    say_ready()
-    with _watched_release(database, stop=lambda: loop.call_soon_threadsafe(worker.stop)):
-        await worker.serve()
-        notice(f"node {options.name} has left the pool")
+
+
+def _pass_on(event: threading.Event, other: threading.Event) -> None:
+    """Sets another event once an event is set."""
+    event.wait()
+    other.set()
 
 
 @contextmanager

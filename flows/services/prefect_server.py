@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import sys
-import threading
 from collections.abc import Sequence
 
 import uvicorn
@@ -21,9 +18,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from ringmaster.flows.process import ownership
+from ringmaster.flows.process.parents import end_with_parent
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of, in_url
-
-END_PATIENCE_S = 10.0  # time for open requests, once the server is no longer needed
 
 
 def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
@@ -40,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     ownership.set_umask()
     if asked.until_stdin_ends:
-        threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+        end_with_parent()
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     uvicorn.run(
         checked(create_app(final=True), hosts),
@@ -48,13 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         port=asked.port,
         log_level=get_current_settings().server.logging_level.lower(),
     )
-
-
-def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(END_PATIENCE_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,16 @@ from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePla
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.storage.journal import ENDED, PAUSED, RUNNING, WAITING, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import (
+    CANCELLED,
+    ENDED,
+    FAILED,
+    PAUSED,
+    RUNNING,
+    WAITING,
+    Journal,
+    SegmentRecord,
+)
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
@@ -205,6 +214,13 @@ class Executor:
         for job in self.job_table.standing_still(jobs, paused=True):
             self.job_table.write(job, status=RUNNING if job in active else WAITING)
         self._plan_manager.want("jobs were resumed")
+
+    def retry(self, jobs: Sequence[str]) -> None:
+        """Makes jobs that have failed or were cancelled due again, with the jobs that failed because of them."""
+        for job in self.job_table.with_dependents(jobs):
+            if self.job_table.records[job].status in (FAILED, CANCELLED):
+                self.job_table.begin_anew(job)
+        self._plan_manager.want("jobs were retried")
 
     def direct(self, steering: SteeringRequest) -> None:
         """Applies a steering request: sets jobs' definitions, raises their goals, and stops jobs early."""

@@ -211,6 +211,20 @@ class JobTable:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
         return [j for j in jobs if (status := self.records[j].status) not in ENDED and (status == PAUSED) == paused]
 
+    def with_dependents(self, jobs: Iterable[str]) -> list[str]:
+        """Returns jobs, each before the jobs that depend on it, directly or not."""
+        found = dict.fromkeys(jobs)
+        for name in list(found):
+            children = [child for child, parents in self.after.items() if name in parents]
+            found |= dict.fromkeys(self.with_dependents(children))
+        return list(found)
+
+    def begin_anew(self, job: str) -> None:
+        """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
+        self.attempts.pop(job, None)
+        self.profiles[job] = self.profiles[job] or list(self.entries[job].profiles)
+        self.write(job, status=WAITING, message="")
+
     def strike_out(self, job: str, profile: Profile) -> bool:
         """Removes an option from a job for good. Returns whether another one is left."""
         self.profiles[job] = [p for p in self.profiles[job] if not p.is_like(profile)]

@@ -18,8 +18,8 @@ from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.gang import Event, Outcome
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
 
-LOST, CANCELLED = "lost", "cancelled"
-"""Outcomes in addition to those of a gang itself: its node is lost; a person cancelled its run and it checkpointed."""
+LOST = "lost"
+"""An outcome in addition to those of a gang itself: its node is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ preempted, lost: the job is retried at once, any number of times, as it did not 
 crashed: the job is retried from its last checkpoint after a pause that doubles, at most three times without progress.
 out of memory: the option is removed for good and the rest is re-planned.
 invalid (a factory raises, a loss is not finite): the job fails, the others continue.
-cancelled: the job ends at its last checkpoint.
 
 The outcome of a gang that trains a group is that of its lead job; each member has an outcome of its own. If the gang
 cannot continue as it is (three crashes, no memory under any option), the group parts before any job fails.
@@ -56,7 +55,6 @@ class OutcomePolicy:
             "done": self._on_done,
             "preempted": self._on_preempted,
             "lost": self._on_lost,
-            "cancelled": self._on_cancelled,
             "crashed": self._on_crashed,
             "out_of_memory": self._on_out_of_memory,
             "invalid": self._on_invalid,
@@ -191,14 +189,6 @@ class OutcomePolicy:
         self._plan_progress.drop(job)  # its node is lost: the new plan decides where it continues
         self._want(f"{job} has lost its devices")
         return "again from the last checkpoint, elsewhere"
-
-    def _on_cancelled(self, running: RunningSegment, outcome: Outcome) -> str:
-        job = running.segment.job
-        if step := outcome.result.get("step"):
-            self._job_table.write(job, step=step)
-        if self._job_table.records[job].status in ENDED:
-            return "the job is cancelled"
-        return self.cancel(job, message="cancelled by hand: its run was cancelled")
 
     def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from ringmaster.tasks.execution import events
-from ringmaster.tasks.execution.events import ExecutionEvent, Planned
+from ringmaster.tasks.execution.events import ExecutionEvent, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import TOLD
@@ -36,6 +36,15 @@ class Entry:
     told_s: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolEntry:
+    """The start or the end of a segment, with its number in the log and its batch."""
+
+    id: int
+    batch: str
+    event: SegmentStarted | SegmentEnded
+
+
 class EventLog:
     """The events of a pool's batches, in order."""
 
@@ -54,9 +63,25 @@ class EventLog:
         rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
         return [Entry(id=row.id, event=_event(row.kind, row.content), told_s=row.told_s) for row in rows]
 
-    def newest(self, batch: str) -> int:
-        """Returns the number of a batch's last event, 0 if it has none."""
-        query = select(func.max(TOLD.c.id)).where(TOLD.c.batch == batch)
+    def segment_events(self, *, after: int, most: int = 1000) -> list[PoolEntry]:
+        """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
+        kinds = (SegmentStarted.__name__, SegmentEnded.__name__)
+        query = select(TOLD.c.id, TOLD.c.batch, TOLD.c.kind, TOLD.c.content).where(
+            TOLD.c.id > after, TOLD.c.kind.in_(kinds)
+        )
+        rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
+        found = [(row, _event(row.kind, row.content)) for row in rows]
+        return [
+            PoolEntry(id=row.id, batch=row.batch, event=event)
+            for row, event in found
+            if isinstance(event, (SegmentStarted, SegmentEnded))
+        ]
+
+    def newest(self, batch: str | None = None) -> int:
+        """Returns the number of the last event, of a batch or of all, 0 if there is none."""
+        query = select(func.max(TOLD.c.id))
+        if batch is not None:
+            query = query.where(TOLD.c.batch == batch)
         return self._database.read(lambda connection: connection.execute(query).scalar()) or 0
 
     def follow(self, batch: str, number: int, *, until: Callable[[], bool]) -> Iterator[Entry]:

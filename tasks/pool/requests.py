@@ -19,11 +19,12 @@ OPEN, GRANTED, DONE, REFUSED, WITHDRAWN = "open", "granted", "done", "refused", 
 ANSWERED = (GRANTED, DONE, REFUSED)
 
 CANCEL, PAUSE, RESUME, SET_PRIORITY, LEND = "cancel", "pause", "resume", "set-priority", "lend"
+RETRY = "retry"
 TRAIN = "train"
 DIRECT = "direct"
 """The kinds of requests.
 
-- `CANCEL`, `PAUSE`, `RESUME` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
+- `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
 - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
 - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
   withdrawn, or until the requester no longer `renew`s it.

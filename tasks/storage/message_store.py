@@ -53,7 +53,6 @@ class OrderRecord:
     share: Share
     incarnation: str
     status: str
-    flow_run: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +97,6 @@ class MessageStore:
         """Sends a command to a segment's gang, on all its nodes."""
         self._database.write(
             lambda connection: connection.execute(insert(COMMANDS).values(segment=segment, command=command))
-        )
-
-    def note_flow_run(self, segment: int, node: str, flow_run: str) -> None:
-        """Records the child run in which a node runs its share."""
-        self._database.write(
-            lambda connection: connection.execute(
-                update(ORDERS).where(ORDERS.c.segment == segment, ORDERS.c.node == node).values(flow_run=flow_run)
-            )
         )
 
     def words(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[GangEvent]:
@@ -230,5 +221,5 @@ class MessageStore:
 
 
 def _order(row: Mapping[Any, Any]) -> OrderRecord:
-    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation", "status", "flow_run")}
+    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation", "status")}
     return OrderRecord(share=from_json(Share, row["content"]), **fields)

@@ -109,7 +109,7 @@ ORDERS = Table(
     Column("content", JSON, nullable=False),
     Column("incarnation", Text, nullable=False),
     Column("status", Text, nullable=False, index=True),
-    Column("flow_run", Text),
+    Column("flow_run", Text),  # not used any more; a change of the columns would be another form of the tables
 )
 
 # The events of gangs. number: counts the node's events of this segment, from 0.

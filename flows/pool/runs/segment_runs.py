@@ -1,215 +1,239 @@
-"""Flow runs of `segment/segment`, run inside this process: watching a gang needs no Python process of its own.
+"""The flow runs that show segments in Prefect: one for each segment, below the flow run of its batch.
 
-Prefect's states follow the state of the gangs. The only exception is a run that is cancelled in the UI: its gang stops
-at a checkpoint. While Prefect is away, gangs go on, and the states are reported later.
+The pool's controller alone starts and ends segments. These runs follow its event log, through public calls of Prefect's
+client: state, log and links. While Prefect is away, segments go on, and the runs follow once it is back. Two actions of
+a person go the other way: cancelling a run preempts its segment, and retrying a run makes its job due again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from types import TracebackType
+from contextlib import suppress
+from datetime import UTC, datetime
 from uuid import UUID
 
-import anyio
-import anyio.to_thread
 import httpx
-from prefect.client.orchestration import PrefectClient
+from prefect import Task
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
     FlowRunFilter,
-    FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.events import emit_event
-from prefect.exceptions import Abort, ObjectNotFound, PrefectException
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
-from prefect.utilities.engine import propose_state
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Pending, Running
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.tasks.execution.orders import CANCELLED, LOST
-from ringmaster.tasks.pool.node.agent import NodeAgent
+from ringmaster.flows.batch.waiting import prefect_is_away
+from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
+from ringmaster.tasks.pool.requests import DONE as ANSWERED
+from ringmaster.tasks.pool.requests import OPEN, RETRY, Requests
+from ringmaster.tasks.pool.submissions import ENDED, Submissions
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.tasks.storage.schema import SEGMENTS
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
+from ringmaster.techniques.runtime.processes.reporter import STOP
 
 logger = logging.getLogger(__name__)
 
-CANCELLATIONS_EVERY_S = 3.0
-HEARTBEAT_EVERY_S = 30.0
-NO_ANSWER = "no answer"
-ANSWER_S = 10.0  # timeout of a request to Prefect, whose client would retry for a minute, with long pauses
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # pauses between reports of a state
-MOST_TAKEN_AT_ONCE = 64
-
-
+DEPLOYMENT = "segment/segment"
+QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
+LOOK_EVERY_S = 0.5
+ACTIONS_EVERY_S = 3.0  # interval of the checks for runs that a person has cancelled or retried
+CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
 # ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
-AWAY = (httpx.HTTPError, PrefectException, TimeoutError, ValueError)
-
-
-class Excused:
-    """Suppresses the errors of Prefect's absence, and logs the first one in a row.
-
-    what: what cannot be done meanwhile, for the log.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what, self.is_away = what, False
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        is_away = isinstance(error, AWAY)
-        if is_away and not self.is_away:
-            logger.warning("%s while Prefect is away, trying again: %s", self._what, str(error) or NO_ANSWER)
-        self.is_away = is_away
-        return is_away
+AWAY = (httpx.HTTPError, PrefectException, ValueError)
 
 
 class SegmentRuns:
-    """The segment runs of one node.
+    """Keeps Prefect's runs of segments up to date with the event log of a pool.
 
-    host: the node agent.
-    client: returns the worker's client, while the worker serves.
+    database: the pool's database; only the leading controller's process has a `SegmentRuns`.
+    clock: monotonic seconds.
     """
 
-    def __init__(self, host: NodeAgent, client: Callable[[], PrefectClient]) -> None:
-        self._host, self._client = host, client
-        self._runs: dict[UUID, FlowRun] = {}
-        self._cancelled: set[UUID] = set()
-        self._unseen: dict[int, Future[Outcome]] = {}  # by segment, the outcome of what was started without a run
-        self._threads = anyio.CapacityLimiter(MOST_TAKEN_AT_ONCE)
-        self._idle = asyncio.Condition()
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database, self._clock = database, clock
+        self._log, self._facts = EventLog(database), Journal(database, batch="")
+        self._requests, self._submissions = Requests(database), Submissions(database)
+        self._deployment: UUID | None = None
+        self._preempted: set[int] = set()
+        self._looked_s = -ACTIONS_EVERY_S
+        self._is_away = False
+        self._cursor: int | None = self._facts.get(CURSOR)
+        if self._cursor is None:  # a pool that has run before, with segments that Prefect has shown in another way
+            self._cursor = self._log.newest()
 
-    def knows(self, flow_run: UUID) -> bool:
-        """Returns whether a run is in progress here."""
-        return flow_run in self._runs
+    def keep_looking(self, until: threading.Event) -> None:
+        """Updates the runs until `until` is set; waits while Prefect or the database is away."""
+        while not until.wait(LOOK_EVERY_S):
+            with suppress(SQLAlchemyError):
+                self._look_patiently()
 
-    @property
-    def under_way(self) -> set[int]:
-        """The segments of the runs in progress."""
-        return {_segment(flow_run) for flow_run in self._runs.values()}
-
-    async def run(self, flow_run: FlowRun, *, is_claimed: bool = False) -> None:
-        """Claims a run, executes its share of the segment, and reports its final state to Prefect.
-
-        It does nothing if the run is not to be run.
-
-        is_claimed: whether an earlier claim, whose answer was lost, has set the run to pending already.
-
-        Raises httpx.HTTPError or TimeoutError if the run cannot be claimed now.
-        """
-        if flow_run.id in self._runs:
-            return
-        self._runs[flow_run.id] = flow_run
+    def _look_patiently(self) -> None:
         try:
-            if is_claimed or await self._claim(flow_run):
-                await self._run(flow_run)
-        finally:
-            del self._runs[flow_run.id]
-            async with self._idle:
-                self._idle.notify_all()
+            if self._is_due() or self._news():
+                with get_client(sync_client=True) as client:
+                    self.look(client)
+        except AWAY as error:
+            if not self._is_away:
+                logger.warning("Prefect does not show segments for now: %s: %s", type(error).__name__, error)
+            self._is_away = True
+        else:
+            self._is_away = False
 
-    async def run_unseen(self, segment: int) -> None:
-        """Starts a segment without its run while Prefect is away; the run shows the outcome once it arrives."""
-        if (future := await self._take(segment)) is not None:
-            logger.info("segment %d begins without a flow run: Prefect is away", segment)
-            self._unseen[segment] = future
-
-    async def watch_cancellations(self) -> None:
-        """Stops the gangs of cancelled runs; runs for ever."""
-        excused = Excused("it is not known which runs were cancelled")
-        while True:
-            await anyio.sleep(CANCELLATIONS_EVERY_S)
-            with excused:
-                if watched := [id for id in self._runs if id not in self._cancelled]:
-                    with anyio.fail_after(ANSWER_S):
-                        await self._look_for_cancelled(watched)
-
-    async def beat(self) -> None:
-        """Sends Prefect the runs' heartbeats, for ever: an automation marks silent runs as crashed."""
-        while True:
-            for flow_run in list(self._runs.values()):
-                _beat(flow_run)
-            await anyio.sleep(HEARTBEAT_EVERY_S)
-
-    async def join(self, *, within_s: float) -> None:
-        """Waits at most `within_s` seconds until Prefect knows the final states of all runs."""
-        with anyio.move_on_after(within_s):
-            async with self._idle:
-                await self._idle.wait_for(lambda: not self._runs)
-
-    async def _claim(self, flow_run: FlowRun) -> bool:
-        try:
-            with anyio.fail_after(ANSWER_S):
-                state = await propose_state(self._client(), Pending(), flow_run_id=flow_run.id)
-        except (Abort, ObjectNotFound):
-            return False  # it was cancelled or deleted meanwhile
-        return bool(state.is_pending())
-
-    async def _run(self, flow_run: FlowRun) -> None:
-        segment = _segment(flow_run)
-        future = self._unseen.pop(segment, None) or await self._take(segment)
-        if future is None:
-            await self._insist(flow_run, self._not_begun(segment))
-            return
-        logger.info("segment %d begins", segment)
-        _beat(flow_run)
-        await self._insist(flow_run, Running())
-        outcome = await asyncio.wrap_future(future)
-        logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
-        await self._insist(flow_run, final_state(outcome))
-        self._cancelled.discard(flow_run.id)
-
-    def _not_begun(self, segment: int) -> State:
-        """Returns the state of a run that was claimed and whose order was not taken."""
-        if self._host.is_leaving:  # the order may still be valid: a cancelled run would mean that its job shall end
-            return Crashed(message=f"node {self._host.name} left before segment {segment} began")
-        return Cancelled(message=f"segment {segment} was withdrawn, or was not for this worker")
-
-    async def _take(self, segment: int) -> Future[Outcome] | None:
-        return await anyio.to_thread.run_sync(self._host.take, segment, abandon_on_cancel=True, limiter=self._threads)
-
-    async def _insist(self, flow_run: FlowRun, state: State) -> None:
-        """Reports a state to Prefect, and retries while Prefect is away."""
-        wait_s = FIRST_WAIT_S
-        while True:
+    def look(self, client: SyncPrefectClient) -> None:
+        """Shows the events since the last call; at intervals also handles the actions of persons."""
+        if self._deployment is None:
+            self._deployment = client.read_deployment_by_name(DEPLOYMENT).id
+        for entry in self._news():
             try:
-                with anyio.fail_after(ANSWER_S):
-                    await propose_state(self._client(), state, flow_run_id=flow_run.id)
-                return
-            except (Abort, ObjectNotFound) as refusal:
-                logger.info("%s does not become %s: %s", flow_run.name, state.name, refusal)
-                return
-            except (httpx.HTTPError, TimeoutError, ValueError) as error:
-                if wait_s == FIRST_WAIT_S:
-                    why = str(error) or NO_ANSWER
-                    logger.warning("%s cannot be reported as %s yet: %s", flow_run.name, state.name, why)
-            await anyio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                self._show(client, entry)
+            except AWAY as error:
+                if isinstance(error, ObjectNotFound):
+                    self._deployment = None  # it was deployed anew
+                    raise
+                if not isinstance(error, httpx.HTTPStatusError) or prefect_is_away(error):
+                    raise
+                logger.error("Prefect refuses to show segment %d: %s", entry.event.number, error)
+            self._cursor = entry.id
+            self._facts.put(CURSOR, entry.id)
+        if self._is_due():
+            self._looked_s = self._clock()
+            for run in self._acted_upon(client):
+                self._obey(client, run)
 
-    async def _look_for_cancelled(self, watched: list[UUID]) -> None:
-        cancelled = await self._client().read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                id=FlowRunFilterId(any_=watched),
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED])),
-            )
+    def _is_due(self) -> bool:
+        return self._clock() - self._looked_s >= ACTIONS_EVERY_S
+
+    def _news(self) -> list[PoolEntry]:
+        return self._log.segment_events(after=self._cursor or 0)
+
+    # -- from the event log to Prefect -------------------------------------------------------------------------------
+
+    def _show(self, client: SyncPrefectClient, entry: PoolEntry) -> None:
+        event = entry.event
+        key = self._key(event.number)
+        if key is None:  # the database was restored to an older state meanwhile
+            return
+        run = self._run(client, entry, key=key)
+        if isinstance(event, SegmentStarted):
+            said = f"{event.technique} on {_devices(event)}, steps {event.first_step} to {event.segment.last_step}"
+            _log(client, run, said if event.attempt == 1 else f"{said} (attempt {event.attempt})")
+            return
+        _log(client, run, f"{event.outcome.status}: {event.decision}")
+        is_cancelled = run.state is not None and run.state.type == StateType.CANCELLING
+        with suppress(ObjectNotFound):  # somebody has deleted the run
+            state = Cancelled(message=event.decision) if is_cancelled else final_state(event.outcome)
+            client.set_flow_run_state(run.id, state, force=True)
+
+    def _run(self, client: SyncPrefectClient, entry: PoolEntry, *, key: str) -> FlowRun:
+        """Returns the run of a segment, which is created once however often it is requested."""
+        event, deployment = entry.event, self._deployment
+        assert deployment is not None, "`look` has read it"
+        name = f"{event.segment.job} {event.number} on {', '.join(dict.fromkeys(n for n, _ in event.segment.devices))}"
+        return client.create_flow_run_from_deployment(
+            deployment,
+            parameters={"segment": event.number},
+            name=name,
+            state=Running(),
+            # Segment numbers repeat in a new database of the pool, and in one of an older backup.
+            idempotency_key=f"segment-{key}",
+            parent_task_run_id=self._parent_task(client, entry, name=name),
+            work_queue_name=QUEUE,
         )
-        for flow_run in cancelled:
-            logger.info("%s is cancelled: its gang stops at a checkpoint", flow_run.name)
-            self._cancelled.add(flow_run.id)
-            self._host.cancel(_segment(flow_run))
+
+    def _parent_task(self, client: SyncPrefectClient, entry: PoolEntry, *, name: str) -> UUID | None:
+        """Returns the task that stands for a segment's run in the run of its batch, or None if that run is gone."""
+        submission = self._submissions.find(entry.batch)
+        if submission is None or not submission.flow_run:
+            return None
+        task = Task(name="segment", fn=_stands_for_a_run)
+        task.task_key = f"{__name__}.{DEPLOYMENT}"
+        try:
+            flow_run_id, dynamic_key = UUID(submission.flow_run), str(entry.event.number)
+            made = client.create_task_run(
+                task, flow_run_id=flow_run_id, dynamic_key=dynamic_key, name=name, state=Pending()
+            )
+        except ObjectNotFound:  # somebody has deleted the run
+            return None
+        return made.id
+
+    def _key(self, number: int) -> str | None:
+        """Returns the key of a segment, which no other database of a pool has."""
+        query = select(SEGMENTS.c.key).where(SEGMENTS.c.id == number)
+        return self._database.read(lambda connection: connection.execute(query).scalar())
+
+    # -- from Prefect to the pool ------------------------------------------------------------------------------------
+
+    def _acted_upon(self, client: SyncPrefectClient) -> list[FlowRun]:
+        """Returns the runs that a person has cancelled or retried, and those that were started by hand."""
+        assert self._deployment is not None, "`look` has read it"
+        states = [StateType.CANCELLING, StateType.SCHEDULED]
+        return client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states))),
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[self._deployment])),
+        )
+
+    def _obey(self, client: SyncPrefectClient, run: FlowRun) -> None:
+        number = int(run.parameters.get("segment", 0))
+        if run.idempotency_key != f"segment-{self._key(number)}":
+            said = "no segment belongs to this run. To fix: retry the run of a segment, or start a batch"
+            client.set_flow_run_state(run.id, Failed(message=said), force=True)
+        elif run.state is not None and run.state.type == StateType.CANCELLING:
+            self._preempt(number, run)
+        elif (state := self._retried(client, number, run)) is not None:
+            client.set_flow_run_state(run.id, state, force=True)
+
+    def _preempt(self, number: int, run: FlowRun) -> None:
+        """Has a segment stop at a checkpoint; its end, which the event log reports, ends the run."""
+        if number not in self._preempted:
+            self._preempted.add(number)
+            logger.info("%s is cancelled: its gang stops at a checkpoint", run.name)
+            MessageStore(self._database).command(number, STOP)
+
+    def _retried(self, client: SyncPrefectClient, number: int, run: FlowRun) -> State | None:
+        """Makes the job of a run due again; returns the state of the run, None while the request is not answered."""
+        query = select(SEGMENTS.c.batch, SEGMENTS.c.job).where(SEGMENTS.c.id == number)
+        batch, job = self._database.read(lambda connection: connection.execute(query).one())
+        if self._submissions.status(batch) == ENDED:
+            return self._batch_retried(client, batch)
+        state_id = run.state.id if run.state is not None else run.id
+        request = self._requests.read(
+            self._requests.ask(RETRY, {"batch": batch, "jobs": [job]}, key=f"retry {run.id} {state_id}")
+        )
+        if request.status == OPEN:
+            return None
+        message = str(request.answer.get("message", ""))
+        return Completed(name="Retried", message=message) if request.status == ANSWERED else Failed(message=message)
+
+    def _batch_retried(self, client: SyncPrefectClient, batch: str) -> State:
+        """Resumes a batch that has ended, with all its jobs that are not done, by its own flow run."""
+        submission = self._submissions.find(batch)
+        above = client.read_flow_run(UUID(submission.flow_run)) if submission and submission.flow_run else None
+        if above is None or above.deployment_id is None:
+            said = f"batch {batch} has ended. To fix: resume it by `ringmaster run FILE --resume`"
+            return Failed(message=said)
+        client.set_flow_run_state(above.id, AwaitingRetry(message="the run of a segment was retried"), force=True)
+        return Completed(name="Retried", message=f"the batch had ended: its flow run {above.name} resumes it")
 
 
 def final_state(outcome: Outcome) -> State:
-    """Returns Prefect's state for an outcome; the executor decides what follows from the outcome."""
+    """Returns Prefect's state for an outcome."""
     states: dict[str, State] = {
         DONE: Completed(),
         PREEMPTED: Completed(name="Preempted"),
-        CANCELLED: Cancelled(),
         OUT_OF_MEMORY: Failed(name="OutOfMemory"),
         INVALID: Failed(),
         CRASHED: Crashed(),
@@ -218,12 +242,25 @@ def final_state(outcome: Outcome) -> State:
     return states[outcome.status].model_copy(update={"message": outcome.message or None})
 
 
-def _segment(flow_run: FlowRun) -> int:
-    return int(flow_run.parameters["segment"])
+def _devices(event: SegmentStarted | SegmentEnded) -> str:
+    """Returns the devices of a segment by node, such as "alpha: 0, 1; beta: 0, 1"."""
+    nodes: dict[str, list[str]] = {}
+    for node, device in event.segment.devices:
+        nodes.setdefault(node, []).append(str(device))
+    return "; ".join(f"{node}: {', '.join(numbers)}" for node, numbers in nodes.items())
 
 
-def _beat(flow_run: FlowRun) -> None:
-    """Emits the heartbeat event that Prefect's own engine emits for a live run."""
-    resource = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}", "prefect.resource.name": flow_run.name}
-    related = [{"prefect.resource.id": f"prefect.flow.{flow_run.flow_id}", "prefect.resource.role": "flow"}]
-    emit_event("prefect.flow-run.heartbeat", resource=resource, related=related)
+def _log(client: SyncPrefectClient, run: FlowRun, message: str) -> None:
+    """Adds a line to the log of a run."""
+    line = {
+        "name": "ringmaster.segment",
+        "level": logging.INFO,
+        "message": message,
+        "timestamp": datetime.now(UTC).isoformat(),
+        "flow_run_id": str(run.id),
+    }
+    client.create_logs([line])
+
+
+def _stands_for_a_run() -> None:
+    """The body of a task that is never called: the task is only a node of the batch's graph."""

@@ -23,6 +23,7 @@ from ringmaster.tasks.pool.requests import (
     PAUSE,
     REFUSED,
     RESUME,
+    RETRY,
     SET_PRIORITY,
     WITHDRAWN,
     Request,
@@ -32,7 +33,7 @@ from ringmaster.tasks.pool.requests import (
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import ENDED, PAUSED, JobRecord, Journal
+from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, JobRecord, Journal
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
 HOLDER = "loan {}"  # the holder of the leases of a request
@@ -53,6 +54,9 @@ class Servant(Protocol):
 
     def resume(self, jobs: Sequence[str]) -> None:
         """Resumes paused jobs."""
+
+    def retry(self, jobs: Sequence[str]) -> None:
+        """Makes jobs that have failed or were cancelled due again."""
 
     def direct(self, steering: SteeringRequest) -> None:
         """Applies a steering request to jobs of a batch."""
@@ -98,6 +102,7 @@ class RequestHandler:
             CANCEL: self._cancel,
             PAUSE: self._pause,
             RESUME: self._resume,
+            RETRY: self._retry,
             SET_PRIORITY: self._set_priority,
             DIRECT: self._direct,
         }
@@ -125,6 +130,11 @@ class RequestHandler:
         batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == PAUSED)
         self._executor.resume([batch.qualified(job) for job in jobs])
         return _told(batch, jobs, "resumed")
+
+    def _retry(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(content, verb="retried", fits=lambda record: record.status in (FAILED, CANCELLED))
+        self._executor.retry([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "due again")
 
     def _direct(self, content: Mapping[str, Any]) -> str:
         batch = self._batch(str(content.get("batch", "")))

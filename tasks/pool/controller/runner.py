@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from ringmaster.tasks.execution.orders import LOST, SegmentCall
-from ringmaster.tasks.pool.controller.launching import Launch, Launcher
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
 from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -44,17 +43,15 @@ class _Flight:
 class PoolRunner:
     """Runs segments on the nodes of a pool.
 
-    All methods are thread-safe. Only `join` waits for gangs, and none waits for the task engine. All of them wait while
-    the database is unreachable. From `start` to `close`, a thread reads the gangs' events every `LOOK_EVERY_S`.
+    All methods are thread-safe. Only `join` waits for gangs. All of them wait while the database is unreachable. From
+    `start` to `close`, a thread reads the gangs' events every `LOOK_EVERY_S`.
 
-    launch: makes the child run of an order.
     on_deaf: a callback for the unexpected end of the thread that reads events; may be set by the owner.
     """
 
-    def __init__(self, database: Database, *, launch: Launch) -> None:
+    def __init__(self, database: Database) -> None:
         self.on_deaf: Callable[[], None] = lambda: None
         self._message_store = MessageStore(database)
-        self._launcher = Launcher(launch, self._message_store, on_over=self._on_over)
         self._changed = threading.Condition(threading.RLock())
         self._flights: dict[int, _Flight] = {}
         self._nodes: dict[str, NodeRecord] = {}
@@ -67,9 +64,8 @@ class PoolRunner:
         self._poller.start()
 
     def close(self) -> None:
-        """Stops reading events and launching orders; running gangs continue."""
+        """Stops reading events; running gangs continue."""
         self._closing.set()
-        self._launcher.close()
         if self._poller.is_alive():
             self._poller.join(timeout=CLOSE_TIMEOUT_S)
 
@@ -115,8 +111,6 @@ class PoolRunner:
                 on_event=call.on_event,
             )
             self._flights[call.number] = flight
-            for order in self._message_store.shares(call.number):
-                self._launcher.start(order)
             return flight.future
 
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
@@ -195,22 +189,15 @@ class PoolRunner:
             flight.on_event(content)
 
     def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
-        """Adopts a share without an outcome: it is launched if needed, or lost if its node's incarnation is gone."""
+        """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""
         known = self._nodes.get(order.node)
         is_there = known is not None and known.incarnation == order.incarnation
         if not is_there or order.status not in (GIVEN, TAKEN):
             self._lose_share(flight, order.node)
-        elif order.status == GIVEN:
-            self._launcher.start(order)
 
     def _lose_share(self, flight: _Flight, node: str) -> None:
         self._message_store.end(flight.number, node)
         self._end_share(flight, node, Outcome(status=LOST, message=f"node {node} is lost"))
-
-    def _on_over(self, order: OrderRecord, outcome: Outcome) -> None:
-        with self._changed:
-            if flight := self._flights.get(order.segment):
-                self._end_share(flight, order.node, outcome)
 
     def _end_share(self, flight: _Flight, node: str, outcome: Outcome) -> None:
         """Stores the outcome of a share; the segment ends when all of its shares have ended."""

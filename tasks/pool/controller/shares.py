@@ -6,11 +6,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ringmaster.tasks.execution.orders import CANCELLED, LOST, SegmentCall
+from ringmaster.tasks.execution.orders import LOST, SegmentCall
 from ringmaster.tasks.storage.message_store import Share
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
 
-PRECEDENCE = (OUT_OF_MEMORY, INVALID, LOST, CRASHED, CANCELLED, PREEMPTED, DONE)
+PRECEDENCE = (OUT_OF_MEMORY, INVALID, LOST, CRASHED, PREEMPTED, DONE)
 """The first of these outcomes among a gang's shares explains the others: ranks whose peers vanish crash too."""
 
 FAILURES = (OUT_OF_MEMORY, INVALID, LOST, CRASHED)

@@ -1,6 +1,6 @@
 """The node agent: takes the orders for one node, runs their gangs, and passes on commands and events.
 
-The agent does not depend on Prefect: `flows/pool/worker.py` decides which orders are taken.
+It needs only the pool's database. Prefect shows the segments, and takes no part in starting or ending them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from ringmaster.tasks.pool.node.outbox import Outbox
 from ringmaster.tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, OrderRecord, Share
+from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, Share
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
@@ -78,7 +77,6 @@ class NodeAgent:
     devices: the devices that it registers, in their order.
     server: the node's fork server, made with the fence of `timeouts`. The agent owns it.
     device_monitor: the monitor of its devices.
-    on_orders: called in a thread of the agent while orders wait.
     """
 
     def __init__(
@@ -90,7 +88,6 @@ class NodeAgent:
         database: Database,
         server: ForkServer,
         device_monitor: DeviceMonitor | None = None,
-        on_orders: Callable[[], None] = lambda: None,
         timeouts: Timeouts | None = None,
         start_gang: StartGang = start_gang,
     ) -> None:
@@ -99,7 +96,6 @@ class NodeAgent:
         self.was_replaced = False
         self._address, self._devices, self._server = address, tuple(devices), server
         self._device_monitor: DeviceMonitor = device_monitor or NoDeviceMonitor()
-        self.on_orders = on_orders
         self._gangs = Gangs(server, start_gang=start_gang)
         self._message_store, self._nodes = MessageStore(database), Nodes(database)
         self._hasty = Database(database.url, patience_s=0.0)  # for calls that must not wait until the database is back
@@ -112,7 +108,6 @@ class NodeAgent:
         self._lock = threading.Lock()
         self._incarnation = ""
         self._ever_taken: set[int] = set()
-        self._waiting: tuple[OrderRecord, ...] = ()
         self._last_command = 0
         self._is_leaving = False
 
@@ -137,44 +132,9 @@ class NodeAgent:
         return self._is_leaving
 
     @property
-    def waiting(self) -> Sequence[OrderRecord]:
-        """The orders for this node that no worker had taken at the last check."""
-        return self._waiting
-
-    @property
     def running(self) -> Mapping[int, Share]:
         """The shares that have been taken and have not ended, by segment."""
         return self._gangs.shares
-
-    def take(self, segment: int) -> Future[Outcome] | None:
-        """Takes an order and starts its gang, once for any number of calls; returns None if it cannot be taken.
-
-        The future has the share's outcome, which is also sent to the executor. The call waits while the database is
-        unreachable.
-        """
-        with self._lock:
-            if self._is_leaving or segment in self._ever_taken:
-                return None
-            self._ever_taken.add(segment)
-            incarnation = self._incarnation
-        share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
-            segment, incarnation
-        )
-        with self._lock:
-            # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
-            if share is None or self._is_leaving or incarnation != self._incarnation:
-                self._ever_taken.discard(segment)
-                return None
-            self._gangs.admit(segment, share)
-        future: Future[Outcome] = Future()
-        future.set_running_or_notify_cancel()  # a caller may stop waiting for it; its result is set all the same
-        run = threading.Thread(target=self._run, args=(segment, share, future), name=f"segment-{segment}", daemon=True)
-        run.start()
-        return future
-
-    def cancel(self, segment: int) -> None:
-        """Commands a gang to stop at a checkpoint; its outcome is "cancelled", unless the gang is done before."""
-        self._gangs.cancel(segment)
 
     def drain(self, *, within_s: float = DRAIN_S, heed_s: float = HEED_S) -> None:
         """Ends in order: gangs write checkpoints and stop, their outcomes are sent, and the node leaves the pool.
@@ -250,12 +210,35 @@ class NodeAgent:
 
     # -- gangs -------------------------------------------------------------------------------------------------------
 
+    def _take(self, segment: int) -> None:
+        """Takes an order and starts its gang, once however often it is called.
+
+        It does nothing for an order that was withdrawn, that another incarnation is to take, or while the node leaves.
+        It waits while the database is unreachable.
+        """
+        with self._lock:
+            if self._is_leaving or segment in self._ever_taken:
+                return
+            self._ever_taken.add(segment)
+            incarnation = self._incarnation
+        share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
+            segment, incarnation
+        )
+        with self._lock:
+            # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
+            if share is None or self._is_leaving or incarnation != self._incarnation:
+                self._ever_taken.discard(segment)
+                return
+            self._gangs.admit(segment, share)
+        logger.info("segment %d begins", segment)
+        threading.Thread(target=self._run, args=(segment, share), name=f"segment-{segment}", daemon=True).start()
+
     def _taken_before(self, segment: int, incarnation: str) -> Share | None:
         """Returns the share of an order that this process took in a transaction whose result was lost."""
         orders = self._message_store.orders(incarnation=incarnation)
         return next((o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, TAKEN)), None)
 
-    def _run(self, segment: int, share: Share, future: Future[Outcome]) -> None:
+    def _run(self, segment: int, share: Share) -> None:
         slots = {(slot.kind, slot.index) for slot in share.order.slots}
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
         outcome = Outcome(status=CRASHED, message="its supervisor failed; the worker's log says why")
@@ -266,8 +249,8 @@ class NodeAgent:
             if (word := self._device_monitor.end(segment)) is not None:
                 self._outbox.say(segment, word)
             self._outbox.say(segment, {"event": OUTCOME, **to_json(outcome)})
+            logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
             self._gangs.dismiss(segment)
-            future.set_result(outcome)
 
     def _hear(self, segment: int, event: Event) -> None:
         if event["event"] not in UNHEARD:
@@ -287,9 +270,8 @@ class NodeAgent:
                 for id, segment, command in self._message_store.commands(after=self._last_command):
                     self._last_command = id
                     self._gangs.tell(segment, command)
-                orders = self._message_store.orders(incarnation=self._incarnation)
-                self._waiting = tuple(o for o in orders if o.status == GIVEN and o.segment not in self._ever_taken)
-                if self._waiting and not self._is_leaving:
-                    self.on_orders()
+                for order in self._message_store.orders(incarnation=self._incarnation):
+                    if order.status == GIVEN:
+                        self._take(order.segment)
                 for segment, word in self._device_monitor.words().items():
                     self._outbox.say(segment, word)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ringmaster.tasks.execution.orders import CANCELLED
 from ringmaster.tasks.storage.message_store import KILL, Share
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import CRASHED, PREEMPTED, Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
@@ -49,7 +48,6 @@ class _Run:
 
     share: Share
     gang: RunningGang | None = None
-    is_cancelled: bool = False
     overruled: Outcome | None = None
 
     def tell(self, command: str) -> None:
@@ -114,8 +112,6 @@ class Gangs:
         outcome = gang.wait(on_event)
         if run.overruled is not None and outcome.status == CRASHED:
             return run.overruled
-        if run.is_cancelled and outcome.status == PREEMPTED:
-            return replace(outcome, status=CANCELLED, message="its run was cancelled")
         return outcome
 
     def tell(self, segment: int, command: str) -> None:
@@ -126,13 +122,6 @@ class Gangs:
                 del self._told[next(iter(self._told))]
             if run := self._runs.get(segment):
                 run.tell(command)
-
-    def cancel(self, segment: int) -> None:
-        """Commands a gang to stop at a checkpoint; its outcome is "cancelled", unless the gang is done before."""
-        with self._changed:
-            if run := self._runs.get(segment):
-                run.is_cancelled = True
-        self.tell(segment, STOP)
 
     def stop_all(self) -> None:
         """Commands every gang, including those that have not started, to write a checkpoint and end."""

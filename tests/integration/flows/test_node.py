@@ -1,6 +1,5 @@
 """A node's process that receives a signal to end while it starts. Prefect is unreachable: stopping does not need it."""
 
-import asyncio
 import signal
 import threading
 
@@ -27,11 +26,11 @@ def test_a_node_that_is_told_to_end_as_soon_as_it_is_registered_leaves_the_pool(
     pool = PoolAddress(database=database.url, prefect_api=api, mlflow_uri="http://m")
     cluster = Cluster(nodes=(Node(name="n", devices=DEVICES),))
     options = NodeOptions(home=tmp_path, pool=pool, name="n", cluster=cluster, drain_s=5.0)
-    with temporary_settings({PREFECT_API_URL: api}), _noted_signals() as is_asked:
+    with temporary_settings({PREFECT_API_URL: api}), _noted_signals() as stopping:
         site = Site(database)
         assert [node.name for node in site.nodes.all()] == ["n"]
         signal.raise_signal(signal.SIGTERM)
-        asyncio.run(_serve(site.host, options, said.append, is_asked, database))
+        _serve(site.host, options, said.append, stopping, database)
     assert said[-1] == "node n has left the pool"
     assert site.nodes.all() == []
     database.close()

@@ -244,6 +244,36 @@ def test_jobs_are_paused_resumed_and_cancelled(database, pool):
     assert pool.statuses() == {"a": CANCELLED, "b": DONE}
 
 
+def test_a_job_that_failed_is_retried_with_the_jobs_that_failed_because_of_it(database, pool):
+    worker = Worker(database, num_devices=2)
+    gangs = Gangs(worker)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a", "b", "c", "d"), bases={"c": "b", "d": "c"}))
+    segments = {share.order.job.name: segment for segment, share in worker.take_all().items()}
+    worker.end(segments["b"], "invalid", "the loss is not finite")
+    pool.step()
+    assert pool.statuses() == {"a": RUNNING, "b": FAILED, "c": FAILED, "d": FAILED}
+    retried = pool.ask(wishes.RETRY, batch="b1", jobs=["b"])
+    assert retried.answer == {"message": "due again: b of batch nightly-b1"}
+    assert pool.statuses() == {"a": RUNNING, "b": RUNNING, "c": WAITING, "d": WAITING}
+    worker.end(segments["a"], step=10, first_step=0, metrics={"loss": 1.0})
+    run(pool, gangs)
+    assert pool.statuses() == dict.fromkeys("abcd", DONE)
+
+
+def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_again(database, pool):
+    worker = Worker(database, num_devices=2)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a", "b")))
+    while pool.statuses()["a"] != FAILED:
+        for segment, share in worker.take_all().items():
+            if share.order.job.name == "a":
+                worker.end(segment, "out_of_memory", "no room")
+        pool.step(seconds=0.1)
+    pool.ask(wishes.RETRY, batch="b1", jobs=["a"])
+    assert pool.statuses()["a"] == RUNNING
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
@@ -253,6 +283,7 @@ def test_jobs_are_paused_resumed_and_cancelled(database, pool):
         (wishes.CANCEL, {"batch": "b1", "jobs": ["a", "q"]}, "batch nightly-b1 has no job q. It has: a, b"),
         (wishes.RESUME, {"batch": "b1"}, "no job of batch nightly-b1 can be resumed: a is waiting, b is waiting"),
         (wishes.RESUME, {"batch": "b1", "jobs": ["a"]}, "of batch nightly-b1 a is waiting: it cannot be resumed"),
+        (wishes.RETRY, {"batch": "b1", "jobs": ["a"]}, "of batch nightly-b1 a is waiting: it cannot be retried"),
         (
             wishes.SET_PRIORITY,
             {"batch": "b1", "priority": -1},

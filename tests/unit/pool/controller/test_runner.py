@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from ringmaster.tasks.pool.controller.launching import RunIsOver
 from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
 from ringmaster.tasks.storage.database import Database, file_url
@@ -23,29 +22,13 @@ def database(tmp_path):
     database.close()
 
 
-class Engine:
-    """A fake task engine that records the child runs it was asked to launch."""
-
-    def __init__(self, acts=()):
-        self.launched, self.acts = queue.SimpleQueue(), list(acts)
-
-    def launch(self, order):
-        if self.acts and (error := self.acts.pop(0)) is not None:
-            raise error
-        self.launched.put((order.segment, order.node))
-        return f"run-{order.segment}-{order.node}"
-
-    def next(self):
-        return self.launched.get(timeout=WAIT_S)
-
-
 @pytest.fixture
 def made(database):
     """A factory of runners, which are closed after the test."""
     every = []
 
-    def make(*workers, engine=None):
-        runner = PoolRunner(database, launch=(engine or Engine()).launch)
+    def make(*workers):
+        runner = PoolRunner(database)
         every.append(runner)
         for worker in workers:
             runner.meet(worker.record)
@@ -56,11 +39,10 @@ def made(database):
         runner.close()
 
 
-def test_a_segment_is_ordered_launched_and_heard_to_its_end(database, made):
-    worker, engine, heard = Worker(database), Engine(), []
-    runner = made(worker, engine=engine)
+def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
+    worker, heard = Worker(database), []
+    runner = made(worker)
     future = runner.submit(call(1, on_event=heard.append, devices=[("n", 1)]))
-    assert engine.next() == (1, "n")
     share = worker.take_all()[1]
     assert (share.num_ranks, share.num_ranks_in_all, share.first_rank, share.meeting) == (1, 1, 0, "")
     assert [slot.index for slot in share.order.slots] == [1]
@@ -74,16 +56,6 @@ def test_a_segment_is_ordered_launched_and_heard_to_its_end(database, made):
     runner.look()
     assert future.result(timeout=0) == Outcome(status="done", result={"step": 10})
     assert not runner.is_busy("n") and runner.join(timeout_s=0)
-
-
-def test_the_run_of_an_order_is_remembered(database, made):
-    worker, noted = Worker(database), threading.Event()
-    runner = made(worker)
-    note = runner._launcher._message_store.note_flow_run
-    runner._launcher._message_store.note_flow_run = lambda *args: (note(*args), noted.set())
-    runner.submit(call(1))
-    assert noted.wait(WAIT_S)
-    assert [order.flow_run for order in MessageStore(database).shares(1)] == ["run-1-n"]
 
 
 def test_it_listens_by_itself_once_started(database, made):
@@ -110,27 +82,11 @@ def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, mo
     assert told.wait(WAIT_S)
 
 
-def test_a_launch_is_tried_again_while_the_task_engine_is_away(database, made):
-    worker, engine = Worker(database), Engine([ConnectionError("refused")] * 3)
-    made(worker, engine=engine).submit(call(1))
-    assert engine.next() == (1, "n")
-    assert not engine.acts
-
-
-def test_what_was_cancelled_before_anybody_took_it_is_withdrawn(database, made):
-    worker = Worker(database)
-    engine = Engine([RunIsOver(Outcome(status="cancelled", message="by hand"))])
-    future = made(worker, engine=engine).submit(call(1))
-    assert future.result(timeout=WAIT_S) == Outcome(status="cancelled", message="by hand")
-    assert worker.take_all() == {}
-
-
 def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, made):
-    a, b, engine, heard = Worker(database, "1"), Worker(database, "2"), Engine(), []
-    runner = made(a, b, engine=engine)
+    a, b, heard = Worker(database, "1"), Worker(database, "2"), []
+    runner = made(a, b)
     devices = [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
     future = runner.submit(call(1, on_event=heard.append, devices=devices, num_ranks=4))
-    assert {engine.next(), engine.next()} == {(1, "1"), (1, "2")}
     shares = [a.take_all()[1], b.take_all()[1]]
     assert [(s.first_rank, s.num_ranks, s.num_ranks_in_all, len(s.order.slots)) for s in shares] == [
         (0, 2, 4, 2),
@@ -215,14 +171,14 @@ def test_commands_go_to_the_gang_of_a_folder(database, made):
 
 
 def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
-    worker, first, second, engine = Worker(database), [], [], Engine()
+    worker, first, second = Worker(database), [], []
     former = made(worker)
     former.submit(call(1, on_event=first.append))
     worker.take_all()
     worker.say(1, "ready", step=0)
     former.look()
     worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not read this
-    runner = made(worker, engine=engine)
+    runner = made(worker)
     worker.say(1, "checkpoint", step=5)
     future = runner.adopt(1, on_event=second.append)
     worker.say(1, "checkpoint", step=6)
@@ -232,7 +188,6 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     worker.end(1, step=10)
     runner.look()
     assert future.result(timeout=0).status == "done"
-    assert engine.launched.empty()  # its order was taken: no run is needed
 
 
 def test_what_ended_while_no_executor_was_there_is_found(database, made):
@@ -251,12 +206,12 @@ def test_what_ended_while_no_executor_was_there_is_found(database, made):
     assert unordered.result(timeout=0).status == "lost"
 
 
-def test_an_order_that_nobody_has_taken_is_launched_again_by_the_next_executor(database, made):
-    worker, engine = Worker(database), Engine()
+def test_an_order_that_nobody_has_taken_still_stands_for_the_next_executor(database, made):
+    worker = Worker(database)
     made(worker).submit(call(1))
-    runner = made(worker, engine=engine)
-    runner.adopt(1, on_event=lambda event: None)
-    assert engine.next() == (1, "n")
+    future = made(worker).adopt(1, on_event=lambda event: None)
+    assert not future.done()
+    assert worker.take_all().keys() == {1}
 
 
 def test_what_ran_on_a_node_that_is_gone_or_new_is_lost_to_the_next_executor(database, made):

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.orders import CANCELLED, LOST
+from ringmaster.tasks.execution.orders import LOST
 from ringmaster.tasks.pool.node.agent import NodeAgent
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
+from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, MessageStore, Share
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, PREEMPTED, Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
@@ -119,11 +119,15 @@ class Site:
         self.message_store.give(segment, batch="b", shares={"n": (incarnation, Share(order=order, num_ranks=1))})
 
     def begin(self, segment):
-        """Gives and takes an order, and waits until its gang runs."""
+        """Gives an order, and waits until its gang runs."""
         self.give(segment)
-        future = self.host.take(segment)
         until(lambda: segment in self.gangs)
-        return future, self.gangs[segment]
+        return self.gangs[segment]
+
+    def outcome(self, segment):
+        """Waits for the outcome of a segment that the agent reports."""
+        until(lambda: segment in self.outcomes())
+        return next(said for number, _, said in self.words() if number == segment and said["event"] == OUTCOME)
 
     def words(self):
         return [(word.segment, word.number, word.content) for word in self.message_store.words(after=0)]
@@ -154,16 +158,14 @@ def site(database):
 
 
 def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
-    future, gang = site.begin(7)
-    assert site.host.take(7) is None
+    gang = site.begin(7)
     assert site.host.running.keys() == {7}
     gang.script.put({"event": "ready", "step": 0})
     gang.script.put({"event": "beat"})  # only informs the supervisor that the rank is alive
     gang.script.put({"event": "metrics", "metrics": {"loss": 1.0, "perplexity": float("inf")}})
     gang.script.put(Outcome(status=DONE, result={"step": 10}))
-    assert future.result(timeout=PATIENCE_S).status == DONE
-    assert not site.host.running
-    until(lambda: site.outcomes() == {7: DONE})
+    until(lambda: site.outcomes() == {7: DONE} and not site.host.running)
+    assert site.started == [gang]
     assert site.words() == [
         (7, 0, {"event": "ready", "step": 0}),
         (7, 1, {"event": "metrics", "metrics": {"loss": 1.0}}),
@@ -174,35 +176,38 @@ def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
 
 def test_only_what_is_given_to_this_very_worker_is_taken(site):
     site.give(1, incarnation="another")
-    assert site.host.take(1) is None
-    assert site.host.take(2) is None
-    site.give(2)
-    assert site.host.take(2) is not None
+    site.begin(2)
+    assert site.gangs.keys() == {2}
+    assert [order.status for order in site.message_store.shares(1)] == [GIVEN]
 
 
-def test_an_order_whose_answer_was_lost_on_its_way_is_run_all_the_same(site):
+def test_an_order_whose_answer_was_lost_on_its_way_is_run_all_the_same(site, monkeypatch):
+    take = site.host._message_store.take
+    monkeypatch.setattr(site.host._message_store, "take", lambda *args, **kwargs: take(*args, **kwargs) and None)
+    site.begin(1)
+
+
+def test_an_order_that_was_withdrawn_is_not_run(site, monkeypatch):
+    take, asked = site.host._message_store.take, threading.Event()
+
+    def withdrawn(segment, node, *, incarnation):
+        site.message_store.withdraw(segment, node)
+        asked.set()
+        return take(segment, node, incarnation=incarnation)
+
+    monkeypatch.setattr(site.host._message_store, "take", withdrawn)
     site.give(1)
-    assert site.message_store.take(1, "n", incarnation=site.host.incarnation)  # committed, but the answer was lost
-    assert site.host.take(1) is not None
-
-
-def test_waiting_orders_are_told_of(database):
-    told = threading.Event()
-    site = Site(database, on_orders=told.set)
-    site.give(4)
-    assert told.wait(PATIENCE_S)
-    assert [order.segment for order in site.host.waiting] == [4]
-    site.host.take(4)
-    until(lambda: not site.host.waiting)
-    site.end()
+    assert asked.wait(PATIENCE_S)
+    monkeypatch.undo()
+    site.begin(2)
+    assert site.gangs.keys() == {2}
 
 
 def test_commands_reach_their_gang_also_before_it_has_started(site):
-    site.give(1)
     site.message_store.command(1, "until 5")
     site.message_store.command(2, "stop")  # a segment of another node
     until(lambda: site.host._gangs._told)
-    site.host.take(1)
+    site.give(1)
     until(lambda: 1 in site.gangs and site.gangs[1].told == ["until 5"])
     site.message_store.command(1, "until 8")
     until(lambda: site.gangs[1].told == ["until 5", "until 8"])
@@ -210,31 +215,15 @@ def test_commands_reach_their_gang_also_before_it_has_started(site):
     until(lambda: site.outcomes() == {1: CRASHED})
 
 
-def test_a_cancelled_share_stops_at_a_checkpoint(site):
-    future, _ = site.begin(1)
-    site.host.cancel(1)
-    assert future.result(timeout=PATIENCE_S) == Outcome(
-        status=CANCELLED, message="its run was cancelled", result={"step": 3}
-    )
-
-
-def test_a_share_that_was_done_before_its_cancellation_is_done(site):
-    future, gang = site.begin(1)
-    gang.is_deaf = True
-    site.host.cancel(1)
-    gang.script.put(Outcome(status=DONE))
-    assert future.result(timeout=PATIENCE_S).status == DONE
-
-
 def test_training_does_not_wait_for_a_database_that_is_away(site, tmp_path):
-    future, gang = site.begin(1)
+    gang = site.begin(1)
     with ThreadPoolExecutor() as pool:
         other = sqlite3.connect(tmp_path / "pool.db", isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")  # nobody else can write
         for step in range(100):
             gang.script.put({"event": "steps", "first_step": step})
         gang.script.put(Outcome(status=DONE))
-        assert future.result(timeout=PATIENCE_S).status == DONE
+        until(lambda: not site.host.running)
         assert not site.words()
         pool.submit(other.close).result()
     until(lambda: site.outcomes() == {1: DONE})
@@ -244,10 +233,9 @@ def test_training_does_not_wait_for_a_database_that_is_away(site, tmp_path):
 def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
     device_monitor = FakeGauges()
     site = Site(database, device_monitor=device_monitor)
-    future, gang = site.begin(1)
+    gang = site.begin(1)
     until(lambda: len(site.words()) == 1)
     gang.script.put(Outcome(status=DONE))
-    future.result(timeout=PATIENCE_S)
     until(lambda: site.outcomes() == {1: DONE})
     assert device_monitor.begun == [(1, (0,), False)]
     assert [said.get("part") for _, _, said in site.words()] == ["middle", "end", None]
@@ -261,19 +249,19 @@ def test_a_gang_that_cannot_be_started_has_crashed(database):
 
     site = Site(database, start_gang=refuse)
     site.give(1)
-    outcome = site.host.take(1).result(timeout=PATIENCE_S)
-    assert outcome.status == CRASHED
-    assert "no space left" in outcome.message
+    outcome = site.outcome(1)
+    assert outcome["status"] == CRASHED
+    assert "no space left" in outcome["message"]
     site.end()
 
 
 def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
     failed = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
-    future, gang = site.begin(1)
+    gang = site.begin(1)
     gang.wait = None  # has no effect on this wait, which has started already
     gang.script.put("no event")
-    assert future.result(timeout=PATIENCE_S).status == CRASHED
+    assert site.outcome(1)["status"] == CRASHED
     assert failed.wait(PATIENCE_S)
 
 
@@ -286,14 +274,14 @@ def test_a_worker_that_cannot_read_its_orders_any_more_ends(site, monkeypatch):
 
 
 def test_a_drained_node_stops_its_gangs_at_a_checkpoint_and_leaves(site):
-    future, _ = site.begin(1)
+    site.begin(1)
     site.host.drain(heed_s=0.0)
-    assert future.result(timeout=0).status == PREEMPTED
     assert site.outcomes() == {1: PREEMPTED}
     assert not site.nodes.all()
     assert site.server.is_closed
     site.give(2)
-    assert site.host.take(2) is None
+    site.host._take(2)
+    assert site.gangs.keys() == {1}
 
 
 def test_a_node_that_drains_says_so(site):
@@ -308,17 +296,16 @@ def test_a_node_that_drains_says_so(site):
 
 def test_a_gang_that_does_not_stop_in_time_is_ended(site):
     site.is_deaf = True
-    future, _ = site.begin(1)
+    site.begin(1)
     site.host.drain(within_s=0.0)
-    assert future.result(timeout=0).status == LOST
     assert site.outcomes() == {1: LOST}
 
 
 def test_a_node_that_was_given_up_ends_its_gangs_and_begins_anew(site):
     before = site.host.incarnation
-    future, _ = site.begin(1)
+    site.begin(1)
     site.nodes.remove("n", incarnation=before)
-    assert future.result(timeout=PATIENCE_S).status == LOST
+    assert site.outcome(1)["status"] == LOST
     until(lambda: [node.incarnation for node in site.nodes.all()] not in ([], [before]))
     until(lambda: site.host.incarnation != before)
     assert not site.host.ended.is_set()
@@ -326,8 +313,8 @@ def test_a_node_that_was_given_up_ends_its_gangs_and_begins_anew(site):
 
 
 def test_a_worker_whose_node_another_one_serves_ends(site):
-    future, _ = site.begin(1)
+    site.begin(1)
     site.nodes.register(NodeRecord(name="n", incarnation="another", address="", devices=DEVICES))
-    assert future.result(timeout=PATIENCE_S).status == LOST
+    assert site.outcome(1)["status"] == LOST
     assert site.host.ended.wait(PATIENCE_S)
     assert [node.incarnation for node in site.nodes.all()] == ["another"]
