@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
 from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
 from ringmaster.flows.process.process_log import log_to_stderr
+from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
@@ -62,7 +62,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
     The process ends at once, with an error in its log only, if another executor has taken the lead.
     """
     log_to_stderr()
-    with _signals() as on_stop:
+    with stop_signals() as on_stop:
         notice("waiting for the pool's database, where it does not answer yet")
         database = Database(address.database)
         leadership = Leadership(database)
@@ -176,31 +176,6 @@ def _end_at_once() -> None:
     logger.error("another executor leads this pool: this one ends")
     logging.shutdown()
     os._exit(1)
-
-
-@contextmanager
-def _signals() -> Iterator[list[Callable[[], None]]]:
-    """Handles SIGTERM and SIGINT inside the context, even if the parent process had them ignored.
-
-    Yields a list of the functions that a signal calls. While the list is empty, nothing has begun, and a signal just
-    ends the process.
-    """
-    on_stop: list[Callable[[], None]] = []
-
-    def stop(*_: object) -> None:
-        if not on_stop:
-            raise SystemExit(0)
-        acts = on_stop.copy()
-        on_stop[:] = [lambda: None]  # a second signal does nothing more
-        for act in acts:
-            act()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield on_stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _log(event: ExecutionEvent) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ import httpx
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.process.process_log import log_to_stderr
+from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Device
@@ -31,7 +31,6 @@ from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0
 RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Notice = Callable[[str], None]
 
 
@@ -90,7 +89,9 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     )
     try:
         server.start()  # takes seconds, in which a signal may end the process: nothing is registered yet
-        with _noted_signals() as stopping:
+        stopping = threading.Event()
+        # From now on the node must leave in order: the pool would otherwise notice its absence only after a minute.
+        with stop_signals(stopping.set):
             host.start()
             _serve(host, options, notice, stopping, database)
         return not host.was_replaced
@@ -98,26 +99,6 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
         host.close()
         device_monitor.close()
         database.close()
-
-
-@contextmanager
-def _noted_signals() -> Iterator[threading.Event]:
-    """Yields an event that the first signal to end sets; a second signal ends the process at once.
-
-    The node leaves the pool in order then, as the pool would otherwise notice its absence only after a minute.
-    """
-    stopping = threading.Event()
-
-    def note(number: int, _: object) -> None:
-        stopping.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _serve(

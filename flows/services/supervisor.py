@@ -19,8 +19,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
+from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import (
     DONE,
     ENDED,
@@ -269,14 +269,9 @@ def main(folder: Path) -> int:
         if (me := ProcessId.of(os.getpid())) is not None:
             files.write_supervisor(me)
         supervisor = Supervisor(files.services(), files)
-
-        def stop(_: int, __: FrameType | None) -> None:
-            supervisor.stop()
-
-        # Handlers replace dispositions that ignore a signal: the children would inherit those.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, stop)
-        supervisor.run()
+        # Also as the children would inherit dispositions that ignore a signal.
+        with stop_signals(supervisor.stop):
+            supervisor.run()
     return 0
 
 

@@ -183,9 +183,11 @@ class Pool:
         """Returns id, name and status of every batch."""
         return Submissions(self.database).names()
 
-    def flow_runs(self, segment):
-        """Returns the child runs of a segment in Prefect."""
-        return [order.flow_run for order in MessageStore(self.database).shares(segment)]
+    def flow_run(self, record):
+        """Returns the flow run that shows a segment in Prefect, None before there is one."""
+        body = {"flow_runs": {"name": {"like_": f"{record.job} {record.id} on"}}}
+        found = self.prefect.call("POST", "/flow_runs/filter", body)
+        return found[0] if found else None
 
     def jobs(self, batch):
         """Returns the journal's records of a batch's jobs, by name."""

@@ -7,6 +7,7 @@ import time
 
 from mlflow import MlflowClient
 
+from ringmaster.tasks.pool.requests import CANCEL, Requests
 from tests.cluster.checks import assert_well
 from tests.cluster.faults.test_faults_of_servers import MINUTE_S, SPARE_STEPS, trains_for
 from tests.cluster.jobs import batch_file, torch_job
@@ -98,29 +99,39 @@ def all_runs(client):
     return client.search_runs(experiments)
 
 
-def running_in_prefect(pool, segment):
-    """Returns a segment's child run once Prefect shows it as running: gangs do not wait for a busy server."""
-    (run,) = pool.flow_runs(segment)
-    return run if run and pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "RUNNING" else None
-
-
-def test_a_segment_that_is_cancelled_in_the_ui(pool, recovered):
-    job = torch_job("unwanted", trace=pool.trace.file)
-    other = torch_job("wanted", trace=pool.trace.file)
+def test_a_segment_is_preempted_and_its_job_retried_in_the_ui(pool, recovered):
+    job = torch_job("unwanted", trace=pool.trace.file, num_steps=300)
+    other = torch_job("wanted", trace=pool.trace.file, num_steps=1900)
     batch = pool.submit([job, other])
+
+    def segments():
+        return [segment for segment in pool.segments(batch) if segment.job == "unwanted"]
+
+    def state(segment):
+        run = pool.flow_run(segment)
+        return run and run["state_name"]
+
+    def act(segment, state):
+        pool.prefect.call("POST", f"/flow_runs/{pool.flow_run(segment)['id']}/set_state", state)
+
     pool.wait_for_checkpoint(batch, job="unwanted")
-    (segment,) = [segment for segment in pool.segments(batch) if segment.job == "unwanted"]
-    run = until("its run is under way in Prefect", lambda: running_in_prefect(pool, segment.id))
+    (first,) = segments()
+    until("Prefect shows it", lambda: state(first) == "Running")
     before_s = time.monotonic()
-    pool.prefect.call("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
-    until("the job is cancelled", lambda: pool.jobs(batch)["unwanted"].status == "cancelled")
-    recovered("a segment cancelled in the UI: its job has ended", time.monotonic() - before_s)
+    act(first, {"state": {"type": "CANCELLING"}})
+    until("the job goes on", lambda: len(segments()) == 2)
+    recovered("a segment cancelled in the UI: its job goes on", time.monotonic() - before_s)
+    until("Prefect says so", lambda: state(first) == "Cancelled")
+    Requests(pool.database).ask(CANCEL, {"batch": batch, "jobs": ["unwanted"]})
+    until("its gang has stopped", lambda: segments()[-1].outcome is not None)
+    assert pool.jobs(batch)["unwanted"].status == "cancelled"
+    until("Prefect shows its end", lambda: state(segments()[-1]) == "Preempted")
+    act(segments()[-1], {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True})
+    pool.trace.hurry("unwanted")
+    until("the job is done", lambda: pool.jobs(batch)["unwanted"].status == "done")
+    assert len(pool.trace.of(job="unwanted")) == job.num_steps, "no step is repeated"
     pool.trace.hurry("wanted")
     until("the other job is done", lambda: pool.jobs(batch)["wanted"].status == "done")
-    step = pool.jobs(batch)["unwanted"].step
-    assert 0 < step < job.num_steps
-    assert len(pool.trace.of(job="unwanted")) == step, "what was trained is checkpointed, and no more is trained"
-    until("Prefect says so", lambda: pool.prefect.call("GET", f"/flow_runs/{run}")["state_type"] == "CANCELLED")
 
 
 def test_a_batch_that_is_cancelled_in_the_ui(pool, recovered):

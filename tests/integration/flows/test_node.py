@@ -10,7 +10,8 @@ pytest.importorskip("prefect")
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from ringmaster.flows.pool import node
-from ringmaster.flows.pool.node import NodeOptions, _noted_signals, _serve
+from ringmaster.flows.pool.node import NodeOptions, _serve
+from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.storage import releases
@@ -26,7 +27,8 @@ def test_a_node_that_is_told_to_end_as_soon_as_it_is_registered_leaves_the_pool(
     pool = PoolAddress(database=database.url, prefect_api=api, mlflow_uri="http://m")
     cluster = Cluster(nodes=(Node(name="n", devices=DEVICES),))
     options = NodeOptions(home=tmp_path, pool=pool, name="n", cluster=cluster, drain_s=5.0)
-    with temporary_settings({PREFECT_API_URL: api}), _noted_signals() as stopping:
+    stopping = threading.Event()
+    with temporary_settings({PREFECT_API_URL: api}), stop_signals(stopping.set):
         site = Site(database)
         assert [node.name for node in site.nodes.all()] == ["n"]
         signal.raise_signal(signal.SIGTERM)
