@@ -20,8 +20,8 @@ from rich.text import Text
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import describe
+from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.background_worker import Behind
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 

@@ -33,7 +33,6 @@ from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.parents import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.local.leases import Leases, leases_of
-from ringmaster.tasks.execution.local.runner import LocalRunner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.lending import DevicesWanted, Lend
 from ringmaster.tasks.profiling.stage import ProfileStore
@@ -89,14 +88,12 @@ class RunContext:
     node_context: the node context.
     journal: the journal of the run.
     recorder: the async recorder.
-    runner: starts gangs on this machine.
     run_paths: the run's folders and checkpoint options.
     """
 
     node_context: NodeContext
     journal: Journal
     recorder: AsyncRecorder
-    runner: LocalRunner
     run_paths: RunPaths
 
 
@@ -225,7 +222,6 @@ def open_run_context(
                 notice=current_view.get().notice,
                 tensors=TensorStore(settings.tensors(home)),
             ),
-            runner=LocalRunner(node_context.server),
             run_paths=RunPaths(
                 folder=folder,
                 cache_dir=node_context.environment.cache_dir,

@@ -20,10 +20,11 @@ from ringmaster.tasks.execution.events import JobEnded, Listener
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
+from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.tasks.execution.local.step_events import StepEvents
 from ringmaster.tasks.execution.replanning.plan_manager import MakePlan
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
-from ringmaster.tasks.execution.task import submit_with
+from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
@@ -57,6 +58,7 @@ def execute(
     """
     failures = _begin(run_context, profiled, sweep_scheduler=sweep_scheduler)
     together = _choose_together(run_context, profiled, seed=seed)
+    engine = LocalEngine(run_context.node_context.server, spawn=as_task, telemetry=measured)
     with ExitStack() as stack:
         listeners = stack.enter_context(
             _listeners(run_context, profiled, failures=failures, sweep_scheduler=sweep_scheduler)
@@ -68,11 +70,10 @@ def execute(
             holder=run_context.node_context.holder,
             entries=_entries(run_context, profiled, together),
             journal=run_context.journal,
-            submit=submit_with(run_context.runner, measured=measured),
+            engine=engine,
             make_plan=_planner(run_context, seed=seed, start=together.plan),
             add_terms=partial(_on_terms, run_context),
             replanner=_replanner(run_context, seed=seed),
-            steer=run_context.runner.steer,
             listeners=listeners,
             is_open=sweep_scheduler.is_open if sweep_scheduler is not None else lambda: False,
         )
@@ -82,9 +83,8 @@ def execute(
             )
         # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
         stack.callback(run_context.node_context.leases.give_back, run_context.node_context.device_names)
-        stack.callback(run_context.runner.join)
-        stack.callback(run_context.runner.kill_all)
-        stack.enter_context(stopped_by_signals(partial(_stop, executor, run_context)))
+        stack.callback(engine.close)
+        stack.enter_context(stopped_by_signals(partial(_stop, executor, engine)))
         executor.run()
 
 
@@ -233,7 +233,7 @@ def _planner(run_context: RunContext, *, seed: int, start: Plan | None) -> MakeP
     return lambda problem: later(problem) if run_context.journal.plans() else first(problem)
 
 
-def _stop(executor: Executor, run_context: RunContext) -> None:
+def _stop(executor: Executor, engine: LocalEngine) -> None:
     """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
     executor.stop()
-    run_context.runner.stop_all()
+    engine.stop_all()

@@ -29,8 +29,8 @@ from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
-from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
@@ -86,12 +86,12 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
 @contextmanager
 def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> Iterator[Executor]:
-    """Yields an executor in the recovered state of the former one, with its controller, runner and watchers."""
+    """Yields an executor in the recovered state of the former one, with its controller, engine and watchers."""
     with ExitStack() as stack:
         segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
-        runner = PoolRunner(database)
-        stack.callback(runner.close)
-        controller = PoolController(database, runner=runner, timeouts=Timeouts.of_environment(), seed=seed)
+        engine = PoolEngine(database)
+        stack.callback(engine.close)
+        controller = PoolController(database, engine=engine, timeouts=Timeouts.of_environment(), seed=seed)
         replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
         controller.on_objective, controller.on_speed = replanner.pursue, replanner.hear
         executor = Executor(
@@ -100,16 +100,15 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             leases=PoolLeases(database),
             holder=HOLDER_OF_SEGMENTS,
             journal=Journal(database, batch=None),
-            submit=runner.submit,
+            engine=engine,
             make_plan=controller.make_plan,
             add_terms=controller.add_terms,
             listeners=[controller.listen, _log],
             replanner=replanner,
-            steer=runner.steer,
         )
         controller.take_over(executor)
-        runner.on_deaf = partial(executor.call, _give_up)
-        runner.start()
+        engine.on_deaf = partial(executor.call, _give_up)
+        engine.listen()
         pacemaker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.

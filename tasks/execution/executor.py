@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
@@ -22,7 +23,6 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
 )
 from ringmaster.tasks.execution.job_table import JobState, JobTable
-from ringmaster.tasks.execution.orders import Submit
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_progress import Command, PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -45,9 +45,6 @@ from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
 MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
 
-Steer = Callable[[str, str], None]
-"""Sends a command to the gang of a folder: `STOP`, or one that `until` or `leave` returns."""
-
 Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
@@ -57,11 +54,10 @@ class Executor:
     name: the name of the problems that are planned.
     cluster: the devices to use.
     leases, holder: the ledger that leases devices, and the name under which this executor leases them.
-    submit: starts a segment in the background.
+    engine: runs the segments.
     make_plan, add_terms: plan a problem; add the terms beside the jobs to a problem.
     listeners: receive each execution event.
-    replanner, steer: given together, they enable re-planning while the batch runs; without them the first plan is
-        followed.
+    replanner: re-plans while the batch runs; without it the first plan is followed.
     is_open: whether a batch that is steered from outside may get more to train although nothing is left now.
     clock: monotonic seconds.
     """
@@ -74,18 +70,16 @@ class Executor:
         leases: Leases,
         holder: str,
         journal: Journal,
-        submit: Submit,
+        engine: Engine,
         make_plan: MakePlan,
         entries: Sequence[JobState] = (),
         add_terms: AddTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
         replanner: Replanner | None = None,
-        steer: Steer | None = None,
         is_open: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert (replanner is None) == (steer is None), "re-planning needs gangs that accept commands"
-        self._leases, self._journal, self._listeners, self._steer = leases, journal, listeners, steer
+        self._leases, self._journal, self._listeners, self._engine = leases, journal, listeners, engine
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._stopping, self._is_open = False, is_open
         self.job_table = JobTable(journal)
@@ -95,7 +89,7 @@ class Executor:
             self._plan_progress,
             leases=leases,
             holder=holder,
-            submit=submit,
+            engine=engine,
             post=self._post,
             clock=clock,
         )
@@ -172,7 +166,7 @@ class Executor:
         patience_s = []
         if not self._stopping:
             patience_s.append(self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell))
-            if self._steer is not None and self._plan_progress.running:
+            if self._plan_manager.replanner is not None and self._plan_progress.running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
                 out = self._plan_manager.out
@@ -301,19 +295,18 @@ class Executor:
     def _take_out(self, job: str) -> None:
         """Removes a job from the gang of another job that trains it; the gang's other jobs continue."""
         self.job_table.groups.leave(job)
-        if gangs := [r.folder for r in self._plan_progress.running.values() if job in r.members]:
-            self._command((folder, leave(self.job_table.entries[job].local_job.name)) for folder in gangs)
+        if gangs := [r.number for r in self._plan_progress.running.values() if job in r.members]:
+            self._command((number, leave(self.job_table.entries[job].local_job.name)) for number in gangs)
 
     def _stop_gangs(self, gangs: Iterable[RunningSegment]) -> None:
         for running in gangs:
             if not running.is_stopping:
                 running.is_stopping = True
-                self._command([(running.folder, STOP)])
+                self._command([(running.number, STOP)])
 
     def _command(self, commands: Iterable[Command]) -> None:
-        assert self._steer is not None, "re-planning needs gangs that accept commands"
-        for folder, command in commands:
-            self._steer(folder, command)
+        for number, command in commands:
+            self._engine.send(number, command)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.checkpoint_interval import checkpoint_interval_s
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
+from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.trials import slots_of
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
 from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
-
-LOST = "lost"
-"""An outcome in addition to those of a gang itself: its node is lost."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentCall:
-    """The input of a segment's task: the gang's order, its number of ranks, and the callback for its events.
-
-    number: the segment's number in the journal.
-    job: the executor's name of the job, in a pool "BATCH/JOB".
-    batch: the batch of a pool; empty without a pool.
-    devices: the devices of the order's slots, in the same order.
-    """
-
-    label: str
-    order: GangOrder
-    num_ranks: int
-    on_event: Callable[[Event], None]
-    number: int
-    job: str
-    batch: str
-    devices: tuple[DeviceId, ...]
-
-
-Submit = Callable[[SegmentCall], "Future[Outcome]"]
-"""Starts a segment in the background. The executor uses the future's `add_done_callback` and `result`."""
 
 
 def gang_order(
@@ -94,5 +64,5 @@ def called(job: str, members: Collection[str]) -> str:
 
 
 def gang_folder(place: RunPaths, *, number: int, job: str) -> Path:
-    """Returns the folder of a segment's gang, which holds its logs. The folder also identifies the gang."""
+    """Returns the folder of a segment's gang, which holds its logs."""
     return place.folder / "gangs" / f"{number:04d}-{job}"

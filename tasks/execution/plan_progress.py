@@ -12,8 +12,8 @@ from ringmaster.techniques.runtime.processes.reporter import STOP, until
 
 NOTICE_S = 1.0  # how long before a segment's end it is decided whether it goes on
 
-Command = tuple[str, str]
-"""The folder of a gang, and the command to send to it."""
+Command = tuple[int, str]
+"""The number of a segment, and the command to send to its gang."""
 
 
 class PlanProgress:
@@ -115,11 +115,11 @@ def _move_end(running: RunningSegment, last_step: int) -> list[Command]:
     if last_step <= running.ordered_step:
         return []
     running.ordered_step = last_step
-    return [(running.folder, until(last_step))]
+    return [(running.number, until(last_step))]
 
 
 def _stop(running: RunningSegment) -> list[Command]:
     if running.is_stopping:
         return []
     running.is_stopping = True
-    return [(running.folder, STOP)]
+    return [(running.number, STOP)]

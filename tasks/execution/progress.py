@@ -39,7 +39,7 @@ class RunningSegment:
     profile: the profile of the option under which it runs.
     names: the names of its leases.
     first_step: the step at which it was started.
-    folder: the folder of its gang.
+    number: its number in the journal.
     ordered_step: the step at which its gang ends without further commands.
     step: the step that it has reported.
     is_ready: whether its gang has reported that it trains.
@@ -54,7 +54,7 @@ class RunningSegment:
     profile: Profile
     names: tuple[str, ...]
     first_step: int
-    folder: str = ""
+    number: int = 0
     ordered_step: int = 0
     step: int = 0
     is_ready: bool = False

@@ -1,4 +1,4 @@
-"""The start of segments: leases their devices, writes them into the journal and submits their orders."""
+"""The start of segments: leases their devices, writes them into the journal and starts them on an engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
+from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
 from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.orders import SegmentCall, Submit, called, gang_folder, gang_order
+from ringmaster.tasks.execution.orders import called, gang_order
 from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.storage.journal import LEADER, RUNNING, SegmentRecord
@@ -41,7 +42,7 @@ class Starter:
     """Starts segments for one executor, on whose thread all methods are called.
 
     leases, holder: the ledger that leases devices, and the name under which the executor leases them.
-    submit: starts a segment in the background.
+    engine: runs the segments.
     post: receives the events of a segment's gang, and at last its outcome, by the segment's number.
     held_nodes, vacated: nodes and devices on which no segment starts.
     """
@@ -53,12 +54,12 @@ class Starter:
         *,
         leases: Leases,
         holder: str,
-        submit: Submit,
+        engine: Engine,
         post: Callable[[int, Event | Future[Outcome]], None],
         clock: Callable[[], float],
     ) -> None:
         self._job_table, self._plan_progress, self._leases, self._holder = job_table, plan_progress, leases, holder
-        self._submit, self._post, self._clock = submit, post, clock
+        self._engine, self._post, self._clock = engine, post, clock
         self.held_nodes: set[str] = set()
         self.vacated: set[DeviceId] = set()
         self._not_before_s: dict[str, float] = {}
@@ -103,13 +104,12 @@ class Starter:
         beside: Mapping[str, int] | None = None,
     ) -> None:
         """Adds a segment to the running ones."""
-        folder = gang_folder(self._job_table.place_of(segment.job), number=number, job=self._local(segment.job))
         self._plan_progress.running[number] = RunningSegment(
             segment,
             profile,
             names,
             first_step,
-            folder=str(folder),
+            number=number,
             ordered_step=segment.last_step,
             step=first_step,
             beside=beside or {},
@@ -170,7 +170,7 @@ class Starter:
             batch=self._job_table.entries[job].batch,
             devices=segment.devices,
         )
-        self._submit(call).add_done_callback(lambda future: self._post(number, future))
+        self._engine.start(call).add_done_callback(lambda future: self._post(number, future))
 
     def _local(self, job: str) -> str:
         """Returns the name of a job within its batch."""

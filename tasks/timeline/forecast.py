@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, Span
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, PREEMPTED

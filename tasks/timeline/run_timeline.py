@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.interface.values import stored_as, to_json

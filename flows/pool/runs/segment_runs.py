@@ -32,8 +32,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.waiting import prefect_is_away
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.orders import LOST
 from ringmaster.tasks.pool.event_log import EventLog, PoolEntry
 from ringmaster.tasks.pool.requests import DONE as ANSWERED
 from ringmaster.tasks.pool.requests import OPEN, RETRY, Requests

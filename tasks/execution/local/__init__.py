@@ -1,1 +1,1 @@
-"""Execution on this machine: the runner of its gangs, the leases of its devices, and their metrics."""
+"""Execution on this machine: the engine that runs its gangs, the leases of its devices, and their metrics."""

@@ -20,9 +20,9 @@ from sqlalchemy import select
 
 from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.orders import LOST
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.checked import checked_plan
@@ -37,6 +37,7 @@ from ringmaster.tasks.pool.controller.active_batches import (
     entries_of,
     fault_of,
 )
+from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.failover import (
     RecoveredState,
     nodes_of,
@@ -47,7 +48,6 @@ from ringmaster.tasks.pool.controller.failover import (
 )
 from ringmaster.tasks.pool.controller.node_watch import NodeWatch, cluster_of
 from ringmaster.tasks.pool.controller.request_handler import HOLDER, OTHER_VERSION, RequestHandler
-from ringmaster.tasks.pool.controller.runner import PoolRunner
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.nodes import LEAVING, Nodes
@@ -81,13 +81,13 @@ class PoolController:
         self,
         database: Database,
         *,
-        runner: PoolRunner,
+        engine: PoolEngine,
         timeouts: Timeouts,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         seed: int = 0,
     ) -> None:
-        self._database, self._runner, self._timeouts, self._clock = database, runner, timeouts, clock
+        self._database, self._engine, self._timeouts, self._clock = database, engine, timeouts, clock
         self._wall_clock, self._seed = wall_clock, seed
         self.on_objective: Callable[[Objective], None] = lambda objective: None
         self.on_speed: Callable[[RunningSegment], None] = lambda running: None
@@ -151,7 +151,7 @@ class PoolController:
         )
         self._watch.look()
         for record in self._watch.there.values():
-            self._runner.meet(record)
+            self._engine.meet(record)
         recovered_batches = [read_recovered_state(self._database, batch) for batch in self._new_batches()]
         self._end_strays({recovered.batch.id for recovered in recovered_batches})
         unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
@@ -199,11 +199,11 @@ class PoolController:
         for each in gone:
             logger.warning("node %s is gone: %s", each.node, each.why)
             self._lost_nodes[each.node] = Node(name=each.node, devices=before[each.node].devices)
-            self._runner.lose(each.node, each.incarnation)
+            self._engine.lose(each.node, each.incarnation)
         there = self._watch.there
         came = [name for name, record in there.items() if _incarnation(before.get(name)) != record.incarnation]
         for name in came:
-            self._runner.meet(there[name])
+            self._engine.meet(there[name])
         self._hold_leaving()
         why = [f"node {each.node} is gone ({each.why})" for each in gone] + [f"node {name} came" for name in came]
         self._move(why=", ".join(why) or "the health of devices has changed")
@@ -223,7 +223,7 @@ class PoolController:
 
     def _is_draining(self, node: str) -> bool:
         """Returns whether the executor has yet to end a segment that ran on a node that is gone."""
-        return self._runner.is_busy(node) or not self._executor.is_free(node)
+        return self._engine.is_busy(node) or not self._executor.is_free(node)
 
     def _hold_leaving(self) -> None:
         """Keeps the executor from starting segments on nodes that leave."""
@@ -287,7 +287,7 @@ class PoolController:
         self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
         self._recall_speeds(recovered)
         for record in recovered.open:
-            future = self._runner.adopt(record.id, on_event=partial(self._executor.said, record.id))
+            future = self._engine.adopt(record.id, on_event=partial(self._executor.said, record.id))
             self._executor.adopt(record.id, recovered.qualified(record), future)
         for record in recovered.undecided:
             self._executor.adopt(record.id, recovered.qualified(record), _at_once(outcome_of(record)))

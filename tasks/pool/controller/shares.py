@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ringmaster.tasks.execution.orders import LOST, SegmentCall
+from ringmaster.tasks.execution.engine import LOST, SegmentCall
 from ringmaster.tasks.storage.message_store import Share
 from ringmaster.techniques.runtime.processes.gang import CRASHED, DONE, INVALID, OUT_OF_MEMORY, PREEMPTED, Outcome
 

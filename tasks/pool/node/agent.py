@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.pool.node.gangs import Gangs, StartGang, start_gang
 from ringmaster.tasks.pool.node.heartbeat import Heartbeat
 from ringmaster.tasks.pool.node.outbox import Outbox

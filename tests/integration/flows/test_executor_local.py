@@ -1,26 +1,39 @@
-"""The local runner: gangs on this machine that other threads stop and kill."""
+"""The engine of this machine: gangs that other threads stop and kill."""
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
 
 import pytest
 
-from ringmaster.tasks.execution.local.runner import LocalRunner
+from ringmaster.tasks.execution.engine import SegmentCall
+from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 
 ENDLESS = 1_000_000
 
 
+def segment(number, order, layout, on_event=lambda event: None):
+    return SegmentCall(
+        label="a segment",
+        order=order,
+        num_ranks=layout.num_devices,
+        on_event=on_event,
+        number=number,
+        job="a",
+        batch="",
+        devices=(),
+    )
+
+
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
 def test_stopping_all_checkpoints_what_runs_and_what_is_still_to_come(bench, tmp_path, layout):
-    runner, job = LocalRunner(bench.server), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(bench.server), bench.job(num_steps=ENDLESS)
 
-    def run(name, on_event):
-        order = bench.order(job, layout, tmp_path / name)
-        return runner.run(order, num_ranks=layout.num_devices, on_event=on_event)
+    def run(number, on_event):
+        return engine.start(segment(number, bench.order(job, layout, tmp_path / str(number)), layout, on_event))
 
-    running = run("running", lambda event: runner.stop_all() if event["event"] == "steps" else None)
-    late = run("late", lambda _: None)
+    running = run(1, lambda event: engine.stop_all() if event["event"] == "steps" else None).result()
+    late = run(2, lambda _: None).result()
     for outcome in (running, late):
         assert outcome.status == "preempted"
         assert 0 < outcome.result["step"] < ENDLESS
@@ -29,7 +42,7 @@ def test_stopping_all_checkpoints_what_runs_and_what_is_still_to_come(bench, tmp
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
 def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tmp_path, layout):
-    runner, job = LocalRunner(bench.server), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(bench.server), bench.job(num_steps=ENDLESS)
     order = bench.order(job, layout, tmp_path / "gang", last_step=5)
     last_steps = []
 
@@ -37,27 +50,36 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
         if event["event"] == "steps":
             last_steps.append(event["first_step"] + len(event["losses"]))
             if last_steps[-1] > 20:
-                runner.steer(order.folder, STOP)
+                engine.send(1, STOP)
 
-    runner.steer(order.folder, until(7))  # before the gang is started
-    runner.steer(order.folder, until(ENDLESS))
-    outcome = runner.run(order, num_ranks=layout.num_devices, on_event=on_event)
+    engine.send(1, until(7))  # before the gang is started
+    engine.send(1, until(ENDLESS))
+    outcome = engine.start(segment(1, order, layout, on_event)).result()
     assert outcome.status == "preempted"
     assert 20 < outcome.result["step"] < ENDLESS
     assert last_steps[-1] == outcome.result["step"]
 
 
-def test_killing_all_ends_gangs_side_by_side(bench, tmp_path):
-    runner, job = LocalRunner(bench.server), bench.job(num_steps=ENDLESS)
+def test_closing_ends_gangs_side_by_side(bench, tmp_path):
+    engine, job = LocalEngine(bench.server), bench.job(num_steps=ENDLESS)
+    trains = threading.Event()
 
-    def run(name):
-        def on_event(event):
-            if event["event"] == "steps" and name == "second":
-                runner.kill_all()
+    def on_event(event):
+        if event["event"] == "steps":
+            trains.set()
 
-        return runner.run(bench.order(job, SINGLE, tmp_path / name), num_ranks=1, on_event=on_event)
-
-    with ThreadPoolExecutor() as pool:
-        outcomes = list(pool.map(run, ["first", "second"]))
+    orders = [bench.order(job, SINGLE, tmp_path / name) for name in ("first", "second")]
+    calls = [segment(1, orders[0], SINGLE), segment(2, orders[1], SINGLE, on_event)]
+    futures = [engine.start(call) for call in calls]
+    assert trains.wait(120)
+    engine.close()
+    outcomes = [future.result() for future in futures]
     assert [outcome.status for outcome in outcomes] == ["crashed", "crashed"]
     assert all("was killed by SIGKILL" in outcome.message for outcome in outcomes)
+
+
+def test_what_cannot_be_started_is_reported_to_the_caller(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("ringmaster.tasks.execution.local.engine.Gang", lambda *_, **__: 1 / 0)
+    order = bench.order(bench.job(num_steps=1), SINGLE, tmp_path / "gang")
+    with pytest.raises(ZeroDivisionError):
+        LocalEngine(bench.server).start(segment(1, order, SINGLE)).result()

@@ -14,9 +14,9 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.devices.monitor import STRANGER_SAMPLES, WORD_EVERY_S, Telemetry
 from ringmaster.tasks.devices.probes import pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
+from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.tasks.execution.orders import SegmentCall
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal

@@ -45,7 +45,7 @@ class ClockedGangs:
     report_s: float = 5.0
     now_s: float = 0.0
     steps: dict = field(default_factory=dict)  # checkpointed step of each job
-    heard: list = field(default_factory=list)  # (folder, command)
+    heard: list = field(default_factory=list)  # (segment, command)
 
     def __post_init__(self):
         self.gangs, self.messages = {}, deque()
@@ -53,19 +53,19 @@ class ClockedGangs:
     def clock(self):
         return self.now_s
 
-    def submit(self, call):
+    def start(self, call):
         order, future = call.order, Future()
         job, first = order.job.name, self.steps.get(order.job.name, 0)
         step_s = self.step_s[job, order.technique, len(order.slots)]
         gang = _Gang(call, future, step_s, first, first, order.last_step, self.now_s + self.startup_s)
-        self.gangs[order.folder] = gang
+        self.gangs[call.number] = gang
         self._begin_chunk(gang)
         call.on_event({"event": "ready", "step": first, "startup_s": self.startup_s})
         return future
 
-    def steer(self, folder, command):
-        self.heard.append((folder, command))
-        gang = self.gangs.get(folder)
+    def send(self, number, command):
+        self.heard.append((number, command))
+        gang = self.gangs.get(number)
         if gang is None:
             return
         if command == STOP:
@@ -101,7 +101,7 @@ class ClockedGangs:
             self._begin_chunk(gang)
             return
         order = gang.call.order
-        del self.gangs[order.folder]
+        del self.gangs[gang.call.number]
         self.steps[order.job.name] = gang.step
         status = "done" if gang.step >= gang.last_step else "preempted"
         result = {"first_step": gang.first_step, "step": gang.step}
@@ -130,6 +130,5 @@ def clocked_bench(folder, jobs, gangs, *, make_plan, policy, kind=Bench, **optio
         clock=gangs.clock,
         background=at_once,
     )
-    bench.executor._steer = gangs.steer
     bench.executor._inbox = gangs
     return bench

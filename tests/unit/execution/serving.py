@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
-from ringmaster.tasks.execution.orders import LOST
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin

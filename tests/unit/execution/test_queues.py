@@ -55,11 +55,11 @@ class Turns(_Gang):
 class Queues(ClockedGangs):
     """Clocked gangs in which the jobs of a group take turns."""
 
-    def submit(self, call):
-        future = super().submit(call)
+    def start(self, call):
+        future = super().start(call)
         if call.order.members:
             first = {o.job.name: self.steps.get(o.job.name, 0) for o in (call.order, *call.order.members)}
-            gang = self.gangs[call.order.folder] = Turns.of(self.gangs[call.order.folder], first)
+            gang = self.gangs[call.number] = Turns.of(self.gangs[call.number], first)
             self._begin_chunk(gang)
         return future
 
@@ -82,7 +82,7 @@ class Queues(ClockedGangs):
         if gang.step < gang.last_step and not gang.stops:
             self._begin_chunk(gang)
             return
-        del self.gangs[gang.call.order.folder]
+        del self.gangs[gang.call.number]
         mine, *theirs = [self._outcome(order) for order in gang.every]
         named = {order.job.name: its for order, its in zip(gang.every[1:], theirs, strict=True)}
         gang.future.set_result(Outcome(status=mine.pop("status"), result={**mine, "first_step": 0, "fellows": named}))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.orders import LOST
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, begin
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.gang import Outcome
@@ -65,7 +65,7 @@ class Surprises:
         if kept > gang.first_step:
             gang.call.on_event({"event": "checkpoint", "step": kept, "seconds": 0.1})
         self.gangs.steps[name] = kept
-        del self.gangs.gangs[gang.call.order.folder]
+        del self.gangs.gangs[gang.call.number]
         result = {"step": kept, **result} if status == "preempted" else {}
         gang.future.set_result(Outcome(status=status, message="as it should", result=result))
 

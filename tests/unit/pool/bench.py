@@ -8,7 +8,7 @@ from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.runner import PoolRunner
+from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.requests import Requests
@@ -102,10 +102,10 @@ class PoolBench:
         self.database, self.clock = database, clock
         led = led or database
         self.plans = []
-        self.runner = PoolRunner(led)
+        self.engine = PoolEngine(led)
         self.controller = PoolController(
             led,
-            runner=self.runner,
+            engine=self.engine,
             timeouts=Timeouts(),
             clock=clock,
             wall_clock=lambda: EPOCH_S + clock() - 100.0,
@@ -131,12 +131,11 @@ class PoolBench:
             leases=PoolLeases(led),
             holder=HOLDER_OF_SEGMENTS,
             journal=Journal(led, batch=None),
-            submit=self.runner.submit,
+            engine=self.engine,
             make_plan=plan,
             add_terms=self.controller.add_terms,
             listeners=[self.controller.listen],
             replanner=replanner,
-            steer=self.runner.steer,
             clock=clock,
         )
         self.executor._inbox = self.inbox = Inbox()
@@ -145,7 +144,7 @@ class PoolBench:
     def step(self, *, seconds=0.0):
         """Advances the clock, and lets the executor do all that is due."""
         self.clock.now_s += seconds
-        self.runner.look()
+        self.engine.look()
         self.executor.call(self.controller.tick)
         self.inbox.is_empty = False
         while not self.inbox.is_empty:

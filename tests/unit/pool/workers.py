@@ -1,7 +1,7 @@
 """Fake nodes of a pool without processes: a test takes their orders and sends the events of their gangs."""
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.orders import SegmentCall
+from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.storage.message_store import KILL, OUTCOME, TAKEN, MessageStore
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot

@@ -82,7 +82,7 @@ ALLOWED = {
 }
 # The folders and modules of tasks/ in layers, from below: each layer may import those below it and itself.
 LAYERS = (
-    ("cluster", "code_version", "files", "messages", "process_identity"),
+    ("background_worker", "cluster", "code_version", "files", "messages", "process_identity"),
     ("devices", "storage"),
     ("planning",),
     ("batch", "datasets"),

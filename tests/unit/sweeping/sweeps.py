@@ -90,7 +90,6 @@ class Swept:
         self.sweep_scheduler, executor = SweepScheduler(asked, clock=clock), self.bench.executor
         if dies_after is not None:
             executor._inbox = DyingInbox(self.bench.runner, dies_after)
-        executor._steer = lambda folder, command: None  # gangs here stop at their last step without a command
         executor._is_open = self.sweep_scheduler.is_open
         executor._listeners.append(self.sweep_scheduler.listen)
 

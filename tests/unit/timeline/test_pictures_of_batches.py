@@ -10,7 +10,7 @@ import pytest
 from prefect.logging import disable_run_logger
 from sqlalchemy import insert
 
-from ringmaster.tasks.execution.background_worker import Behind
+from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
 from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline.svg import MOST_TITLED, render_svg

@@ -27,7 +27,7 @@ class GroupBench(Bench):
         self._together = together or (group(*(each.name for each in jobs[1:])),)
         super().__init__(folder, jobs, **options)
         self.told_gangs = []
-        self.executor._steer = lambda folder, command: self.told_gangs.append(command)
+        self.runner.send = lambda number, command: self.told_gangs.append(command)
 
     def entry(self, job, *profiles):
         together = self._together if job.name == self.jobs[0].name else ()

@@ -60,7 +60,7 @@ def test_those_that_take_turns_do_not_keep_step():
     assert [in_turns.step_of(name) for name in "bc"] == [4, 0]
 
 
-@pytest.mark.parametrize(("at_once", "told"), [(None, [("", "until 10")]), (2, [])])
+@pytest.mark.parametrize(("at_once", "told"), [(None, [(0, "until 10")]), (2, [])])
 def test_a_gang_whose_jobs_take_turns_is_not_told_to_go_on(at_once, told):
     """Such a gang has only the jobs of its segment: the next segment starts with all jobs that are left."""
     plan_progress = PlanProgress(totals={"a": 10}, after={})

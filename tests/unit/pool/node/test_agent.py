@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.orders import LOST
+from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.pool.node.agent import NodeAgent
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.timeouts import Timeouts

@@ -1,11 +1,11 @@
-"""The runner of a work pool, on nodes whose gangs send the events that a test sets."""
+"""The engine of a pool, on nodes whose gangs send the events that a test sets."""
 
 import queue
 import threading
 
 import pytest
 
-from ringmaster.tasks.pool.controller.runner import PoolRunner
+from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -24,45 +24,45 @@ def database(tmp_path):
 
 @pytest.fixture
 def made(database):
-    """A factory of runners, which are closed after the test."""
+    """A factory of engines, which are closed after the test."""
     every = []
 
     def make(*workers):
-        runner = PoolRunner(database)
-        every.append(runner)
+        engine = PoolEngine(database)
+        every.append(engine)
         for worker in workers:
-            runner.meet(worker.record)
-        return runner
+            engine.meet(worker.record)
+        return engine
 
     yield make
-    for runner in every:
-        runner.close()
+    for engine in every:
+        engine.close()
 
 
 def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
     worker, heard = Worker(database), []
-    runner = made(worker)
-    future = runner.submit(call(1, on_event=heard.append, devices=[("n", 1)]))
+    engine = made(worker)
+    future = engine.start(call(1, on_event=heard.append, devices=[("n", 1)]))
     share = worker.take_all()[1]
     assert (share.num_ranks, share.num_ranks_in_all, share.first_rank, share.meeting) == (1, 1, 0, "")
     assert [slot.index for slot in share.order.slots] == [1]
     worker.say(1, "ready", step=0)
     worker.say(1, "checkpoint", step=5)
-    runner.look()
-    runner.look()
+    engine.look()
+    engine.look()
     assert [event["event"] for event in heard] == ["ready", "checkpoint"]
-    assert not future.done() and runner.is_busy("n")
+    assert not future.done() and engine.is_busy("n")
     worker.end(1, step=10)
-    runner.look()
+    engine.look()
     assert future.result(timeout=0) == Outcome(status="done", result={"step": 10})
-    assert not runner.is_busy("n") and runner.join(timeout_s=0)
+    assert not engine.is_busy("n") and engine.join(timeout_s=0)
 
 
 def test_it_listens_by_itself_once_started(database, made):
     worker, heard = Worker(database), queue.SimpleQueue()
-    runner = made(worker)
-    runner.start()
-    future = runner.submit(call(1, on_event=heard.put))
+    engine = made(worker)
+    engine.listen()
+    future = engine.start(call(1, on_event=heard.put))
     worker.take_all()
     worker.say(1, "ready", step=0)
     worker.end(1, step=10)
@@ -73,10 +73,10 @@ def test_it_listens_by_itself_once_started(database, made):
 def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     worker, told = Worker(database), threading.Event()
-    runner = made(worker)
-    runner.on_deaf = told.set
-    runner.start()
-    runner.submit(call(1))
+    engine = made(worker)
+    engine.on_deaf = told.set
+    engine.listen()
+    engine.start(call(1))
     worker.take_all()
     worker.end(1, "of another version")
     assert told.wait(WAIT_S)
@@ -84,9 +84,9 @@ def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, mo
 
 def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, made):
     a, b, heard = Worker(database, "1"), Worker(database, "2"), []
-    runner = made(a, b)
+    engine = made(a, b)
     devices = [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
-    future = runner.submit(call(1, on_event=heard.append, devices=devices, num_ranks=4))
+    future = engine.start(call(1, on_event=heard.append, devices=devices, num_ranks=4))
     shares = [a.take_all()[1], b.take_all()[1]]
     assert [(s.first_rank, s.num_ranks, s.num_ranks_in_all, len(s.order.slots)) for s in shares] == [
         (0, 2, 4, 2),
@@ -96,10 +96,10 @@ def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, mad
     assert shares[0].meeting.startswith("10.0.0.1:")
     a.say(1, "ready", step=0)
     b.end(1, step=10)
-    runner.look()
+    engine.look()
     assert not future.done()
     a.end(1, step=10, metrics={"loss": 1.0})
-    runner.look()
+    engine.look()
     assert future.result(timeout=0).result == {"step": 10, "metrics": {"loss": 1.0}}
     assert [event["event"] for event in heard] == ["ready"]
     assert not a.is_killed(1)
@@ -107,15 +107,15 @@ def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, mad
 
 def test_one_share_that_fails_ends_its_peers_and_explains_them(database, made):
     a, b, c = (Worker(database, name) for name in "123")
-    runner = made(a, b, c)
-    future = runner.submit(call(1, devices=[("1", 0), ("2", 0), ("3", 0)]))
+    engine = made(a, b, c)
+    future = engine.start(call(1, devices=[("1", 0), ("2", 0), ("3", 0)]))
     a.take_all(), b.take_all()  # the third one has not polled yet
     b.end(1, "out_of_memory", "rank 1: no room")
-    runner.look()
+    engine.look()
     assert a.is_killed(1)
     assert c.take_all() == {}
     a.end(1, "crashed", "rank 0 was killed")
-    runner.look()
+    engine.look()
     assert future.result(timeout=0) == Outcome(status="out_of_memory", message="rank 1: no room")
 
 
@@ -128,44 +128,44 @@ def test_the_worst_outcome_counts(worse):
 
 def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
     a, b = Worker(database, "1"), Worker(database, "2")
-    runner = made(a, b)
-    ended, lost, kept = (runner.submit(call(n, devices=[(str(d), 0)])) for n, d in ((1, 1), (2, 1), (3, 2)))
+    engine = made(a, b)
+    ended, lost, kept = (engine.start(call(n, devices=[(str(d), 0)])) for n, d in ((1, 1), (2, 1), (3, 2)))
     a.take_all(), b.take_all()
     a.end(1, step=10)  # sent before the node died, and not read yet
-    runner.lose("1", "another")
+    engine.lose("1", "another")
     assert not lost.done()
-    runner.lose("1", "1-one")
+    engine.lose("1", "1-one")
     assert ended.result(timeout=0).status == "done"
     assert lost.result(timeout=0) == Outcome(status="lost", message="node 1 is lost")
     assert not kept.done()
     assert a.running() == []
     a.end(2, step=10)  # the node was only disconnected, and comes back
-    runner.look()
-    late = runner.submit(call(4, devices=[("1", 0)]))
+    engine.look()
+    late = engine.start(call(4, devices=[("1", 0)]))
     assert late.result(timeout=0).status == "lost"
     assert MessageStore(database).shares(4) == []
 
 
 def test_a_node_lost_of_a_gang_ends_the_rest_of_it(database, made):
     a, b = Worker(database, "1"), Worker(database, "2")
-    runner = made(a, b)
-    future = runner.submit(call(1, devices=[("1", 0), ("2", 0)]))
+    engine = made(a, b)
+    future = engine.start(call(1, devices=[("1", 0), ("2", 0)]))
     a.take_all(), b.take_all()
-    runner.lose("2", "2-one")
-    assert a.is_killed(1) and not future.done() and runner.is_busy("2")
+    engine.lose("2", "2-one")
+    assert a.is_killed(1) and not future.done() and engine.is_busy("2")
     a.end(1, "crashed", "its peer vanished")
-    runner.look()
+    engine.look()
     assert future.result(timeout=0).status == "lost"
 
 
 def test_commands_go_to_the_gang_of_a_folder(database, made):
     worker = Worker(database)
-    runner = made(worker)
+    engine = made(worker)
     first, second = call(1), call(2)
-    runner.submit(first), runner.submit(second)
-    runner.steer(first.order.folder, "until 20")
-    runner.steer("/gangs/of-somebody-else", "stop")
-    runner.stop_all()
+    engine.start(first), engine.start(second)
+    engine.send(1, "until 20")
+    engine.send(9, "stop")
+    engine.stop_all()
     assert worker.told(1) == ["until 20", "stop"]
     assert worker.told(2) == ["stop"]
 
@@ -173,20 +173,20 @@ def test_commands_go_to_the_gang_of_a_folder(database, made):
 def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     worker, first, second = Worker(database), [], []
     former = made(worker)
-    former.submit(call(1, on_event=first.append))
+    former.start(call(1, on_event=first.append))
     worker.take_all()
     worker.say(1, "ready", step=0)
     former.look()
     worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not read this
-    runner = made(worker)
+    engine = made(worker)
     worker.say(1, "checkpoint", step=5)
-    future = runner.adopt(1, on_event=second.append)
+    future = engine.adopt(1, on_event=second.append)
     worker.say(1, "checkpoint", step=6)
-    runner.look()
+    engine.look()
     assert [event["step"] for event in first] == [0]
     assert [event["step"] for event in second] == [0, 4, 5, 6]
     worker.end(1, step=10)
-    runner.look()
+    engine.look()
     assert future.result(timeout=0).status == "done"
 
 
@@ -194,12 +194,12 @@ def test_what_ended_while_no_executor_was_there_is_found(database, made):
     worker = Worker(database)
     former = made(worker)
     for number in (1, 2, 3):
-        former.submit(call(number))
+        former.start(call(number))
     worker.take_all()
     worker.end(1, step=10)
     worker.end(2, "crashed", "rank 0 vanished")
-    runner = made(worker)
-    done, crashed, runs, unordered = (runner.adopt(n, on_event=lambda event: None) for n in (1, 2, 3, 4))
+    engine = made(worker)
+    done, crashed, runs, unordered = (engine.adopt(n, on_event=lambda event: None) for n in (1, 2, 3, 4))
     assert done.result(timeout=0).status == "done"
     assert crashed.result(timeout=0).status == "crashed"
     assert not runs.done()
@@ -208,7 +208,7 @@ def test_what_ended_while_no_executor_was_there_is_found(database, made):
 
 def test_an_order_that_nobody_has_taken_still_stands_for_the_next_executor(database, made):
     worker = Worker(database)
-    made(worker).submit(call(1))
+    made(worker).start(call(1))
     future = made(worker).adopt(1, on_event=lambda event: None)
     assert not future.done()
     assert worker.take_all().keys() == {1}
@@ -218,20 +218,20 @@ def test_what_ran_on_a_node_that_is_gone_or_new_is_lost_to_the_next_executor(dat
     a, b, c = Worker(database, "1"), Worker(database, "2"), Worker(database, "3")
     former = made(a, b, c)
     for number, node in ((1, "1"), (2, "2"), (3, "3")):
-        former.submit(call(number, devices=[(node, 0)]))
+        former.start(call(number, devices=[(node, 0)]))
     for worker in (a, b, c):
         worker.take_all()
     former.lose("3", "3-one")  # then it was killed, before it recorded the result of the segment
-    runner = made(a, Worker(database, "2", incarnation="two"), c)
-    futures = [runner.adopt(number, on_event=lambda event: None) for number in (1, 2, 3)]
+    engine = made(a, Worker(database, "2", incarnation="two"), c)
+    futures = [engine.adopt(number, on_event=lambda event: None) for number in (1, 2, 3)]
     assert [future.done() for future in futures] == [False, True, True]
     assert [future.result(timeout=0).status for future in futures[1:]] == ["lost", "lost"]
 
 
 def test_an_order_given_twice_is_one(database, made):
     worker = Worker(database)
-    runner = made(worker)
-    runner.submit(call(1))
+    engine = made(worker)
+    engine.start(call(1))
     taken = worker.take_all()
     MessageStore(database).give(1, batch="b", shares={"n": ("n-one", taken[1])})
     assert worker.take_all() == {}

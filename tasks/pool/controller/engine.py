@@ -1,6 +1,6 @@
-"""The pool runner: orders segments from nodes, and passes on the events of their gangs, both through the database.
+"""The engine of a pool: orders segments from nodes, and passes on the events of their gangs, through the database.
 
-The runner makes no decisions. Orders and events outlive it: the runner of the next executor `adopt`s a segment,
+The engine makes no decisions. Orders and events outlive it: the engine of the next executor `adopt`s a segment,
 receives all of its gang's events so far, once and in order, and then the new ones.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.orders import LOST, SegmentCall
+from ringmaster.tasks.execution.engine import LOST, SegmentCall
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
 from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -32,7 +32,6 @@ class _Flight:
     """
 
     number: int
-    folder: str
     nodes: Mapping[str, str]
     on_event: Callable[[Event], None]
     future: Future[Outcome] = field(default_factory=Future)
@@ -40,11 +39,11 @@ class _Flight:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
 
-class PoolRunner:
+class PoolEngine:
     """Runs segments on the nodes of a pool.
 
     All methods are thread-safe. Only `join` waits for gangs. All of them wait while the database is unreachable. From
-    `start` to `close`, a thread reads the gangs' events every `LOOK_EVERY_S`.
+    `listen` to `close`, a thread reads the gangs' events every `LOOK_EVERY_S`.
 
     on_deaf: a callback for the unexpected end of the thread that reads events; may be set by the owner.
     """
@@ -59,7 +58,7 @@ class PoolRunner:
         self._closing = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="words", daemon=True)
 
-    def start(self) -> None:
+    def listen(self) -> None:
         """Starts to read events."""
         self._poller.start()
 
@@ -94,7 +93,7 @@ class PoolRunner:
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
-    def submit(self, call: SegmentCall) -> Future[Outcome]:
+    def start(self, call: SegmentCall) -> Future[Outcome]:
         """Orders a segment; returns the future of its outcome, which is "lost" if a node is gone by now."""
         with self._changed:
             names = list(dict.fromkeys(node for node, _ in call.devices))
@@ -106,7 +105,6 @@ class PoolRunner:
             self._message_store.give(call.number, batch=call.batch, shares=given)
             flight = _Flight(
                 number=call.number,
-                folder=call.order.folder,
                 nodes={name: incarnation for name, (incarnation, _) in given.items()},
                 on_event=call.on_event,
             )
@@ -124,7 +122,6 @@ class PoolRunner:
                 return _at_once(Outcome(status=LOST, message="the executor ended before it had ordered it"))
             flight = _Flight(
                 number=number,
-                folder=orders[0].share.order.folder,
                 nodes={order.node: order.incarnation for order in orders},
                 on_event=on_event,
             )
@@ -136,12 +133,11 @@ class PoolRunner:
                     self._take_over(flight, order)
             return flight.future
 
-    def steer(self, folder: str, command: str) -> None:
-        """Sends a command to the gang of the order with that folder, even if the gang has not started."""
+    def send(self, number: int, command: str) -> None:
+        """Sends a command to the gang of a segment, even if the gang has not started."""
         with self._changed:
-            for flight in self._flights.values():
-                if flight.folder == folder:
-                    self._message_store.command(flight.number, command)
+            if number in self._flights:
+                self._message_store.command(number, command)
 
     def stop_all(self) -> None:
         """Commands every gang to write a checkpoint and end."""
