@@ -15,11 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-import httpx
 import psutil
-from prefect.exceptions import PrefectException
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows.process import ownership
@@ -29,13 +30,12 @@ from ringmaster.flows.process.process_log import log_to_stderr
 logger = logging.getLogger(__name__)
 
 DEFAULT_QUEUE = "default"  # the queue of flows that any machine may run
+POLL_EVERY_S = 2  # interval of polling for flow runs
+HEARTBEAT_S = 15  # Prefect shows a worker as offline after three missed intervals
 RESTART_S = 5.0  # before the worker begins again after an error, such as an absence of Prefect's server
 RUNS_END_S = 10.0  # time for flow runs to end in order
 REPORTED_S = 3.0  # time for the worker to report their states
 GRACE_S = 10.0  # further time for the process to end, before it is killed with its flow runs
-
-# What ends Prefect's worker while its server is away or answers with errors.
-PASSING = (httpx.HTTPError, PrefectException, RuntimeError, OSError, ValueError)
 
 
 def queue_of(node: str) -> str:
@@ -75,7 +75,12 @@ class FlowWorker:
                 if self._stopping.is_set():
                     return
                 # A session of its own: Ctrl-C in a terminal is for the node, which lets its gangs stop first.
-                self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,
+                    env={"PREFECT_WORKER_QUERY_SECONDS": str(POLL_EVERY_S), **os.environ},
+                )
             with self._process:  # closes the pipe by which the process sees that this one lives
                 status = self._process.wait()
             if not self._stopping.wait(RESTART_S):
@@ -87,9 +92,13 @@ async def serve(*, name: str, work_pool: str, queues: Sequence[str], stopping: a
     is_away = False
     while not stopping.is_set():
         worker = ProcessWorker(
-            name=name, work_pool_name=work_pool, work_queues=[*queues], create_pool_if_not_found=False
+            name=name,
+            work_pool_name=work_pool,
+            work_queues=[*queues],
+            create_pool_if_not_found=False,
+            heartbeat_interval_seconds=HEARTBEAT_S,
         )
-        serving = asyncio.ensure_future(worker.start(printer=logger.debug))
+        serving = asyncio.ensure_future(_serve_once(worker, work_pool=work_pool, queues=queues))
         await _first_of(serving, stopping)
         if not serving.done():
             await _end_flow_runs()
@@ -99,6 +108,15 @@ async def serve(*, name: str, work_pool: str, queues: Sequence[str], stopping: a
             logger.warning("flow runs cannot be started, trying again: %s", _cause(result))
         is_away = isinstance(result, Exception)
         await _first_of(asyncio.ensure_future(asyncio.sleep(RESTART_S)), stopping)
+
+
+async def _serve_once(worker: ProcessWorker, *, work_pool: str, queues: Sequence[str]) -> None:
+    """Serves until an error, with queues that exist: Prefect gives no run to a worker one of whose queues does not."""
+    async with get_client() as client:
+        for name in queues:
+            with suppress(ObjectAlreadyExists):
+                await client.create_work_queue(name=name, work_pool_name=work_pool)
+    await worker.start(printer=logger.debug)
 
 
 async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:

@@ -16,7 +16,8 @@ def end_with_parent() -> None:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):  # unbuffered: a buffer's lock would abort the interpreter at its end
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(END_PATIENCE_S)
     os._exit(1)

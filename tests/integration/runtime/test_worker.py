@@ -112,7 +112,7 @@ def worker(prefect_server):
         with pytest.MonkeyPatch.context() as patch:
             for key, value in environment.items():
                 patch.setenv(key, value)
-            worker = FlowWorker(name="n", work_pool=POOL, queues=["node-n"])
+            worker = FlowWorker(name="n", work_pool=POOL, queues=["node-n", "another-that-is-not-there-yet"])
             worker.start()
             yield worker
             worker.stop()
