@@ -14,21 +14,15 @@ import sys
 import threading
 from collections.abc import Sequence
 
-import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
 
 from ringmaster.flows.process import ownership
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of, in_url
+from ringmaster.flows.process.process_log import Role
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
+from ringmaster.flows.services.serving import checked, serve, server_of
 
 END_PATIENCE_S = 10.0  # time for open requests, once the server is no longer needed
-
-
-def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
-    """Returns the application for requests and websockets to one of `hosts`, on any port; others get status 400."""
-    return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,12 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.until_stdin_ends:
         threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    uvicorn.run(
-        checked(create_app(final=True), hosts),
-        host=asked.host,
-        port=asked.port,
-        log_level=get_current_settings().server.logging_level.lower(),
-    )
+    app = checked(create_app(final=True), hosts)
+    log_level = get_current_settings().server.logging_level.lower()
+    serve(server_of(app, role=Role.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
 
 
 def _end_with_stdin() -> None:
