@@ -95,9 +95,13 @@ def test_no_secret_of_environment_urls_files_and_logs_is_in_the_bundle(home, mon
     monkeypatch.setenv("HTTPS_PROXY", f"http://me:{SECRETS['proxy']}@proxy:3128")
     monkeypatch.setenv("RINGMASTER_NOTIFY", SECRETS["notify"])
     monkeypatch.setenv("RINGMASTER_CHECKPOINTS", f"s3://key:{SECRETS['log']}@bucket/x")
-    said = [*SECRETS.values(), f"password={SECRETS['log']}", f"postgresql://u:{SECRETS['log']}@host/x"]
-    said[list(SECRETS).index("log")] = f'{{"api_key": "{SECRETS["log"]}"}}'
-    said[list(SECRETS).index("job")] = f"--token {SECRETS['job']} token={SECRETS['job']}".replace("--token ", "token: ")
+    said = [
+        *(SECRETS[known] for known in ("password", "database", "token", "variable", "notify", "proxy")),
+        f"password={SECRETS['log']}",
+        f"postgresql://u:{SECRETS['log']}@host/x",
+        f'{{"api_key": "{SECRETS["log"]}"}}',
+        f"model.kwargs: token={SECRETS['job']}",
+    ]
     (home / "pool" / "executor.log").write_text("\n".join(f"12:00:00 sent {each}" for each in said))
     gang = home / "batches" / "b" / "1" / "gangs" / "1-a"
     gang.mkdir(parents=True)

@@ -12,7 +12,7 @@ from ringmaster.tasks.pool.metrics.state import BatchStage, DeviceStatus
 from ringmaster.tasks.pool.nodes import LEAVING
 from ringmaster.tasks.pool.requests import GRANTED, TRAIN, Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.unit.pool.bench import Clock, Gangs, submission, worker_of
 
@@ -25,9 +25,9 @@ def clock():
 
 
 @pytest.fixture
-def monitor(tmp_path, database, clock):
+def monitor(database, clock):
     """A monitor with connections of its own to the pool's database."""
-    monitor = PoolMonitor(lambda: Database(file_url(tmp_path / "pool.db"), patience_s=0.0), clock=clock)
+    monitor = PoolMonitor(lambda: Database(database.url, patience_s=0.0), clock=clock)
     yield monitor
     monitor.close()
 
@@ -98,7 +98,7 @@ def test_nodes_that_are_gone_have_no_series(monitor, database, clock):
     assert (measured.device_seconds, measured.node_heartbeat_age_s) == ({}, {})
 
 
-def test_time_without_the_database_is_not_counted_and_the_rest_goes_on(tmp_path, database, clock, caplog):
+def test_time_without_the_database_is_not_counted_and_the_rest_goes_on(database, clock, caplog):
     worker_of(database, "n1", num_devices=1)
     is_away = []
 
@@ -108,7 +108,7 @@ def test_time_without_the_database_is_not_counted_and_the_rest_goes_on(tmp_path,
                 raise DATABASE_AWAY
             return super().read(act)
 
-    monitor = PoolMonitor(lambda: Falling(file_url(tmp_path / "pool.db"), patience_s=0.0), clock=clock)
+    monitor = PoolMonitor(lambda: Falling(database.url, patience_s=0.0), clock=clock)
     sampled(monitor)
     clock.now_s += 10
     sampled(monitor)
@@ -127,14 +127,14 @@ def test_time_without_the_database_is_not_counted_and_the_rest_goes_on(tmp_path,
     monitor.close()
 
 
-def test_a_database_that_cannot_be_opened_yet_is_opened_later(tmp_path, clock):
+def test_a_database_that_cannot_be_opened_yet_is_opened_later(database, clock):
     tries = []
 
     def open_database():
         tries.append(1)
         if len(tries) == 1:
             raise DATABASE_AWAY
-        return Database(file_url(tmp_path / "pool.db"))
+        return Database(database.url)
 
     monitor = PoolMonitor(open_database, clock=clock)
     assert sampled(monitor).state is None
