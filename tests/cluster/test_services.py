@@ -31,7 +31,7 @@ def on_sqlite(tmp_path_factory):
     """A running pool with a worker, on SQLite; and the completed `up` command."""
     home = Home(tmp_path_factory.mktemp("sqlite"))
     try:
-        yield home, home.up("--json")
+        yield home, home.up("--json", "--log-format", "json")
     finally:
         home.down()
 
@@ -162,6 +162,19 @@ def test_all_that_is_written_is_its_owners_alone(on_sqlite):
     assert open_to_others(home.folder) == []
 
 
+def test_all_processes_log_json_where_it_was_chosen(on_sqlite):
+    """`deployments` and the first lines of MLflow's launcher are not ours: docs/operations.md says so."""
+    home, _ = on_sqlite
+    roles = {"executor": "controller", "worker": "node", "supervisor": "supervisor", "mlflow": "mlflow"}
+    for name, role in roles.items():
+        lines = home.files.log(name).read_text().splitlines()
+        found = [json.loads(line) for line in lines if name != "mlflow" or line.startswith("{")]
+        assert found, name
+        assert {line["role"] for line in found} == {role}
+    for name in ("prefect", "metrics"):  # which may have nothing to say
+        assert {json.loads(line)["role"] for line in home.files.log(name).read_text().splitlines()} <= {name}
+
+
 def test_down_ends_all_of_it_in_order(on_sqlite):
     home, _ = on_sqlite
     assert home.processes()
@@ -213,24 +226,6 @@ def process_arguments(process):
     with suppress(OSError):
         return Path(f"/proc/{process.pid}/cmdline").read_text()
     return ""
-
-
-def test_all_processes_log_json_where_it_was_chosen(tmp_path):
-    """`deployments` and the first lines of MLflow's launcher are not ours: docs/operations.md says so."""
-    home = Home(tmp_path)
-    try:
-        assert home.up("--log-format", "json").returncode == 0
-    finally:
-        home.down()
-    roles = {"executor": "controller", "worker": "node", "supervisor": "supervisor", "mlflow": "mlflow"}
-    for name, role in roles.items():
-        lines = (tmp_path / "pool" / f"{name}.log").read_text().splitlines()
-        found = [json.loads(line) for line in lines if name != "mlflow" or line.startswith("{")]
-        assert found, name
-        assert {line["role"] for line in found} == {role}
-    for log in ("prefect", "metrics"):  # which may have nothing to say
-        for line in (tmp_path / "pool" / f"{log}.log").read_text().splitlines():
-            assert json.loads(line)["role"] == log
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path):

@@ -40,7 +40,7 @@ class PoolCollector(Collector):
         )
         yield from _of_state(found.state)
         yield from _of_heartbeats(found)
-        yield from _counters(found)
+        yield from _of_events(found)
 
 
 def _of_state(state: PoolState | None) -> Iterator[Metric]:
@@ -71,9 +71,6 @@ def _of_state(state: PoolState | None) -> Iterator[Metric]:
         "Number of jobs of the active batches by batch and status.",
         ["batch", "status"],
         list(state.jobs.items()) if state else (),
-    )
-    yield _gauge(
-        "ringmaster_segments_running", "Number of segments that run.", state.num_running_segments if state else None
     )
     yield _gauge(
         "ringmaster_plan_timestamp_seconds",
@@ -117,7 +114,9 @@ def _of_heartbeats(found: Measurement) -> Iterator[Metric]:
     )
 
 
-def _counters(found: Measurement) -> Iterator[Metric]:
+def _of_events(found: Measurement) -> Iterator[Metric]:
+    running = None if found.state is None else len(found.counts.running)
+    yield _gauge("ringmaster_segments_running", "Number of segments that run.", running)
     yield _counter(
         "ringmaster_device_seconds",
         f"Device time by node and state, {SINCE}; time while the database does not answer is not counted.",

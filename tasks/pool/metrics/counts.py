@@ -21,7 +21,7 @@ class PoolCounts:
     segments: the number of segments that have ended, by the status of their outcomes.
     jobs: the number of jobs that have ended, by status. A job that is resumed after that may end again.
     last_plan, last_segment, last_event: the newest rows that are counted, or were there before.
-    running: the segments that had not ended then.
+    running: the segments that have not ended.
     """
 
     plans: Mapping[PlanReason, int] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from ringmaster.tasks.pool.leases import is_loan
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, read_nodes
 from ringmaster.tasks.pool.requests import GRANTED, OPEN, TRAIN
 from ringmaster.tasks.pool.submissions import SUBMITTED
-from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS, SEGMENTS
+from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS
 
 
 class DeviceStatus(StrEnum):
@@ -99,7 +99,6 @@ class PoolState:
     leader: LeaderState | None
     batches: Mapping[BatchStage, int]
     jobs: Mapping[tuple[str, str], int]
-    num_running_segments: int
     plan: PlanState | None
 
 
@@ -114,13 +113,11 @@ class StateReader:
         """Returns the state, within a transaction that may be tried again."""
         self._batches = self._active(connection)
         self._plan = self._newest_plan(connection)
-        running = select(func.count()).select_from(SEGMENTS).where(SEGMENTS.c.ended_s.is_(None))
         return PoolState(
             nodes=_nodes(connection),
             leader=_leader(connection),
             batches=self._stages(connection),
             jobs=self._jobs(connection),
-            num_running_segments=int(connection.execute(running).scalar_one()),
             plan=self._plan,
         )
 

@@ -35,12 +35,13 @@ STATE = PoolState(
     leader=LeaderState(is_there=True, epoch=4, heartbeat=(4, 9)),
     batches=dict.fromkeys(BatchStage, 2),
     jobs={("nightly", "running"): 5},
-    num_running_segments=3,
     plan=PlanState(id=8, made_s=1e9, makespan_s=600.0, gap=0.25),
 )
 KNOWN = Measurement(
     state=STATE,
-    counts=PoolCounts(plans={PlanReason.CLOCK: 2}, segments={"done": 7}, jobs={"failed": 1}),
+    counts=PoolCounts(
+        plans={PlanReason.CLOCK: 2}, segments={"done": 7}, jobs={"failed": 1}, running=frozenset({4, 5, 6})
+    ),
     device_seconds={("n1", DeviceStatus.IDLE): 30.0},
     node_heartbeat_age_s={"n1": 2.5},
     leader_heartbeat_age_s=1.5,
