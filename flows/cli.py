@@ -10,6 +10,7 @@ import typer
 from ringmaster.flows.commands import (
     converting,
     datasets,
+    diagnosing,
     executor,
     looking,
     models,
@@ -44,7 +45,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         looking.logs,
     ),
     PLAN: (running.profile, planning.plan, planning.check, planning.simulate, looking.techniques),
-    POOL: (services.up, services.down),
+    POOL: (services.up, services.down, diagnosing.diagnose),
     MODELS: (models.evaluate, models.monitor, promoting.promote, promoting.rollback, converting.convert),
 }
 JOBS = (pool.cancel, pool.pause, pool.resume, pool.set_priority)
@@ -73,6 +74,7 @@ def main() -> None:
     from ringmaster.flows import settings
     from ringmaster.flows.faults import InputError
     from ringmaster.flows.process import ownership
+    from ringmaster.flows.process.process_log import report_fault
     from ringmaster.tasks.batch import BatchFileError
     from ringmaster.tasks.messages import listed
     from ringmaster.tasks.planning import ProblemError
@@ -83,7 +85,7 @@ def main() -> None:
             ownership.keep_to_owner(settings.home())
             app()
         except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
-            sys.stderr.write(f"{listed(error.faults)}\n")
+            report_fault(listed(error.faults))
             sys.exit(INPUT_FAULT)
 
 

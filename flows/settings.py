@@ -38,7 +38,8 @@ class PoolAddress:
     prefect_api: URL of Prefect's API, which ends in `/api`.
     mlflow_uri: URL of the MLflow server.
     work_pool: name of Prefect's work pool, in which the nodes have their queues.
-    username, password: credentials for both servers, used where the password is not empty.
+    username, password: credentials for all servers, used where the password is not empty.
+    metrics_url: URL of the pool's metrics; empty where it is not known.
     """
 
     database: str = field(repr=False)  # may hold a password
@@ -47,6 +48,7 @@ class PoolAddress:
     work_pool: str = "ringmaster"
     username: str = "ringmaster"
     password: str = field(default="", repr=False)
+    metrics_url: str = ""
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a process that belongs to the pool, for it and for its Prefect and

@@ -30,7 +30,8 @@ class Home:
     def __init__(self, folder):
         self.folder, self.files = folder, ServiceFiles(folder / "pool")
         port = free_port()
-        self.ports = port, free_port(but=port)
+        self.ports = port, free_port(but=[port])
+        self.port_metrics = free_port(but=self.ports)
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         self.environment["RINGMASTER_HOME"] = str(folder)
 
@@ -42,7 +43,9 @@ class Home:
 
     def up(self, *arguments):
         prefect, mlflow = self.ports
-        return self.ringmaster("up", "--port-prefect", str(prefect), "--port-mlflow", str(mlflow), *arguments)
+        ports = {"prefect": prefect, "mlflow": mlflow, "metrics": self.port_metrics}
+        options = [word for name, port in ports.items() for word in (f"--port-{name}", str(port))]
+        return self.ringmaster("up", *options, *arguments)
 
     def down(self):
         return self.ringmaster("down")

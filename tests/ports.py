@@ -2,6 +2,7 @@
 
 import random
 import socket
+from collections.abc import Collection
 
 PORTS = range(10_000, 20_000)
 """These ports are below those that Linux gives to outgoing connections. So no connection takes one while a server is
@@ -11,10 +12,10 @@ meet.
 MOST_DRAWS = 1000
 
 
-def free_port(address: str = "127.0.0.1", *, but: int | None = None) -> int:
-    """A port on which nobody listens. but: a port to leave out, as it will be used later."""
+def free_port(address: str = "127.0.0.1", *, but: Collection[int] = ()) -> int:
+    """A port on which nobody listens. but: ports to leave out, as they will be used later."""
     for port in random.SystemRandom().choices(PORTS, k=MOST_DRAWS):
-        if port == but:
+        if port in but:
             continue
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,7 +8,7 @@ import typer
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 
 
 def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> None:
@@ -16,6 +16,7 @@ def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> 
 
     One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
     """
+    log_to_stderr(Role.CONTROLLER)
     pool = settings.pool()
     if pool is None:
         remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
@@ -23,5 +24,4 @@ def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> 
     settings.embed(settings.home())
     from ringmaster.flows.pool.executor import serve_pool
 
-    console = error_console()
-    serve_pool(pool, notice=lambda text: console.print(text, highlight=False, markup=False), seed=seed)
+    serve_pool(pool, notice=notice, seed=seed)

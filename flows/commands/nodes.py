@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 from ringmaster.flows.settings import OWN_NODE
 
 LOOK_EVERY_S = 1.0  # for a pool that is not there yet
@@ -35,6 +34,7 @@ def worker(
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
     from ringmaster.tasks.cluster import detect
 
+    log_to_stderr(Role.NODE)
     name = name or platform.node() or "localhost"
     faults = [f"--name {name} may not contain / or %"] if set(name) & set("/%") else []
     try:
@@ -43,12 +43,7 @@ def worker(
         raise InputError([*faults, f"--devices {devices}: {error}"]) from error
     if faults:
         raise InputError(faults)
-    console = error_console()
-
-    def notice(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    pool = _pool(notice)
+    pool = _pool()
     settings.embed(settings.home())
     os.environ[OWN_NODE] = name  # for the flows that run here, which measure on these devices
     from ringmaster.flows.pool.node import NodeOptions, serve_node
@@ -60,7 +55,7 @@ def worker(
         raise typer.Exit(1)
 
 
-def _pool(notice: Callable[[str], None]) -> settings.PoolAddress:
+def _pool() -> settings.PoolAddress:
     """The pool that this home belongs to, once it says so: machines start in any order."""
     is_told = False
     while (pool := settings.pool()) is None:

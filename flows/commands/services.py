@@ -11,6 +11,8 @@ import typer
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, announce, error_console, print_json
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.process.process_log import log_format as format_of_environment
 
 
 def up(
@@ -26,10 +28,11 @@ def up(
     ] = "127.0.0.1",
     port_prefect: Annotated[int, typer.Option(help="Of Prefect's server.", min=1, max=65535)] = 4200,
     port_mlflow: Annotated[int, typer.Option(help="Of MLflow's server.", min=1, max=65535)] = 5000,
+    port_metrics: Annotated[int, typer.Option(help="Of the metrics for Prometheus.", min=1, max=65535)] = 9464,
     password_file: Annotated[
         Path | None,
         typer.Option(
-            help="A file with one line, the password of both servers, which only you may read; without it, the one "
+            help="A file with one line, the password of all servers, which only you may read; without it, the one "
             "that they had last, or a new one."
         ),
     ] = None,
@@ -39,6 +42,12 @@ def up(
         typer.Option(
             help="Where alarms go: a webhook's address, or TYPE/NAME of one of Prefect's notification blocks, such as "
             f"slack-webhook/on-call; by default what {settings.NOTIFY} says."
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            help=f"Of all logs: text, or json, one object a line; by default what {LOG_FORMAT} says, or text."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -58,9 +67,11 @@ def up(
         host=host,
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,
+        port_metrics=port_metrics,
         password=passwords.choose_password(home / "pool", given=password_file),
         worker=worker,
         notify=notify or "",
+        log_format=log_format or format_of_environment(),
     )
     announce("starting Prefect, MLflow and the executor, usually 20 to 40 s")
     if not up_and_down.start(options, database_server=database):
@@ -84,6 +95,8 @@ def _print_address(home: Path, as_json: bool) -> None:
         raise InputError([f"the pool of {home} is still starting, or ending. To fix: wait for that `ringmaster up`"])
     address = settings.PoolAddress(**json.loads(file.read_text()))
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
+    if address.metrics_url:  # a pool that an earlier release started has none
+        urls["metrics"] = address.metrics_url
     kept = password_file(home / "pool")
     if as_json:
         print_json({**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)})
@@ -97,9 +110,9 @@ def _print_address(home: Path, as_json: bool) -> None:
         return
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     console.print(
-        f"Both ask for a password, the one that {how}\n"
+        f"All ask for a password, the one that {how}\n"
         f"  Prefect's page asks for one line: {address.username}:PASSWORD\n"
-        f"  MLflow's page asks for a user, {address.username}, and PASSWORD",
+        f"  MLflow's page and the metrics ask for a user, {address.username}, and PASSWORD",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -19,7 +19,7 @@ from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
 from ringmaster.flows.pool.runs.late_answers import LateAnswers
 from ringmaster.flows.pool.runs.segment_runs import SegmentRuns
-from ringmaster.flows.process.process_log import log_to_stderr
+from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
@@ -61,7 +61,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
     The process ends at once, with an error in its log only, if another executor has taken the lead.
     """
-    log_to_stderr()
+    log_to_stderr(Role.CONTROLLER)
     with stop_signals() as on_stop:
         notice("waiting for the pool's database, where it does not answer yet")
         database = Database(address.database)

@@ -15,7 +15,7 @@ import httpx
 
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.worker import DEFAULT_QUEUE, FlowWorker, queue_of
-from ringmaster.flows.process.process_log import log_to_stderr
+from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
@@ -67,7 +67,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     Raises InputError if another worker holds the devices, OtherRelease if the pool is of another release, at the start
     or later.
     """
-    log_to_stderr()
+    log_to_stderr(Role.NODE)
     _hold(options, notice)
     database = Database(options.pool.database)
     _wait_for(f"{options.pool.prefect_api}/health", notice)

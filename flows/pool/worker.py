@@ -25,7 +25,7 @@ from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.parents import end_with_parent
-from ringmaster.flows.process.process_log import log_to_stderr
+from ringmaster.flows.process.process_log import Role, log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queue", action="append", required=True)
     asked = parser.parse_args(arguments)
     ownership.set_umask()
-    log_to_stderr()
+    log_to_stderr(Role.FLOW_WORKER)
     end_with_parent()
     asyncio.run(_main(asked))
 

@@ -1,16 +1,167 @@
-"""Logging of our long-lived processes to stderr, one line an entry; Prefect's own log goes to its server."""
+"""Logs of our long-lived processes on stderr: text or, with RINGMASTER_LOG_FORMAT=json, one JSON object a line.
+
+In the text format, only the loggers of `ringmaster` write to stderr as we say; other libraries configure their own.
+In the JSON format, one handler writes the records of all loggers.
+"""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
+
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.output import error_console
+
+LOG_FORMAT = "RINGMASTER_LOG_FORMAT"
+"""Environment variable for the format of the logs, `text` or `json`."""
+
+OURS = "ringmaster"
+# `timestamp` is RFC 3339 in UTC.
+FIELDS: Mapping[str, Any] = {
+    "fmt": ["levelname", "name", "message", "process"],
+    "rename_fields": {"levelname": "level", "name": "logger", "process": "pid", "exc_info": "exception"},
+    "timestamp": "timestamp",
+    "reserved_attrs": [*RESERVED_ATTRS, "color_message"],  # uvicorn's message again, with escapes of terminals
+}
 
 
-def log_to_stderr() -> None:
-    """Makes the loggers of `ringmaster` write to stderr only."""
+class LogFormat(StrEnum):
+    """The formats of the logs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Role(StrEnum):
+    """The processes of a pool, as the key `role` of JSON logs names them."""
+
+    CONTROLLER = "controller"
+    NODE = "node"
+    FLOW_WORKER = "flow-worker"
+    SUPERVISOR = "supervisor"
+    METRICS = "metrics"
+    PREFECT = "prefect"
+    MLFLOW = "mlflow"
+
+
+class JsonHandler(logging.StreamHandler[Any]):
+    """Writes records to stderr as JSON."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(JsonFormatter(**FIELDS, static_fields={"role": role}))
+
+
+def log_format() -> LogFormat:
+    """Returns the format that the environment selects. Raises InputError if there is no such format."""
+    said = os.environ.get(LOG_FORMAT) or LogFormat.TEXT
+    try:
+        return LogFormat(said)
+    except ValueError as error:
+        raise InputError([f"{LOG_FORMAT} {said!r} is no format of logs. To fix: text, or json"]) from error
+
+
+def log_to_stderr(role: Role) -> None:
+    """Makes this process log to stderr in the format that the environment selects.
+
+    Call it again once libraries that configure logging were imported, as Prefect and uvicorn do.
+    """
+    logger = logging.getLogger(OURS)
+    logger.setLevel(logging.INFO)
+    if log_format() is LogFormat.JSON:
+        _log_as_json(role)
+        return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger = logging.getLogger("ringmaster")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.handlers = [handler]
     logger.propagate = False
+
+
+def is_json() -> bool:
+    """Returns whether this process logs JSON."""
+    return any(isinstance(handler, JsonHandler) for handler in logging.getLogger().handlers)
+
+
+def notice(text: str) -> None:
+    """Tells people what this process does: as a line of text, or as a record of a JSON log."""
+    if is_json():
+        logging.getLogger(OURS).info("%s", text)
+    else:
+        error_console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def report_fault(text: str) -> None:
+    """Tells people why this process ends: as text, or as a record of a JSON log."""
+    if is_json():
+        logging.getLogger(OURS).error("%s", text)
+    else:
+        sys.stderr.write(f"{text}\n")
+
+
+def logging_config(role: Role) -> dict[str, Any]:
+    """Returns the same JSON log as a configuration for `logging.config.dictConfig`, for processes that are not ours."""
+    formatter = {
+        "()": f"{JsonFormatter.__module__}.{JsonFormatter.__name__}",
+        **FIELDS,
+        "static_fields": {"role": role},
+    }
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"json": formatter},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "json"}},
+        "root": {"level": "WARNING", "handlers": ["stderr"]},
+        "loggers": {"uvicorn": {"level": "INFO"}, "mlflow": {"level": "INFO"}},
+    }
+
+
+def _log_as_json(role: Role) -> None:
+    root = logging.getLogger()
+    for logger in _loggers():
+        for handler in [each for each in logger.handlers if _is_of_terminal(each)]:
+            logger.removeHandler(handler)
+            logger.propagate = True
+    if not is_json():
+        root.addHandler(JsonHandler(role))
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+    os.environ["MLFLOW_CONFIGURE_LOGGING"] = "false"  # MLflow would add handlers of its own once it is imported
+
+
+def _loggers() -> Iterator[logging.Logger]:
+    yield logging.getLogger()
+    for each in list(logging.Logger.manager.loggerDict.values()):
+        if isinstance(each, logging.Logger):
+            yield each
+
+
+def _is_of_terminal(handler: logging.Handler) -> bool:
+    """Whether a handler writes to stderr or stdout, and not to a file or into memory."""
+    if isinstance(handler, (logging.FileHandler, JsonHandler)) or not isinstance(handler, logging.StreamHandler):
+        return False
+    return not isinstance(handler.stream, io.StringIO)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        logging.getLogger(OURS).critical("this process ends with an error: %s", error, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(said: threading.ExceptHookArgs) -> None:
+    name = said.thread.name if said.thread is not None else "?"
+    if said.exc_value is not None and said.exc_type is not SystemExit:
+        info = (said.exc_type, said.exc_value, said.exc_traceback)
+        logging.getLogger(OURS).error("thread %s ends with an error: %s", name, said.exc_value, exc_info=info)

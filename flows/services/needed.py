@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.files import Service
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
@@ -17,7 +20,9 @@ from ringmaster.flows.services.passwords import SHORTEST_PASSWORD
 from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 
-PREFECT, MLFLOW, DEPLOYMENTS, EXECUTOR, WORKER = "prefect", "mlflow", "deployments", "executor", "worker"
+PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
+EXECUTOR, WORKER = "executor", "worker"
+SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 DRAIN_S = 300.0  # time for the jobs of this machine's worker to write their checkpoints before it ends
 
 
@@ -27,11 +32,12 @@ class PoolOptions:
 
     home: RINGMASTER_HOME of the pool.
     databases: addresses of its databases.
-    password: password of both servers.
+    password: password of the servers.
     host: address of this machine on which the servers listen.
-    port_prefect, port_mlflow: ports of the servers.
+    port_prefect, port_mlflow, port_metrics: ports of the servers.
     worker: whether this machine is a node too.
     notify: target of alarms, see `ringmaster.flows.pool.automations`; where it is empty, the environment's.
+    log_format: format of the logs of all processes.
     """
 
     home: Path
@@ -40,8 +46,10 @@ class PoolOptions:
     host: str = "127.0.0.1"
     port_prefect: int = 4200
     port_mlflow: int = 5000
+    port_metrics: int = 9464
     worker: bool = True
     notify: str = field(default="", repr=False)  # a webhook's address is a secret
+    log_format: LogFormat = LogFormat.TEXT
 
     @property
     def folder(self) -> Path:
@@ -55,6 +63,7 @@ class PoolOptions:
             database=self.databases.pool,
             prefect_api=f"http://{host}:{self.port_prefect}/api",
             mlflow_uri=f"http://{host}:{self.port_mlflow}",
+            metrics_url=f"http://{host}:{self.port_metrics}/metrics",
             password=self.password,
         )
 
@@ -64,11 +73,12 @@ def faults(options: PoolOptions) -> list[str]:
     found = []
     if len(options.password) < SHORTEST_PASSWORD:
         found.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
-    if options.port_prefect == options.port_mlflow:
-        found.append(f"--port-prefect and --port-mlflow are both {options.port_mlflow}")
-    else:
-        taken = (port_fault(options.host, getattr(options, f"port_{name}"), name) for name in (PREFECT, MLFLOW))
-        found.extend(fault for fault in taken if fault)
+    ports = {name: getattr(options, f"port_{name}") for name in SERVERS}
+    for one, other in combinations(SERVERS, 2):
+        if ports[one] == ports[other]:
+            found.append(f"--port-{one} and --port-{other} are both {ports[one]}")
+    if len(set(ports.values())) == len(SERVERS):
+        found.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
     return found
 
 
@@ -95,6 +105,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         **base_environment(options.home),
         **address.environment(),
         "RINGMASTER_HOME": str(options.home),
+        LOG_FORMAT: options.log_format.value,
     }
     python = (sys.executable, "-m")
     local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)
@@ -109,10 +120,17 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=MLFLOW,
             command=(
                 *(*python, "mlflow", "server", "--workers", "1", *_listen(options.host, options.port_mlflow)),
+                *_mlflow_logs(options),
                 *("--app-name", "basic-auth"),
             ),
             environment={**member, **_mlflow_environment(options, address)},
             ready_url=f"http://{local}:{options.port_mlflow}/health",
+        ),
+        Service(
+            name=METRICS,
+            command=(*python, "ringmaster.flows.services.metrics.server", *_listen(options.host, options.port_metrics)),
+            environment={**member, ALLOWED_HOSTS: ",".join(_names(options))},
+            ready_url=f"http://{local}:{options.port_metrics}/health",
         ),
         Service(
             name=DEPLOYMENTS,
@@ -163,6 +181,17 @@ def _listen(host: str, port: int) -> tuple[str, ...]:
     return ("--host", host, "--port", str(port))
 
 
+def mlflow_logging_file(folder: Path) -> Path:
+    """Returns the file that configures the JSON log of MLflow's server. folder: the folder of the services' files."""
+    return folder / "mlflow-logging.json"
+
+
+def _mlflow_logs(options: PoolOptions) -> tuple[str, ...]:
+    if options.log_format is not LogFormat.JSON:
+        return ()
+    return ("--uvicorn-opts", f"--log-config {shlex.quote(str(mlflow_logging_file(options.folder)))}")
+
+
 def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
     origins = [address.prefect_api.removesuffix("/api")]
     if is_loopback(options.host):
@@ -181,6 +210,7 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
 def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
     environment: dict[str, str | None] = {
         "MLFLOW_TRACKING_URI": None,  # this process is the server
+        **({"MLFLOW_CONFIGURE_LOGGING": "false"} if options.log_format is LogFormat.JSON else {}),
         # A variable, as every user of the machine can read a process's arguments.
         "MLFLOW_BACKEND_STORE_URI": options.databases.mlflow,
         "MLFLOW_ARTIFACTS_DESTINATION": str(options.home / "mlartifacts"),

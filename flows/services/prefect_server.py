@@ -11,20 +11,14 @@ import argparse
 import os
 from collections.abc import Sequence
 
-import uvicorn
 from prefect.server.api.server import create_app
 from prefect.settings import get_current_settings
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
 
 from ringmaster.flows.process import ownership
 from ringmaster.flows.process.parents import end_with_parent
-from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of, in_url
-
-
-def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
-    """Returns the application for requests and websockets to one of `hosts`, on any port; others get status 400."""
-    return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
+from ringmaster.flows.process.process_log import Role
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
+from ringmaster.flows.services.serving import checked, serve, server_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,12 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.until_stdin_ends:
         end_with_parent()
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    uvicorn.run(
-        checked(create_app(final=True), hosts),
-        host=asked.host,
-        port=asked.port,
-        log_level=get_current_settings().server.logging_level.lower(),
-    )
+    app = checked(create_app(final=True), hosts)
+    log_level = get_current_settings().server.logging_level.lower()
+    serve(server_of(app, role=Role.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ the services go on, and the next supervisor takes them over.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringmaster.flows.process.process_log import Role, log_to_stderr
 from ringmaster.flows.process.stop_signals import stop_signals
 from ringmaster.flows.services.files import (
     DONE,
@@ -34,6 +36,8 @@ from ringmaster.flows.services.files import (
     ServiceState,
 )
 from ringmaster.flows.services.process_ids import ProcessId, reap
+
+logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__
 
 LOOK_EVERY_S = 0.25  # interval of the checks of starting services
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
@@ -190,6 +194,7 @@ class Supervisor:
     def _look_at(self, child: Child) -> None:
         if self._is_ready(child):
             child.status, child.since_s, child.message = UP, self._clock(), ""
+            logger.info("%s is up", child.service.name)
         elif child.service.says_ready:
             child.message = "it does not lead or serve yet"
         elif self._clock() - child.since_s > child.service.patience_s and child.process is not None:
@@ -216,6 +221,7 @@ class Supervisor:
         now_s = self._clock()
         child.message = message
         child.status, child.since_s, child.due_s = WAITING, now_s, now_s + delay_s(child.num_failures)
+        logger.warning("%s: %s; starting it in %.0f s", child.service.name, message, delay_s(child.num_failures))
         child.num_failures += 1
         child.num_restarts += 1
 
@@ -254,17 +260,18 @@ class Supervisor:
             try:
                 self._files.write_states(states)
             except OSError as error:  # the services matter more; the next step writes the states again
-                sys.stderr.write(f"the states of the services cannot be written: {error}\n")
+                logger.warning("the states of the services cannot be written: %s", error)
                 return
             self._told = states
 
 
 def main(folder: Path) -> int:
     """Supervises the pool of `folder` until SIGTERM; returns 1 where another process does so already."""
+    log_to_stderr(Role.SUPERVISOR)
     files = ServiceFiles(folder)
     with files.alone() as alone:
         if not alone:
-            sys.stderr.write(f"another supervisor keeps the services of {folder} running\n")
+            logger.error("another supervisor keeps the services of %s running", folder)
             return 1
         if (me := ProcessId.of(os.getpid())) is not None:
             files.write_supervisor(me)

@@ -20,10 +20,11 @@ from rich.console import Console
 from ringmaster.flows import settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import error_console
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
 from ringmaster.flows.services.arrivals import Members
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.files import DONE, ENDED, UP, Service, ServiceFiles, ServiceState, write_secret
-from ringmaster.flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults
+from ringmaster.flows.services.needed import EXECUTOR, WORKER, PoolOptions, compose, faults, mlflow_logging_file
 from ringmaster.flows.services.passwords import keep_password
 from ringmaster.flows.services.process_ids import ProcessId
 from ringmaster.flows.settings import PoolAddress
@@ -152,16 +153,20 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
         (options.home / folder).mkdir(parents=True, exist_ok=True)
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
+    if options.log_format is LogFormat.JSON:
+        mlflow_logging_file(files.folder).write_text(json.dumps(logging_config(Role.MLFLOW), indent=1))
     files.write_services(compose(options), address=address)
 
 
 def _supervise(files: ServiceFiles) -> ProcessId:
-    """Starts the supervisor, detached from this terminal."""
+    """Starts the supervisor, detached from this terminal. Its log has the format of the services' logs."""
+    formats = [service.environment.get(LOG_FORMAT) for service in files.services()]
+    log_format = next((each for each in formats if each), LogFormat.TEXT)
     with files.log("supervisor").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "ringmaster.flows.services.supervisor", str(files.folder)],
             cwd=files.folder,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            env={**os.environ, "PYTHONSAFEPATH": "1", LOG_FORMAT: log_format},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

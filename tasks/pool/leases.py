@@ -13,6 +13,14 @@ from sqlalchemy import Connection, delete, insert, select
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import LEASES
 
+LOAN = "loan {}"
+"""The holder of the leases of a request for devices, by the request's number. All other leases are of segments."""
+
+
+def is_loan(holder: str) -> bool:
+    """Returns whether a lease belongs to a request for devices, and not to a segment."""
+    return holder.startswith(LOAN.format(""))
+
 
 class PoolLeases:
     """The leases of a pool's devices, named "node:kind:number". Safe between threads and between processes."""

@@ -76,8 +76,13 @@ class Nodes:
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""
-        rows = self._database.read(lambda connection: connection.execute(select(NODES).order_by(NODES.c.name)).all())
-        return [_record(row._mapping) for row in rows]
+        return self._database.read(read_nodes)
+
+
+def read_nodes(connection: Connection) -> Sequence[NodeRecord]:
+    """Returns every registered node, by name."""
+    rows = connection.execute(select(NODES).order_by(NODES.c.name)).all()
+    return [_record(row._mapping) for row in rows]
 
 
 def _record(row: Mapping[Any, Any]) -> NodeRecord:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +16,12 @@ import sqlalchemy
 from ringmaster.flows.deployments import AUTOMATION
 from ringmaster.flows.pool.automations import SUBJECTS
 from ringmaster.flows.services.files import UP
-from tests.attacks import expect_closed_mlflow, expect_closed_prefect, open_to_others
+from tests.attacks import UNAUTHORIZED, expect_closed_mlflow, expect_closed_prefect, open_to_others, send
 from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
 
 PASSWORD = "correct horse battery"
-NAMES = ["prefect", "mlflow", "deployments", "executor", "worker"]
+NAMES = ["prefect", "mlflow", "metrics", "deployments", "executor", "worker"]
 DOWN = NAMES[::-1]  # the order in which services end
 pytestmark = pytest.mark.timeout(1200)  # creating databases takes long on a busy machine
 
@@ -30,7 +31,7 @@ def on_sqlite(tmp_path_factory):
     """A running pool with a worker, on SQLite; and the completed `up` command."""
     home = Home(tmp_path_factory.mktemp("sqlite"))
     try:
-        yield home, home.up("--json")
+        yield home, home.up("--json", "--log-format", "json")
     finally:
         home.down()
 
@@ -44,6 +45,7 @@ def test_up_brings_a_pool_and_says_where_it_is(on_sqlite):
     assert "devices of kind" in done.stderr
     assert (home.folder / "pool.json").stat().st_mode & 0o777 == 0o600
     assert home.address().prefect_api == f"{said['prefect']}/api"
+    assert said["metrics"] == home.address().metrics_url == f"http://127.0.0.1:{home.port_metrics}/metrics"
 
 
 def test_the_work_pool_and_the_deployments_are_there(on_sqlite):
@@ -123,6 +125,28 @@ def test_a_web_page_and_other_users_of_the_machine_are_kept_out(on_sqlite):
     expect_closed_mlflow(home.address().mlflow_uri, user=home.user)
 
 
+def test_metrics_of_the_pool_are_for_who_knows_the_password(on_sqlite):
+    home, _ = on_sqlite
+    url = home.address().metrics_url
+    assert send(url)[0] == send(url, user="ringmaster:wrong wrong")[0] == UNAUTHORIZED
+    assert send(url, user=home.user)[0] == 200
+    assert send(url, user=home.user, headers={"Host": "evil.example"})[0] == 400
+
+
+def test_a_report_about_a_pool_that_is_up_holds_no_password(on_sqlite, tmp_path):
+    home, _ = on_sqlite
+    done = home.ringmaster("diagnose", "-o", str(tmp_path / "report.tar.gz"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["failures"] == {}
+    with tarfile.open(tmp_path / "report.tar.gz") as archive:
+        texts = {Path(m.name).name: archive.extractfile(m).read().decode() for m in archive.getmembers()}
+    assert not [name for name, text in texts.items() if home.address().password in text]
+    assert {answer["status"] for answer in json.loads(texts["servers.json"]).values()} == {200}
+    assert [each["status"] for each in json.loads(texts["processes.json"])["services"]] == [
+        "done" if name == "deployments" else "up" for name in NAMES
+    ]
+
+
 def test_up_says_where_the_password_is_and_does_not_print_it(on_sqlite):
     home, done = on_sqlite
     file = Path(json.loads(done.stdout)["password_file"])
@@ -136,6 +160,19 @@ def test_up_says_where_the_password_is_and_does_not_print_it(on_sqlite):
 def test_all_that_is_written_is_its_owners_alone(on_sqlite):
     home, _ = on_sqlite
     assert open_to_others(home.folder) == []
+
+
+def test_all_processes_log_json_where_it_was_chosen(on_sqlite):
+    """`deployments` and the first lines of MLflow's launcher are not ours: docs/operations.md says so."""
+    home, _ = on_sqlite
+    roles = {"executor": "controller", "worker": "node", "supervisor": "supervisor", "mlflow": "mlflow"}
+    for name, role in roles.items():
+        lines = home.files.log(name).read_text().splitlines()
+        found = [json.loads(line) for line in lines if name != "mlflow" or line.startswith("{")]
+        assert found, name
+        assert {line["role"] for line in found} == {role}
+    for name in ("prefect", "metrics"):  # which may have nothing to say
+        assert {json.loads(line)["role"] for line in home.files.log(name).read_text().splitlines()} <= {name}
 
 
 def test_down_ends_all_of_it_in_order(on_sqlite):

@@ -47,9 +47,9 @@ from ringmaster.tasks.pool.controller.failover import (
     speeds_of,
 )
 from ringmaster.tasks.pool.controller.node_watch import NodeWatch, cluster_of
-from ringmaster.tasks.pool.controller.request_handler import HOLDER, OTHER_VERSION, RequestHandler
+from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.leases import PoolLeases, is_loan
 from ringmaster.tasks.pool.nodes import LEAVING, Nodes
 from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
@@ -355,8 +355,7 @@ class PoolController:
         """Ends the leases of segments that have ended or never began, and of loans that are no longer granted."""
         leases = PoolLeases(self._database)
         serving = {name for record in unsettled for name in record.what["devices"]}
-        of_loans = HOLDER.format("")
-        stale = [d for d, who in leases.held().items() if d not in serving and not who.startswith(of_loans)]
+        stale = [d for d, who in leases.held().items() if d not in serving and not is_loan(who)]
         if stale:
             leases.give_back(stale)
         self._request_handler.give_back_what_nobody_needs()

@@ -10,7 +10,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
 from ringmaster.tasks.pool.controller.node_watch import BLIND_S
-from ringmaster.tasks.pool.leases import PoolLeases
+from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.pool.requests import (
     CANCEL,
@@ -36,7 +36,6 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, JobRecord, Journal
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
-HOLDER = "loan {}"  # the holder of the leases of a request
 
 
 class Refused(ValueError):
@@ -236,7 +235,7 @@ class RequestHandler:
             idle = [device for device in usable if lease_name(record, device) not in busy]
             lent = wanted.of(idle, are_others_at_work=bool(self._standing))
             names = [lease_name(record, device) for device in lent]
-            if names and self._leases.take(names, holder=HOLDER.format(number)):
+            if names and self._leases.take(names, holder=LOAN.format(number)):
                 self._requests.answer(number, status=GRANTED, answer={"devices": names})
                 busy |= {*names}
             elif wanted.presses:
@@ -245,9 +244,8 @@ class RequestHandler:
 
     def give_back_what_nobody_needs(self) -> None:
         """Ends the leases of requests that are not granted any more."""
-        holders = {HOLDER.format(request.id) for request in self._requests.open(LEND, status=GRANTED)}
-        prefix = HOLDER.format("")
-        stale = [d for d, who in self._leases.held().items() if who.startswith(prefix) and who not in holders]
+        holders = {LOAN.format(request.id) for request in self._requests.open(LEND, status=GRANTED)}
+        stale = [d for d, who in self._leases.held().items() if is_loan(who) and who not in holders]
         if stale:
             self._leases.give_back(stale)
 

@@ -243,7 +243,7 @@ def test_what_is_imported_is_named_among_the_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
     # Distributions whose modules have other names; pydantic_core belongs to pydantic, which pins it.
-    named |= {"sklearn", "yaml", "pynvml", "pydantic_core"}
+    named |= {"sklearn", "yaml", "pynvml", "pydantic_core", "pythonjsonlogger"}
     foreign = {i.module.partition(".")[0] for i in imports_here()} - sys.stdlib_module_names - {IMPORT_ROOT, ""}
     assert foreign - named == set()
 

@@ -7,7 +7,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from ringmaster.flows.services.hosts import LOOPBACK
-from ringmaster.flows.services.prefect_server import checked
+from ringmaster.flows.services.serving import checked
 
 
 async def answer(_):

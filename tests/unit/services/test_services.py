@@ -1,15 +1,17 @@
 """The processes of a pool, their settings, and the options that are refused before any of them starts."""
 
 import fnmatch
+import shlex
 import socket
 from dataclasses import replace
 
 import pytest
 
 from ringmaster.flows.faults import InputError
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, is_loopback, names_of
-from ringmaster.flows.services.needed import PoolOptions, compose, faults
+from ringmaster.flows.services.needed import PoolOptions, compose, faults, mlflow_logging_file
 from tests.ports import free_port
 
 PASSWORD = "correct horse 100% battery"
@@ -23,7 +25,8 @@ def options(tmp_path):
         databases=databases(None, home=tmp_path),
         password=PASSWORD,
         port_prefect=(port := free_port()),
-        port_mlflow=free_port(but=port),
+        port_mlflow=(other := free_port(but=[port])),
+        port_metrics=free_port(but=[port, other]),
     )
 
 
@@ -33,7 +36,7 @@ def by_name(options):
 
 def test_a_pool_of_one_machine_needs_no_choice(options):
     assert faults(options) == []
-    assert list(by_name(options)) == ["prefect", "mlflow", "deployments", "executor", "worker"]
+    assert list(by_name(options)) == ["prefect", "mlflow", "metrics", "deployments", "executor", "worker"]
 
 
 def test_services_start_after_what_they_need(options):
@@ -68,9 +71,10 @@ def test_faults_are_told_all_at_once(options):
     assert "--port-prefect" in found[1]
 
 
-def test_the_two_servers_cannot_share_a_port(options):
-    (fault,) = faults(replace(options, port_mlflow=options.port_prefect))
-    assert "both" in fault
+@pytest.mark.parametrize("name", ["mlflow", "metrics"])
+def test_two_servers_cannot_share_a_port(options, name):
+    (fault,) = faults(replace(options, **{f"port_{name}": options.port_prefect}))
+    assert fault == f"--port-prefect and --port-{name} are both {options.port_prefect}"
 
 
 def test_an_address_of_another_machine_is_refused(options):
@@ -94,7 +98,7 @@ def test_servers_ask_for_the_password_and_their_clients_know_it(options):
     assert every["prefect"].environment["PREFECT_SERVER_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
     assert every["mlflow"].command[-2:] == ("--app-name", "basic-auth")
     assert len(every["mlflow"].environment["MLFLOW_FLASK_SERVER_SECRET_KEY"]) >= 32
-    for client in ("deployments", "executor", "worker"):
+    for client in ("metrics", "deployments", "executor", "worker"):
         said = every[client].environment
         assert said["PREFECT_API_AUTH_STRING"] == f"ringmaster:{PASSWORD}"
         assert (said["MLFLOW_TRACKING_USERNAME"], said["MLFLOW_TRACKING_PASSWORD"]) == ("ringmaster", PASSWORD)
@@ -122,7 +126,8 @@ def test_pages_of_other_sites_may_not_use_the_servers(options):
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.0.0.1", "node7.example.org"])
 def test_the_servers_are_asked_for_by_their_own_names_alone(options, host):
     every = by_name(replace(options, host=host))
-    assert every["prefect"].environment[ALLOWED_HOSTS].split(",") == [*names_of(host)]
+    for name in ("prefect", "metrics"):
+        assert every[name].environment[ALLOWED_HOSTS].split(",") == [*names_of(host)]
     allowed = every["mlflow"].environment["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
 
     def takes(asked):  # as MLflow does
@@ -184,3 +189,17 @@ def test_a_server_that_is_away_is_told_without_the_password():
 def test_every_variable_that_is_set_is_a_text_or_taken_away(options):
     for service in compose(options):
         assert all(value is None or isinstance(value, str) for value in service.environment.values())
+
+
+@pytest.mark.parametrize("wanted", LogFormat)
+def test_all_processes_log_in_the_format_that_was_chosen(options, wanted):
+    services = compose(replace(options, log_format=wanted))
+    assert {service.environment[LOG_FORMAT] for service in services} == {wanted.value}
+
+
+def test_mlflow_is_given_the_configuration_of_its_json_log(options):
+    mlflow = by_name(replace(options, log_format=LogFormat.JSON))["mlflow"]
+    place = mlflow.command.index("--uvicorn-opts")
+    assert shlex.split(mlflow.command[place + 1]) == ["--log-config", str(mlflow_logging_file(options.folder))]
+    assert mlflow.environment["MLFLOW_CONFIGURE_LOGGING"] == "false"
+    assert "--uvicorn-opts" not in by_name(options)["mlflow"].command

@@ -244,7 +244,7 @@ def test_files_with_secrets_are_their_owners_alone(files):
     assert files.address() == ADDRESS
 
 
-def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeypatch, capsys):
+def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeypatch, caplog):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -254,7 +254,7 @@ def test_a_full_disk_ends_neither_the_supervisor_nor_its_services(files, monkeyp
         patch.setattr(files, "write_states", full)
         patch.setattr(files, "log", lambda name: full() if name == "a" else files.folder / f"{name}.log")
         supervisor.step()
-    assert "the states of the services cannot be written" in capsys.readouterr().err
+    assert "the states of the services cannot be written" in caplog.text
     supervisor.step()
     told = {state.name: state for state in files.states()}
     assert (told["a"].status, told["b"].status) == (WAITING, UP)

@@ -45,7 +45,12 @@ def options(tmp_path):
     port = free_port()
     where = databases(None, home=tmp_path)
     return PoolOptions(
-        home=tmp_path, databases=where, password="a password", port_prefect=port, port_mlflow=free_port(but=port)
+        home=tmp_path,
+        databases=where,
+        password="a password",
+        port_prefect=port,
+        port_mlflow=(other := free_port(but=[port])),
+        port_metrics=free_port(but=[port, other]),
     )
 
 

@@ -24,6 +24,7 @@ def served(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.setattr(settings, "embed", lambda _: None)
+    monkeypatch.setattr(nodes, "log_to_stderr", lambda _: None)  # the log of this process belongs to pytest
     monkeypatch.setenv(settings.OWN_NODE, "")
     found = []
     monkeypatch.setattr(node, "serve_node", lambda options, notice: found.append(options.pool) or True)

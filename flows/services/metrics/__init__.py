@@ -1,0 +1,1 @@
+"""The server of a pool's metrics, for Prometheus."""

@@ -1,0 +1,81 @@
+"""Serves the metrics of a pool: `python -m ringmaster.flows.services.metrics.server --port PORT`.
+
+The server reads the pool's database, and nothing else. So it measures a pool whose executor, nodes or other servers are
+away, and goes on when another executor leads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+import uvicorn
+
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
+from ringmaster.flows.process import ownership
+from ringmaster.flows.process.process_log import Role, report_fault
+from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK, hosts_of
+from ringmaster.flows.services.metrics.app import metrics_app
+from ringmaster.flows.services.serving import checked, serve, server_of
+from ringmaster.tasks.messages import listed
+from ringmaster.tasks.pool.metrics.monitor import PoolMonitor
+from ringmaster.tasks.storage.database import Database
+
+SAMPLE_EVERY_S = 5.0
+INPUT_FAULT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM; returns the exit status: 2 without a pool or its password, 1 if it cannot be measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default=LOOPBACK[0])
+    parser.add_argument("--port", type=int, required=True)
+    asked = parser.parse_args(arguments)
+    ownership.set_umask()
+    try:
+        pool = _pool()
+    except InputError as error:
+        report_fault(listed(error.faults))
+        return INPUT_FAULT
+    monitor = PoolMonitor(lambda: Database(pool.database, patience_s=0.0))
+    app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)
+    hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
+    server = server_of(checked(app, hosts), role=Role.METRICS, host=asked.host, port=asked.port, log_level="warning")
+    over, failed = threading.Event(), threading.Event()
+    threading.Thread(target=_sample, args=(monitor, server, over, failed), name="samples", daemon=True).start()
+    try:
+        serve(server)
+    finally:
+        over.set()
+        monitor.close()
+    return 1 if failed.is_set() else 0
+
+
+def _pool() -> settings.PoolAddress:
+    pool = settings.pool()
+    if pool is None:
+        remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"
+        raise InputError([f"{settings.home()} belongs to no pool. To fix: {remedy}"])
+    if not pool.password:
+        raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
+    return pool
+
+
+def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event, failed: threading.Event) -> None:
+    """Samples until `over` is set. Any other end is an error, which ends the server: old values must not be served."""
+    try:
+        monitor.sample()
+        while not over.wait(SAMPLE_EVERY_S):
+            monitor.sample()
+    finally:
+        if not over.is_set():
+            failed.set()
+            server.should_exit = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measures a pool from its database alone, so that the measurement outlives every process of the pool."""

@@ -1,0 +1,57 @@
+"""The kinds of reasons for plans, from the texts that the executor writes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ringmaster.tasks.pool.metrics.reasons import PlanReason, reason_of
+
+ROOT = Path(__file__).parents[4]
+
+TEXTS = {
+    "start": PlanReason.START,
+    "resumed": PlanReason.START,
+    "an executor began; batch nightly has 3 jobs": PlanReason.START,
+    "batch nightly has 3 jobs": PlanReason.NEW_JOBS,
+    "node a b is gone (silent for 60 s), node c came": PlanReason.DEVICES,
+    "node c came": PlanReason.DEVICES,
+    "the health of devices has changed": PlanReason.DEVICES,
+    "b1/llama has lost its devices": PlanReason.DEVICES,
+    "b1/llama ran out of memory under ddp on 2": PlanReason.FAILURE,
+    "the gang of b1/llama crashed 3 times, the last time: x: the other jobs of its group continue alone": (
+        PlanReason.FAILURE
+    ),
+    "the gang of b1/llama ran out of memory: the other jobs of its group continue alone": PlanReason.FAILURE,
+    "b1/llama trains no further: the other jobs of its group continue alone": PlanReason.GROUP,
+    "b1/llama continues alone": PlanReason.GROUP,
+    "in danger of missing their deadlines: a by 3 s": PlanReason.DEADLINE,
+    "the clock": PlanReason.CLOCK,
+    "b1/start is late by 30 s": PlanReason.FORECAST,
+    "b1/llama is early by 30 s": PlanReason.FORECAST,
+    "jobs were cancelled": PlanReason.REQUEST,
+    "jobs were paused": PlanReason.REQUEST,
+    "jobs were resumed": PlanReason.REQUEST,
+    "the priorities of batch nightly changed": PlanReason.REQUEST,
+    "a, b and 3 others may train on; c stopped early": PlanReason.STEERING,
+    "c stopped early": PlanReason.STEERING,
+    "something else": PlanReason.OTHER,
+}
+
+# Texts that are never a reason alone, but a part of one.
+PARTS = {"7 trains no further", "silent for 7 s"}
+
+
+@pytest.mark.parametrize("why", TEXTS)
+def test_a_text_has_its_kind(why):
+    assert reason_of(why) is TEXTS[why]
+
+
+def test_every_text_that_the_executor_writes_has_a_kind():
+    """Finds the literal reasons in the sources, with an example in place of each value."""
+    sources = [*(ROOT / "tasks" / "execution").rglob("*.py"), *(ROOT / "tasks" / "pool" / "controller").rglob("*.py")]
+    literal = r'(?:want\(|_want\(|why=)\s*f?"([^"]+)"'
+    found = {text for file in sources for text in re.findall(literal, file.read_text())}
+    assert len(found) > 10
+    examples = {re.sub(r"\{[^}]*\}", "7", text) for text in found if re.search("[a-z]", text)}
+    assert {text for text in examples if reason_of(text) is PlanReason.OTHER} == PARTS
