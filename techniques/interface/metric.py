@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Values = npt.NDArray[np.float64]
 
+IGNORED = -100  # as a label
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outputs:
@@ -28,8 +30,7 @@ class Outputs:
     batch: the rows, tensors [rows, ...] by name.
     logits: [rows, ..., labels], or None if the model returns none.
     labels: the label that each position predicts, [rows, ...]: for language models, the next token. None if the rows
-        have none.
-    counted: which of `labels` count, of their shape; a label of -100 does not.
+        have none. A position whose label is `IGNORED` does not count.
     losses: (sums, counts) of the job's loss, None for rows without labels. The sums and the numbers of averaged
         elements are given for each row, [rows]. The trainer, which needs no rows, gives scalars for the whole batch.
     """
@@ -38,7 +39,6 @@ class Outputs:
     batch: Mapping[str, Tensor]
     logits: Tensor | None
     labels: Tensor | None
-    counted: Tensor | None
     losses: tuple[Tensor, Tensor] | None
 
 

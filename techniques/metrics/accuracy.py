@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.techniques.interface.metric import Metric, Outputs
+from ringmaster.techniques.interface.metric import IGNORED, Metric, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +24,12 @@ class Accuracy(Metric):
 
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
         """Returns the number of correct predictions and of labels of each row; None without class labels."""
-        logits, labels, counted = outputs.logits, outputs.labels, outputs.counted
-        if logits is None or labels is None or counted is None or labels.is_floating_point():
+        logits, labels = outputs.logits, outputs.labels
+        if logits is None or labels is None or labels.is_floating_point():
             return None
         if logits.shape[:-1] != labels.shape or logits.shape[-1] == 1:
             return None
+        counted = labels != IGNORED
         hits = (logits.argmax(-1) == labels) & counted
         return {name: each.reshape(len(labels), -1).sum(1) for name, each in (("hits", hits), ("labelled", counted))}
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.interface.metric import IGNORED
 
-IGNORED = -100
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
 CLASSIFIERS = (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringmaster.techniques.interface.metric import Metric, Outputs
 from ringmaster.techniques.metrics.registry import metrics_named
-from ringmaster.techniques.runtime.training.losses import IGNORED, Batch, Loss, logits_of, next_tokens
+from ringmaster.techniques.runtime.training.losses import Batch, Loss, logits_of, next_tokens
 
 
 def outputs_of(loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None) -> Outputs:
@@ -24,7 +24,6 @@ def outputs_of(loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, T
         batch=batch,
         logits=logits_of(output),
         labels=labels,
-        counted=None if labels is None else labels != IGNORED,
         losses=losses,
     )
 
