@@ -66,11 +66,6 @@ class Rows:
         """Returns the rows of a slice. mask: [rows]."""
         return Rows(self.metric, {name: values[mask] for name, values in self.sums.items()})
 
-    def unlike(self, other: Rows) -> npt.NDArray[np.bool_]:
-        """Returns which rows contribute something else than in `other`, [rows]."""
-        different: npt.NDArray[np.bool_] = np.any([v != other.sums[name] for name, v in self.sums.items()], axis=0)
-        return different
-
     def _value(self, sums: Mapping[str, Values]) -> Values:
         with np.errstate(invalid="ignore", divide="ignore"):  # of nothing that is counted, the metric is NaN
             return self.metric.value(sums)
@@ -132,7 +127,7 @@ def compare(
     gain = sign * (model.value - other.value)
     drawn = _joined(sign * (model.drawn(c) - other.drawn(c)) for c in _draws(len(model), num_draws, seed))
     low, high = _quantiles(drawn, level)
-    num_different = np.count_nonzero(model.unlike(other))
+    num_different = np.count_nonzero(np.any([v != other.sums[name] for name, v in model.sums.items()], axis=0))
     if model.num_counted and not num_different:
         high = unseen(model.num_counted, level=level)  # no row differs: the same evidence as no errors
         low = -high

@@ -25,9 +25,9 @@ class Accuracy(Metric):
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
         """Returns the number of correct predictions and of labels of each row; None without class labels."""
         logits, labels = outputs.logits, outputs.labels
-        if logits is None or labels is None or labels.is_floating_point():
+        if logits is None or labels is None or logits.shape[:-1] != labels.shape:
             return None
-        if logits.shape[:-1] != labels.shape or logits.shape[-1] == 1:
+        if logits.shape[-1] == 1 or labels.is_floating_point():
             return None
         counted = labels != IGNORED
         hits = (logits.argmax(-1) == labels) & counted

@@ -114,7 +114,7 @@ def said(
     losses: the loss by row as (sums, counts), [rows] each; None for rows without labels.
     metrics: those that do not suit the model or the labels are left out.
     """
-    found, _ = sums_of(metrics, outputs_of(loss, output, batch, losses=losses))
+    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses))
     logits = logits_of(output)
     if loss.shifted:
         # The next-token loss is the negative log-probability already.

@@ -17,26 +17,16 @@ from ringmaster.techniques.runtime.training.losses import Batch, Loss, logits_of
 def outputs_of(loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None) -> Outputs:
     """Returns what metrics read of a model's output for a batch. losses: as in `Outputs`."""
     labels = batch.get("labels")
-    if loss.shifted and not batch.keys().isdisjoint(("labels", "shift_labels")):
+    # A user's loss of a language model may read labels of rows instead of tokens.
+    if loss.shifted and ("shift_labels" in batch or (labels is not None and labels.dim() > 1)):
         labels = next_tokens(batch)
-    return Outputs(
-        output=output,
-        batch=batch,
-        logits=logits_of(output),
-        labels=labels,
-        losses=losses,
-    )
+    return Outputs(output=output, batch=batch, logits=logits_of(output), labels=labels, losses=losses)
 
 
-def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> tuple[dict[str, Tensor], list[str]]:
-    """Returns the sums of metrics, by name, and the names of the metrics that the outputs do not suit."""
-    found, unsuited = dict[str, Tensor](), list[str]()
-    for metric in metrics:
-        if (sums := metric.compute_sums(outputs)) is None:
-            unsuited.append(metric.name)
-        else:
-            found |= {name: sums[name] for name in metric.sums}
-    return found, unsuited
+def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
+    """Returns the sums of metrics, by name; those that the outputs do not suit are left out."""
+    computed = ((metric, metric.compute_sums(outputs)) for metric in metrics)
+    return {name: sums[name] for metric, sums in computed if sums is not None for name in metric.sums}
 
 
 class Metrics:
@@ -55,8 +45,8 @@ class Metrics:
         total, count = self._loss(output, batch)
         losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
         outputs = outputs_of(self._loss, output, batch, losses=losses)
-        found, unsuited = sums_of(self._metrics, outputs)
-        if unsuited:
+        found = sums_of(self._metrics, outputs)
+        if unsuited := [metric.name for metric in self._metrics if not found.keys() >= set(metric.sums)]:
             raise ValueError(
                 f"{', '.join(unsuited)} cannot be computed: the model returns {_said('logits', outputs.logits)}, and "
                 f"the samples have {_said('labels', outputs.labels)}. To fix: name other metrics"

@@ -106,8 +106,9 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
     environment = TrialEnvironment(
         server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir, import_paths=paths
     )
+    unnamed = replace(job, evaluation=EvaluationSpec(max_batches=3))  # the metric is named by a policy
     found = examine(
-        folder, job=job, data=to_json(prepare(job.data, cache_dir=bench.cache_dir)), metrics=[GAP],
+        folder, job=unnamed, data=to_json(prepare(job.data, cache_dir=bench.cache_dir)), metrics=[GAP],
         against=Path(worse.order.model_dir), environment=environment, device=DEVICE,
     )  # fmt: skip
     (line,) = found.measured

@@ -137,6 +137,16 @@ def test_a_language_model_is_scored_on_the_next_token():
     assert metrics.result(metrics.sums()) == {"accuracy": 1.0}
 
 
+def test_a_users_loss_of_a_language_model_may_read_labels_of_rows(users):
+    batch = {**batch_of(TOKENS), "labels": torch.arange(4)}
+    _, loss, output, (total, count) = computed(LLAMA, TOKENS, batch, job_loss=f"{users}:summed")
+    metrics = Metrics(("loss",), loss=loss)
+    metrics.add(output, batch)
+    assert metrics.sums() == [pytest.approx(total.item()), count]
+    with pytest.raises(ValueError, match="accuracy cannot be computed"):
+        Metrics(("accuracy",), loss=loss).add(output, batch)
+
+
 def test_metrics_that_cannot_be_are_told(users):
     _, loss, _, _ = computed(VIT, IMAGES, batch_of(IMAGES))
     with pytest.raises(ValueError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
