@@ -212,7 +212,7 @@ class Spawning:
         self._server, self.targets = server, []
 
     def spawn(self, *, target, **options):
-        self.targets.append(target.removeprefix("ringmaster.techniques.runtime."))
+        self.targets.append(target.removeprefix("ringmaster.techniques.runtime.scoring."))
         return self._server.spawn(target=target, **options)
 
 
