@@ -17,7 +17,8 @@ import torch
 from ringmaster.tasks.batch import load_batch
 from ringmaster.techniques.runtime.data import batch_indices, fetch, open_data, prepare
 from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.training.losses import loss_of, metrics_of
+from ringmaster.techniques.runtime.training.losses import loss_of
+from ringmaster.techniques.runtime.training.metrics import Metrics
 from ringmaster.techniques.runtime.training.optimizers import build_optimizer, learning_rate
 
 
@@ -56,13 +57,13 @@ def train(job, *, cache: Path, models: Path) -> dict[str, float]:
 def evaluate(job, model, loss_function, held_out) -> dict[str, float]:
     """Returns the job's metrics on as much held-out data as the batch specifies."""
     model.eval()
-    metrics = metrics_of(job.evaluation.metrics, loss=loss_function)
+    metrics = Metrics(job.evaluation.metrics, loss=loss_function)
     size = job.global_batch_size
     num_rows = min(len(held_out), size * job.evaluation.max_batches)
     for first in range(0, num_rows, size):
         batch = fetch(held_out, list(range(first, min(first + size, num_rows))))
         output = model(**loss_function.forward_inputs(batch))
-        metrics.add(output, batch, loss=loss_function(output, batch))
+        metrics.add(output, batch)
     model.train()
     return metrics.result(metrics.sums())
 

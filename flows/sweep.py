@@ -25,7 +25,6 @@ from ringmaster.flows.sweeps.form import (
     Line,
     NumParallel,
     NumTrials,
-    Objective,
     OtherName,
     Parameter,
     Sampler,
@@ -38,6 +37,7 @@ from ringmaster.flows.sweeps.form import (
 from ringmaster.flows.train_batch import train
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.tasks.batch.field_types import Metric
 from ringmaster.tasks.sweeping.leaderboard import best, leaderboard
 from ringmaster.tasks.sweeping.recording import challenge, figures, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -62,7 +62,7 @@ def sweep(
     sampler: Sampler = "random",
     num_trials: Annotated[NumTrials | None, titled("Number of trials")] = 8,
     early_stopping: Annotated[EarlyStopping, titled("Early stopping")] = EarlyStopping(),
-    objective: Annotated[Objective | None, titled("Objective")] = None,
+    objective: Annotated[Metric | None, titled("Objective")] = None,
     devices: Annotated[DeviceChoice, titled("Devices")] = DeviceChoice(),
     deadline_s: Annotated[Seconds | None, titled("Time limit (seconds)")] = None,
     challenger_of: Annotated[OtherName, titled("Challenger of")] = "",

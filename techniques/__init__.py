@@ -13,6 +13,7 @@ from ringmaster.techniques.interface.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from ringmaster.techniques.interface.metric import Metric
 from ringmaster.techniques.interface.profiles import Profile
 from ringmaster.techniques.interface.registry import register
 from ringmaster.techniques.interface.technique import GangShape, Technique
@@ -24,6 +25,7 @@ __all__ = [
     "EvaluationSpec",
     "GangShape",
     "Job",
+    "Metric",
     "ModelSpec",
     "OptimizerSpec",
     "Profile",

@@ -20,6 +20,7 @@ from ringmaster.tasks.promotion.moves import MoveLog
 from ringmaster.tasks.promotion.names import CHAMPION
 from ringmaster.tasks.promotion.policy import Decision, decide_by
 from ringmaster.tasks.promotion.policy_file import Policy, load_policy
+from ringmaster.techniques import EvaluationSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def _judged(
     found = examine.examine_by(policy, model, data=data, against=other, notice=notice)
     for examined in found:
         recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
-    metric = next((line.metric for examined in found for line in examined.measured), "loss")
+    metric = next((line.metric for examined in found for line in examined.measured), EvaluationSpec.metrics[0])
     decision = decide_by(policy, found, metric=metric, is_first=other is None)
     if decision.promote and policy.approval_s is not None:
         agrees = f"{asked.who} agrees" + (f": {asked.why}" if asked.why else "")

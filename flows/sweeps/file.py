@@ -17,6 +17,7 @@ from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.sweeping.spec import SweepSpec
+from ringmaster.techniques import EvaluationSpec
 
 EXAMPLE_FILE = "examples/sweep.yaml"
 SECTIONS: Mapping[str, type[BaseModel]] = {"early_stopping": EarlyStopping, "devices": DeviceChoice, "space": Parameter}
@@ -30,7 +31,7 @@ def spec_of(form: Sweep) -> SweepSpec:
     lame = [(parameter.key, fault) for parameter in form.space if (fault := parameter.fault())]
     evaluation = template.get("evaluation")
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
-    metric = str(metrics[0]) if isinstance(metrics, list) and metrics else "loss"
+    metric = str(metrics[0]) if isinstance(metrics, list) and metrics else EvaluationSpec.metrics[0]
     spec = SweepSpec(
         name=form.name,
         template=template,
@@ -128,6 +129,8 @@ def _faults(error: ValidationError, *, read: document.Document, file: str) -> li
         remedy = f"write it as in {EXAMPLE_FILE}"
         if kind == "missing":
             message = "is missing"
+        elif kind == "reference":
+            message, remedy = details["msg"], details["ctx"]["remedy"]
         elif kind == "extra_forbidden":
             message, remedy = "is an unknown key", closest(str(place[-1]), section.model_fields, what="The keys are")
         found.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))

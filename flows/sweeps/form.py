@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ringmaster.flows.batch.form_fields import titled
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
 from ringmaster.tasks.sweeping.space import Choice, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.stopping import Stopping
@@ -16,7 +16,6 @@ from ringmaster.tasks.sweeping.stopping import Stopping
 SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]
 Sampler = Annotated[Literal["random", "grid", "tpe"], titled("Sampler")]
-Objective = Literal["loss", "perplexity", "accuracy"]
 NumTrials = Annotated[int, Field(ge=1, le=1000)]
 NumParallel = Annotated[int, Field(ge=1, le=1000)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -228,7 +227,7 @@ class Sweep(Part):
     sampler: Sampler = "random"
     num_trials: NumTrials | None = 8
     early_stopping: EarlyStopping = EarlyStopping()
-    objective: Objective | None = None
+    objective: Metric | None = None
     base: Line = ""
     data: dict[str, Any] | None = None
     devices: DeviceChoice = DeviceChoice()

@@ -8,6 +8,7 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.planning.problems.terms import OBJECTIVES
 from ringmaster.techniques.interface import job
+from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.data.rows import FORMATS
 
@@ -61,7 +62,9 @@ AdaptationKind = Annotated[
 METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)
 Method = Annotated[str, AfterValidator(references.one_of(METHODS)), WithJsonSchema({"enum": list(METHODS)})]
 Parent = Annotated[str, AfterValidator(references.parent)]
-Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": list(job.METRICS)})]
+Metric = Annotated[
+    str, AfterValidator(references.metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})
+]
 Objective = Annotated[str, AfterValidator(references.one_of(OBJECTIVES)), WithJsonSchema({"enum": list(OBJECTIVES)})]
 FileFormat = Annotated[str, AfterValidator(references.one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]
 ColumnType = Annotated[

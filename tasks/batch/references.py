@@ -27,6 +27,7 @@ from ringmaster.tasks.messages import shortened
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
+from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data.files import is_url, matching
 from ringmaster.techniques.runtime.data.rows import SUFFIXES
 
@@ -70,6 +71,11 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 def technique(name: str) -> str:
     """Checks that a technique is registered."""
     return one_of(registry.names())(name)
+
+
+def metric(name: str) -> str:
+    """Checks that a metric is registered."""
+    return one_of(metric_names())(name)
 
 
 def architecture(name: str) -> str:

@@ -37,6 +37,7 @@ from ringmaster.tasks.batch.field_types import (
     Whole,
 )
 from ringmaster.techniques.interface import job
+from ringmaster.techniques.metrics.registry import metric_names
 
 PLANNER_KEYS = ("deadline_s", "weight")
 """The keys of a job's entry that only the planner reads."""
@@ -90,7 +91,7 @@ class Evaluation(Section):
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
         default=list(job.EvaluationSpec.metrics),
-        description=f"a list of metrics out of {', '.join(job.METRICS)}",
+        description=f"a list of metrics out of {', '.join(metric_names())}",
     )
     max_batches: Whole = Field(
         default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"

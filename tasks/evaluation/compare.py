@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
-HIGHER_IS_BETTER: Mapping[str, bool] = MappingProxyType({"accuracy": True, "loss": False, "perplexity": False})
-"""The direction of each metric of `ringmaster.techniques.interface.job.METRICS`."""
+from ringmaster.techniques.metrics.registry import metric_named
 
 
 def gain(challenger: float, champion: float, *, metric: str) -> float:
     """Returns by how much the challenger is better, in the metric's unit; negative if it is worse.
 
-    Returns NaN if either value is not finite. Raises ValueError on a metric whose direction is unknown.
+    Returns NaN if either value is not finite. Raises ValueError on an unknown metric.
     """
-    if metric not in HIGHER_IS_BETTER:
-        raise ValueError(
-            f"it is not known whether a higher {metric} is better. To fix: use one of {', '.join(HIGHER_IS_BETTER)}"
-        )
+    is_high_good = metric_named(metric).higher_is_better
     if not (math.isfinite(challenger) and math.isfinite(champion)):
         return math.nan
-    return challenger - champion if HIGHER_IS_BETTER[metric] else champion - challenger
+    return challenger - champion if is_high_good else champion - challenger
 
 
 def better(challenger: float, champion: float, *, metric: str, min_gain: float = 0.0) -> bool:

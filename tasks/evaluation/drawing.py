@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from ringmaster.tasks.evaluation.slices import Measured
+from ringmaster.techniques.metrics.registry import metric_named
 
 WIDTH, LEFT, RIGHT, TOP, LINE, GAP = 900, 220, 190, 76, 26, 58
 OWN, OTHER = "#1f6f8b", "#c0702a"
@@ -48,7 +49,7 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
     low, high = min(finite), max(finite)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - room, high + room
-    if metric == "accuracy":  # accuracy lies between 0 and 1
+    if metric_named(metric).share_of is not None:
         low, high = max(low, 0.0), min(high, 1.0)
 
     def x(value: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,16 @@ from typing import Any
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.assertions.assertions import AssertionResult, check, importable, rows_of
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
-from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores, score_models
+from ringmaster.tasks.evaluation.scores import Cases, Scored, Scores, score_models
 from ringmaster.tasks.evaluation.slices import Measured, measure
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.profiling.trials import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.metrics.registry import default_metrics
 from ringmaster.techniques.runtime.scoring import Progress
 
 MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
-METRICS_OF: Mapping[str, tuple[str, ...]] = {
-    CAUSAL: ("loss", "perplexity", "accuracy"),
-    CLASSIFIER: ("accuracy", "loss"),
-}
-"""The default metrics by the kind of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +80,8 @@ def examine_each(
     folder: the suite's folder, from which its functions are imported.
     """
     suite = suite or Suite(name="metrics")
+    if metrics is not None:
+        job = replace(job, evaluation=replace(job.evaluation, metrics=tuple(metrics)))
     score = partial(score_models, job=job, progress=progress, environment=environment, device=device)
     scored = Scored()
     if held_out:
@@ -114,7 +112,7 @@ def _examined(
     measured: list[Measured] = []
     if own is not None:
         try:
-            names = metrics or METRICS_OF.get(own.kind, ("loss",))
+            names = metrics or default_metrics(own.kind)
             measured = measure(own, scored.scores.get(OTHER), metrics=names, slices=suite.slices)
         except ValueError as error:
             faults.append(str(error))

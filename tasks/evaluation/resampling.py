@@ -1,6 +1,6 @@
 """Bootstrap confidence intervals of a metric, and of the difference of two models on the same rows, with numpy alone.
 
-A metric is a ratio of sums over rows: of losses over tokens, or of hits over labels. Rows are resampled with
+A metric is a function of sums over rows, such as a ratio of hits and labels. Rows are resampled with
 replacement, the same ones for both models (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and
 16), so the difficulty of a row for both models cancels out.
 
@@ -12,12 +12,14 @@ rows as trials: for n rows without an error, the true error rate is at most z^2 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+
+from ringmaster.techniques.interface.metric import Metric
 
 NUM_DRAWS = 2000
 CHUNK = 4_000_000  # the most counts drawn at a time
@@ -27,34 +29,46 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The contribution of each row to a metric, which is `of(sum(sums) / sum(counts))`.
+    """The contribution of each row to the sums of a metric: [rows] each, by the sum's name."""
 
-    sums, counts: [rows].
-    of: an increasing function of the ratio, for example exp for a perplexity.
-    is_share: whether the metric is a fraction, of hits among the counted items.
-    """
-
-    sums: Values
-    counts: Values
-    of: Callable[[Values], Values] = lambda ratio: ratio
-    is_share: bool = False
+    metric: Metric
+    sums: Mapping[str, Values]
 
     def __post_init__(self) -> None:
-        if self.sums.shape != self.counts.shape or self.sums.ndim != 1:
-            raise ValueError(f"sums {self.sums.shape} and counts {self.counts.shape} are not of the same rows")
+        shapes = {values.shape for values in self.sums.values()}
+        if len(shapes) != 1 or len(*shapes) != 1:
+            raise ValueError(f"sums of the shapes {', '.join(map(str, shapes))} are not of the same rows")
 
     def __len__(self) -> int:
-        return len(self.sums)
+        return len(next(iter(self.sums.values())))
 
     @property
     def value(self) -> float:
         """The metric over all rows; NaN if nothing was counted."""
-        total = float(self.counts.sum())
-        return float(self.of(np.asarray(self.sums.sum() / total))) if total else math.nan
+        return float(self._value({name: values.sum() for name, values in self.sums.items()}))
+
+    @property
+    def by_row(self) -> Values:
+        """The metric of each row alone, [rows]; NaN if nothing was counted in it."""
+        return self._value(self.sums)
+
+    @property
+    def num_counted(self) -> int:
+        """The number of rows with counted elements, for a metric that is a share of them; else 0."""
+        share_of = self.metric.share_of
+        return 0 if share_of is None else int(np.count_nonzero(self.sums[share_of]))
+
+    def drawn(self, counts: Values) -> Values:
+        """Returns the metric of samples of the rows. counts: how often a sample has each row, [samples, rows]."""
+        return self._value({name: counts @ values for name, values in self.sums.items()})
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
         """Returns the rows of a slice. mask: [rows]."""
-        return Rows(self.sums[mask], self.counts[mask], self.of, self.is_share)
+        return Rows(self.metric, {name: values[mask] for name, values in self.sums.items()})
+
+    def _value(self, sums: Mapping[str, Values]) -> Values:
+        with np.errstate(invalid="ignore", divide="ignore"):  # of nothing that is counted, the metric is NaN
+            return self.metric.value(sums)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +103,11 @@ class Comparison:
 
 def estimate(rows: Rows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
     """Returns a metric with its percentile interval, or Wilson's for a share of 0 or 1; NaN without counted rows."""
-    if rows.is_share and rows.value in (0.0, 1.0):
-        most = unseen(int(np.count_nonzero(rows.counts)), level=level)
+    if rows.num_counted and rows.value in (0.0, 1.0):
+        most = unseen(rows.num_counted, level=level)
         low, high = (0.0, most) if rows.value == 0.0 else (1.0 - most, 1.0)
         return Estimate(value=rows.value, low=low, high=high, level=level, num_rows=len(rows))
-    drawn = _joined(_drawn(rows, counts) for counts in _draws(len(rows), num_draws, seed))
+    drawn = _joined(rows.drawn(counts) for counts in _draws(len(rows), num_draws, seed))
     low, high = _quantiles(drawn, level)
     return Estimate(value=rows.value, low=low, high=high, level=level, num_rows=len(rows))
 
@@ -102,7 +116,6 @@ def compare(
     model: Rows,
     other: Rows,
     *,
-    higher_is_better: bool,
     level: float = 0.95,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
@@ -110,14 +123,17 @@ def compare(
     """Compares two models on the same rows, in the same order. Raises ValueError if their numbers of rows differ."""
     if len(model) != len(other):
         raise ValueError(f"{len(model)} rows cannot be compared with {len(other)}: give both models the same data")
-    sign = 1.0 if higher_is_better else -1.0
+    sign = 1.0 if model.metric.higher_is_better else -1.0
     gain = sign * (model.value - other.value)
-    drawn = _joined(sign * (_drawn(model, c) - _drawn(other, c)) for c in _draws(len(model), num_draws, seed))
+    drawn = _joined(sign * (model.drawn(c) - other.drawn(c)) for c in _draws(len(model), num_draws, seed))
     low, high = _quantiles(drawn, level)
-    if model.is_share and np.array_equal(model.sums, other.sums) and (num_rows := int(np.count_nonzero(model.counts))):
-        high = unseen(num_rows, level=level)  # no row differs: the same evidence as no errors
+    num_different = np.count_nonzero(np.any([v != other.sums[name] for name, v in model.sums.items()], axis=0))
+    if model.num_counted and not num_different:
+        high = unseen(model.num_counted, level=level)  # no row differs: the same evidence as no errors
         low = -high
-    least = _least_p(model, other)
+    # The smallest p-value that n differing rows support: without an effect, all gain with probability 0.5^n. A
+    # bootstrap resamples only these rows, so it would be certain of a gain that all of them share, even of one row.
+    least = float(0.5**num_different)
     return Comparison(
         gain=gain,
         low=low,
@@ -134,16 +150,6 @@ def unseen(num_rows: int, *, level: float) -> float:
     return z * z / (num_rows + z * z)
 
 
-def _least_p(model: Rows, other: Rows) -> float:
-    """Returns the smallest p-value that n differing rows support: without an effect, all gain with probability 0.5^n.
-
-    A bootstrap resamples only these rows, so it would be certain of a gain that all of them share, even with a single
-    row.
-    """
-    num_different = np.count_nonzero((model.sums != other.sums) | (model.counts != other.counts))
-    return float(0.5**num_different)
-
-
 def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:
     """Yields how often each row is drawn, as chunks of [draws, rows]."""
     generator = np.random.default_rng(seed)
@@ -152,11 +158,6 @@ def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:
         size = min(left, max(1, CHUNK // num_rows))
         yield generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=size).astype(np.float64)
         left -= size
-
-
-def _drawn(rows: Rows, counts: Values) -> Values:
-    with np.errstate(invalid="ignore", divide="ignore"):  # a draw of rows without counts is NaN, and dropped
-        return rows.of((counts @ rows.sums) / (counts @ rows.counts))
 
 
 def _joined(parts: Iterable[Values]) -> Values:

@@ -17,8 +17,10 @@ from ringmaster.tasks.evaluation.resampling import Rows
 from ringmaster.tasks.profiling.trials import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.metrics.registry import metric_named
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 from ringmaster.techniques.runtime.scoring import Progress, ScoringOrder
+from ringmaster.techniques.runtime.scoring.order import SCORES
 
 SCORER = "ringmaster.techniques.runtime.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
@@ -31,7 +33,8 @@ class Scores:
     """The outputs of one model for some rows.
 
     kind: "causal", "classifier" or "other".
-    loss_sums, loss_counts, hits, labelled: [rows], None if the rows have no labels.
+    sums: [rows], the sums of the built-in metrics and of those of the job's evaluation, by name; without those that
+        cannot be computed, for example because the rows have no labels.
     log_probabilities: [rows], of a causal model.
     predictions: [rows], and probabilities: [rows, labels], of a classifier.
     num_tokens: [rows], of rows of tokens.
@@ -42,10 +45,7 @@ class Scores:
 
     kind: str
     num_rows: int
-    loss_sums: Array | None = None
-    loss_counts: Array | None = None
-    hits: Array | None = None
-    labelled: Array | None = None
+    sums: Mapping[str, Array] = field(default_factory=dict)
     log_probabilities: Array | None = None
     predictions: Array | None = None
     probabilities: Array | None = None
@@ -55,16 +55,14 @@ class Scores:
     inputs: Mapping[str, Array] = field(default_factory=dict)
 
     def rows(self, metric: str) -> Rows:
-        """Returns the contribution of each row to a metric of `techniques.interface.job.METRICS`.
+        """Returns the contribution of each row to a metric.
 
-        Raises ValueError if the rows lack the labels for it.
+        Raises ValueError if there is no such metric, or if the rows lack the labels for it.
         """
-        sums, counts = (self.hits, self.labelled) if metric == "accuracy" else (self.loss_sums, self.loss_counts)
-        if sums is None or counts is None:
+        measure = metric_named(metric)
+        if not self.sums.keys() >= set(measure.sums):
             raise ValueError(f"these rows have no {metric}: they have no labels for it")
-        if metric == "perplexity":
-            return Rows(sums, counts, lambda ratio: np.exp(np.minimum(ratio, 700.0)))
-        return Rows(sums, counts, is_share=metric == "accuracy")
+        return Rows(measure, {name: self.sums[name] for name in measure.sums})
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Returns metrics over all rows."""
@@ -110,7 +108,7 @@ def score_models(
     Adapters of one base are scored in one batch over it (`techniques.runtime.scoring.score_together`), others
     sequentially.
 
-    job: also determines the loss and the precision.
+    job: also determines the loss, the precision and the metrics beside the built-in ones.
     data: the JSON form of prepared data, of which the held-out rows are scored: those that an evaluation of `job`
         reads, or the first `max_rows`. None stands for the job's data, which is then prepared.
     cases: literal cases to score instead of held-out rows.
@@ -190,11 +188,13 @@ def _read(file: Path, kind: str) -> Scores:
             grouped[group][rest] = array
         else:
             plain[name] = array
+    sums = {name: plain.pop(name) for name in list(plain) if name not in SCORES}
     num_rows = max((len(array) for array in arrays.values()), default=0)
     if "predictions" in plain:
         plain["predictions"] = plain["predictions"].astype(np.int64)
     return Scores(
         kind=kind,
+        sums=sums,
         num_rows=num_rows,
         columns=grouped["column"],
         slices=grouped["slice"],

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
 from ringmaster.tasks.evaluation.resampling import compare, estimate
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.tasks.evaluation.suite import SliceEntry
@@ -89,7 +88,7 @@ def _measured(scores: Scores, other: Scores | None, metric: str, name: str, mask
     if other.num_rows != scores.num_rows:
         raise ValueError(f"{scores.num_rows} rows cannot be compared with {other.num_rows}: give both the same data")
     others = other.rows(metric).where(mask)
-    found = compare(rows, others, higher_is_better=HIGHER_IS_BETTER[metric])
+    found = compare(rows, others)
     return Measured(
         metric=metric,
         slice=name,

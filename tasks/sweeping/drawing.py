@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
 from ringmaster.tasks.sweeping.leaderboard import Reports, last
 from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
+from ringmaster.techniques.metrics.registry import metric_named
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 440, 80, 80, 80, 60
 BEST, DONE, STOPPED = "#c0702a", "#1f6f8b", "#9aa5ae"
@@ -63,7 +63,7 @@ def learning_curves(
     trials = [name for name in reports if reports[name]]
     most = max((step for name in trials for step in reports[name]), default=1)
     found = [m[objective] for n in trials for m in reports[n].values() if math.isfinite(m.get(objective, math.nan))]
-    low, high = _limits(found, is_high_good=HIGHER_IS_BETTER[objective])
+    low, high = _limits(found, is_high_good=metric_named(objective).higher_is_better)
 
     def x(step: float) -> float:
         return LEFT + step / most * (WIDTH - LEFT - RIGHT)
@@ -94,7 +94,7 @@ def learning_curves(
 
 
 def _sheet(title: str, body: Sequence[str], *, best: str | None, objective: str) -> str:
-    way = "higher" if HIGHER_IS_BETTER[objective] else "lower"
+    way = "higher" if metric_named(objective).higher_is_better else "lower"
     legend = f'<tspan fill="{DONE}">— to the end</tspan><tspan fill="{STOPPED}" dx="14">— stopped early</tspan>'
     if best is not None:
         legend = f'<tspan fill="{BEST}">— {escape(best)}, the best</tspan>' + legend.replace(
@@ -143,7 +143,9 @@ def _heights(names: Sequence[str], trials: Sequence[str], reports: Reports, obje
 
 
 def _ends(trials: Sequence[str], reports: Reports, objective: str) -> tuple[float, float]:
-    return _limits([_objective(n, reports, objective) for n in trials], is_high_good=HIGHER_IS_BETTER[objective])
+    return _limits(
+        [_objective(n, reports, objective) for n in trials], is_high_good=metric_named(objective).higher_is_better
+    )
 
 
 def _limits(found: Sequence[float], *, is_high_good: bool) -> tuple[float, float]:

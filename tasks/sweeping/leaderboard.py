@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
 from ringmaster.tasks.storage.journal import DONE
 from ringmaster.tasks.sweeping.space import Values
+from ringmaster.techniques.metrics.registry import metric_named
 
 Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
 """The metrics on held-out data, by trial and step."""
@@ -28,7 +28,7 @@ def leaderboard(
     objective has no rank; the first completed one is the best.
     """
     ended = {row["name"]: row for row in jobs}
-    sign = -1.0 if HIGHER_IS_BETTER[objective] else 1.0
+    sign = -1.0 if metric_named(objective).higher_is_better else 1.0
 
     def order(name: str) -> tuple[bool, int, float]:
         value = last(reports.get(name, {})).get(objective, math.nan)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringmaster.tasks.evaluation.compare import HIGHER_IS_BETTER
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.steering import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import DONE, ENDED, FAILED, Journal
@@ -24,6 +23,7 @@ from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.metrics.registry import metric_named
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"
@@ -215,7 +215,7 @@ class SweepScheduler:
         value = metrics.get(self.spec.objective, math.nan)
         if not math.isfinite(value):
             return -math.inf
-        return value if HIGHER_IS_BETTER[self.spec.objective] else -value
+        return value if metric_named(self.spec.objective).higher_is_better else -value
 
     def _job(self, name: str, *, like: str) -> Job:
         job = self.spec.job(name, self.values[name])

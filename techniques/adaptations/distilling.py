@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from ringmaster.techniques.interface.job import AdaptationSpec
+from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.training.losses import (
-    IGNORED,
     Batch,
     Loss,
     SumAndCount,

@@ -10,7 +10,6 @@ PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
-METRICS = ("loss", "perplexity", "accuracy")
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 ADAPTERS = ("lora", "prefix", "ia3")
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
@@ -151,7 +150,7 @@ class ScheduleSpec:
 class EvaluationSpec:
     """Evaluation on held-out data: at the end, and every `every_steps` steps where that is set.
 
-    metrics: models are compared by the first one.
+    metrics: names of `ringmaster.techniques.metrics.registry`; models are compared by the first one.
     max_batches: upper limit of one evaluation, in global batches.
     """
 

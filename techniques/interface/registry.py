@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.technique import Technique
@@ -70,25 +72,37 @@ def dotted_path(name: str) -> str:
     Raises ValueError, with the known names, on an unknown one.
     """
     paths = _every()
-    if name not in paths:
-        close = get_close_matches(name, paths, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown technique {name!r}: {hint}there are {', '.join(names())}")
-    return paths[name]
+    return find("technique", name, {known: paths[known] for known in names()})
 
 
 def load(path: str) -> Technique:
     """Returns the technique at a dotted path "package.module:Class". Raises ValueError where there is none."""
-    technique = resolve(path)
-    if not (isinstance(technique, type) and issubclass(technique, Technique)):
-        raise ValueError(f"{path} is not a subclass of techniques.Technique")
-    return technique()
+    technique: Technique = make(Technique, path)
+    return technique
 
 
-def _every() -> dict[str, str]:
-    return {**_registered, **_installed(), **BUILTIN, **GROUPS}
+def find(what: str, name: str, paths: Mapping[str, str]) -> str:
+    """Returns the dotted path of the class with a name. Raises ValueError, with the known names, on an unknown one."""
+    if name not in paths:
+        close = get_close_matches(name, paths, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"unknown {what} {name!r}: {hint}there are {', '.join(paths)}")
+    return paths[name]
+
+
+def make(base: type, path: str) -> Any:
+    """Returns an object of the subclass of `base` at a dotted path. Raises ValueError where there is none."""
+    found = resolve(path)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
+    return found()
 
 
 @cache
-def _installed() -> dict[str, str]:
-    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
+def installed(group: str) -> dict[str, str]:
+    """Returns the dotted paths that installed distributions name as entry points of a group, by their names."""
+    return {entry.name: entry.value for entry in entry_points(group=group)}
+
+
+def _every() -> dict[str, str]:
+    return {**_registered, **installed(ENTRY_POINT_GROUP), **BUILTIN, **GROUPS}

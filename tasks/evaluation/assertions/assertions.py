@@ -77,9 +77,8 @@ def rows_of(scores: Scores) -> list[dict[str, Any]]:
         "num_tokens": scores.num_tokens,
         **scores.columns,
     }
-    if scores.loss_sums is not None and scores.loss_counts is not None:
-        counts = scores.loss_counts
-        named["loss"] = [s / c if c else math.nan for s, c in zip(scores.loss_sums, counts, strict=True)]
+    if "loss_sums" in scores.sums:
+        named["loss"] = scores.rows("loss").by_row
     lists = {name: getattr(v, "tolist", lambda v=v: v)() for name, v in named.items() if v is not None}
     return [{name: values[i] for name, values in lists.items()} for i in range(scores.num_rows)]
 

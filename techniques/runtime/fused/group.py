@@ -20,7 +20,8 @@ from ringmaster.techniques.runtime.fused.batches import in_order
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.fused.rows import Row, lay_below, sum_gradients
 from ringmaster.techniques.runtime.processes.ranks import Ranks
-from ringmaster.techniques.runtime.training.losses import Batch, SumAndCount, metrics_of
+from ringmaster.techniques.runtime.training.losses import Batch, SumAndCount
+from ringmaster.techniques.runtime.training.metrics import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ class Group:
         Each forward takes one batch of every member. beat: called after each forward.
         """
         left = {member.name: (member, member.held_out()) for member in (members or self.members)}
-        counted = {m.name: metrics_of(m.job.evaluation.metrics, loss=m.loss) for m, _ in left.values()}
+        counted = {m.name: Metrics(m.job.evaluation.metrics, loss=m.loss) for m, _ in left.values()}
         metrics = dict(counted)
         self.stem.model.eval()
         while left:
@@ -129,7 +130,7 @@ class Group:
             for i, output in self.stem.outputs([left[name][0].part(batches[name][0]) for name in names]):
                 name, (rows, counts) = names[i], batches[names[i]]
                 if counts:
-                    counted[name].add(output, rows, loss=left[name][0].loss(output, rows))
+                    counted[name].add(output, rows)
             beat()
         self.stem.model.train()
         over_ranks = self._ranks.sum if self._ranks is not None else list

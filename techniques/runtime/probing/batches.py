@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ringmaster.techniques.interface.metric import IGNORED
 from ringmaster.techniques.runtime.data import PreparedData
-from ringmaster.techniques.runtime.training.losses import IGNORED
 
 LONGEST = 32  # tokens
 

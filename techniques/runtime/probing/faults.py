@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.interface.job import Job
-from ringmaster.techniques.runtime.training.losses import IGNORED, Loss, classification_loss, logits_of
+from ringmaster.techniques.interface.metric import IGNORED
+from ringmaster.techniques.runtime.training.losses import Loss, classification_loss, logits_of
 
 
 class StepFault(ValueError):

@@ -32,6 +32,7 @@ from ringmaster.techniques.runtime.probing.faults import (
 )
 from ringmaster.techniques.runtime.probing.models import probed_model
 from ringmaster.techniques.runtime.training.losses import loss_of
+from ringmaster.techniques.runtime.training.metrics import Metrics
 
 FORMAT = 1  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
@@ -56,7 +57,7 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
 
     data: the job's prepared data.
     is_there: whether the data can be read; else samples of its shapes are made up.
-    Raises StepFault if the model, the data or the loss does not work.
+    Raises StepFault if the model, the data, the loss or a metric does not work.
     """
 
     def found() -> Probe:
@@ -104,7 +105,7 @@ class _TinyStep:
         name_modules(self._model)
 
     def check(self) -> DrawSites:
-        """Checks samples, labels, config and loss; returns the model's random draws."""
+        """Checks samples, labels, config, loss and metrics; returns the model's random draws."""
         faults = list(faults_of_samples(self._job, self._model, self._loss, self._batch))
         if faults:
             raise StepFault(faults)
@@ -120,6 +121,8 @@ class _TinyStep:
             raise StepFault(faults)
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
+        with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
+            Metrics(self._job.evaluation.metrics, loss=self._loss).add(output, self._batch)
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
             self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)
@@ -181,10 +184,10 @@ def _read(cls: type[T], file: Path) -> T | None:
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """The cache file of a result, with a digest of all inputs in its name."""
-    loss = job.loss if what != "draws" else None
+    loss, metrics = (job.loss, job.evaluation.metrics) if what != "draws" else (None, ())
     code = [_state_of(name) for name in (job.model.factory, job.data.factory, loss) if name is not None]
     versions = (torch.__version__, transformers.__version__)
-    key = digest([FORMAT, job.model, loss, replace(data, folder=""), code, versions], length=32)
+    key = digest([FORMAT, job.model, loss, metrics, replace(data, folder=""), code, versions], length=32)
     return cache_dir.absolute() / "probes" / f"{what}-{key}.json"
 
 

@@ -13,19 +13,15 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.adapters.attaching import attach
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
-from ringmaster.techniques.interface.job import Adapter, ModelSpec
+from ringmaster.techniques.interface.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.interface.metric import Metric
+from ringmaster.techniques.metrics.registry import BUILTIN, metrics_named
 from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.scoring.order import model_spec
+from ringmaster.techniques.runtime.scoring.order import SCORES, model_spec
 from ringmaster.techniques.runtime.scoring.rows import Rows
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half
-from ringmaster.techniques.runtime.training.losses import (
-    Loss,
-    hits_by_row,
-    logits_of,
-    loss_of,
-    losses_by_row,
-    next_token_loss,
-)
+from ringmaster.techniques.runtime.training.losses import Loss, logits_of, loss_of, losses_by_row, next_token_loss
+from ringmaster.techniques.runtime.training.metrics import outputs_of, sums_of
 
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
 
@@ -39,9 +35,9 @@ class RowScores:
     """The scores of one model on some rows.
 
     kind: "causal", "classifier" or "other".
-    arrays: arrays with one entry per row, by name: loss_sums, loss_counts, hits, labelled; num_tokens (rows of tokens);
-        log_probabilities of whole rows (causal); predictions, and probabilities [rows, labels] (classifiers);
-        column.NAME (integer columns); slice.NAME; input.NAME.
+    arrays: arrays with one entry per row, by name: the sums of metrics, such as loss_sums, loss_counts, hits and
+        labelled; num_tokens (rows of tokens); log_probabilities of whole rows (causal); predictions, and probabilities
+        [rows, labels] (classifiers); column.NAME (integer columns); slice.NAME; input.NAME.
     """
 
     kind: str
@@ -86,28 +82,43 @@ def ask_alone(model_dir: Path, rows: Rows, *, device: torch.device, count: Count
     loss = loss_of(rows.job.loss, model, spec)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
-    collected, config = Collected(), getattr(model, "config", None)
+    collected, config, metrics = Collected(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
-        has_labels = rows.cases is None or "labels" in batch
-        found = said(loss, _forward(model, loss, batch, rows), batch, has_labels=has_labels)
-        if has_labels and "loss_sums" not in found:
-            found |= _losses_one_by_one(model, loss, batch, rows)
-        collected.add(numbers, {**found, **rows.known(batch)})
+        output, losses = _forward(model, loss, batch, rows), None
+        if rows.are_labelled(batch):
+            losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
+        collected.add(numbers, {**said(loss, output, batch, losses=losses, metrics=metrics), **rows.known(batch)})
         count(len(numbers))
     return collected.scores(shifted=loss.shifted)
 
 
-def said(loss: Loss, output: Any, batch: Mapping[str, Tensor], *, has_labels: bool) -> dict[str, list[Any]]:
-    """The scores of a batch's rows, a value (or vector) per row, by name. has_labels: whether losses are computed."""
-    found: dict[str, Any] = {}
-    if has_labels and (losses := losses_by_row(loss, output, batch)) is not None:
-        found["loss_sums"], found["loss_counts"] = losses
-    if (hits := hits_by_row(loss, output, batch)) is not None:
-        found["hits"], found["labelled"] = hits
+def metrics_of(job: Job) -> tuple[Metric, ...]:
+    """The metrics whose sums are computed: the built-in ones, and those of the job's evaluation. Raises ValueError."""
+    metrics = metrics_named([*BUILTIN, *job.evaluation.metrics])
+    for metric in metrics:
+        if taken := SCORES.intersection(metric.sums):
+            raise ValueError(f"metric {metric.name} may not name a sum {', '.join(taken)}. To fix: rename the sum")
+    return metrics
+
+
+def said(
+    loss: Loss,
+    output: Any,
+    batch: Mapping[str, Tensor],
+    *,
+    losses: tuple[Tensor, Tensor] | None,
+    metrics: Sequence[Metric],
+) -> dict[str, list[Any]]:
+    """The scores of a batch's rows, a value (or vector) per row, by name.
+
+    losses: the loss by row as (sums, counts), [rows] each; None for rows without labels.
+    metrics: those that do not suit the model or the labels are left out.
+    """
+    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses))
     logits = logits_of(output)
     if loss.shifted:
         # The next-token loss is the negative log-probability already.
-        is_known = "loss_sums" in found and loss.compute is next_token_loss
+        is_known = losses is not None and loss.compute is next_token_loss
         found["log_probabilities"] = -found["loss_sums"] if is_known else _log_probabilities(output, batch)
     elif logits is not None and logits.ndim == 2 and logits.shape[-1] > 1:
         found["probabilities"] = logits.float().softmax(-1)
@@ -121,13 +132,14 @@ def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Ro
         return model(**loss.forward_inputs(batch))
 
 
-def _losses_one_by_one(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Rows) -> dict[str, list[Any]]:
+def _losses_one_by_one(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: Rows) -> tuple[Tensor, Tensor]:
     """The losses by row of a loss that supports only whole batches, from batches of one row."""
     pairs = []
     for i in range(len(next(iter(batch.values())))):
         row = {key: tensor[i : i + 1] for key, tensor in batch.items()}
         pairs.append([float(value) for value in loss(_forward(model, loss, row, rows), row)])
-    return {key: [np.float64(pair[i]) for pair in pairs] for i, key in enumerate(("loss_sums", "loss_counts"))}
+    sums, counts = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+    return sums, counts
 
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:

@@ -74,7 +74,8 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
     from ringmaster.techniques.runtime.data import PreparedData
     from ringmaster.techniques.runtime.models import build_model
     from ringmaster.techniques.runtime.scoring.common_base import CommonBase, Question
-    from ringmaster.techniques.runtime.training.losses import loss_of, metrics_of
+    from ringmaster.techniques.runtime.training.losses import loss_of
+    from ringmaster.techniques.runtime.training.metrics import Metrics
 
     first = of_folder(next(iter(orders.values())))
     prepared = from_json(PreparedData, first.data)
@@ -84,7 +85,7 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
     base = CommonBase(model, loss=loss)
     for name, order in orders.items():
         base.add(name, Path(order.model_dir))
-    metrics = {name: metrics_of(order.job.evaluation.metrics, loss=loss) for name, order in orders.items()}
+    metrics = {name: Metrics(order.job.evaluation.metrics, loss=loss) for name, order in orders.items()}
     batches = {name: _batches(order, device) for name, order in orders.items()}
 
     def questions() -> Iterator[Question]:
@@ -96,7 +97,7 @@ def evaluate_together(orders: Mapping[str, EvaluationOrder], *, device: torch.de
                     yield Question(model=name, inputs=loss.forward_inputs(batch), about=batch)
 
     for question, output in base.answers(questions()):
-        metrics[question.model].add(output, question.about, loss=loss(output, question.about))
+        metrics[question.model].add(output, question.about)
     return {name: found.result(found.sums()) for name, found in metrics.items()}
 
 

@@ -13,13 +13,16 @@ from ringmaster.techniques.interface.job import Job, ModelSpec
 from ringmaster.techniques.runtime.processes.order import Slot
 
 MODEL_JSON = "model.json"
+SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
+"""The names of a row's scores that are not sums of a metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringOrder:
     """Score `models` (folders by name) on the same rows, on one device; the results are written into `folder`.
 
-    job: the job whose loss, precision and held-out rows are used. The models' own specs are read from their folders.
+    job: the job whose loss, precision, metrics (beside the built-in ones) and held-out rows are used. The models' own
+        specs are read from their folders.
     data: the JSON form of the `PreparedData` whose held-out rows are read. Without it (and without cases) the job's
         data is prepared, and read with the tokenizer of the first model if the job names none.
     cases: in place of data, a file of literal cases: JSON with "texts" (and "labels", one each), or an .npz of columns.

@@ -128,6 +128,10 @@ class Rows:
             found[f"slice.{name}"] = [str(slicer(row)) for row in rows]
         return found
 
+    def are_labelled(self, batch: Mapping[str, Tensor]) -> bool:
+        """Whether a loss of the batch's rows can be computed: always of held-out rows, of cases that have labels."""
+        return self.cases is None or "labels" in batch
+
     @property
     def by_tokenizer(self) -> bool:
         """Whether each model reads the rows with its own tokenizer."""

@@ -131,15 +131,15 @@ def _groups(models: Mapping[str, Path], rows: Rows) -> list[list[str]]:
 
 def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.device, done: _Done) -> dict[str, RowScores]:
     """The scores of models of one base, without those whose adapter does not fit. Raises NotTogether."""
-    from ringmaster.techniques.runtime.scoring.asking import Collected, built, said
+    from ringmaster.techniques.runtime.scoring.asking import Collected, built, metrics_of, said
     from ringmaster.techniques.runtime.scoring.common_base import CommonBase, Question
-    from ringmaster.techniques.runtime.training.losses import loss_of
+    from ringmaster.techniques.runtime.training.losses import loss_of, losses_by_row
 
     first = next(iter(models.values()))
     model, spec = built(first, rows)
     model = model.to(device)
     loss, config = loss_of(None, model, spec), getattr(model, "config", None)
-    base = CommonBase(model, loss=loss)
+    base, metrics = CommonBase(model, loss=loss), metrics_of(rows.job)
     collected: dict[str, Collected] = {}
     for name, folder in models.items():
         try:
@@ -157,7 +157,8 @@ def _ask_together(models: Mapping[str, Path], rows: Rows, *, device: torch.devic
 
     for question, output in base.answers(questions()):
         numbers, batch, known = question.about
-        found = said(loss, output, batch, has_labels=rows.cases is None or "labels" in batch)
+        losses = losses_by_row(loss, output, batch) if rows.are_labelled(batch) else None
+        found = said(loss, output, batch, losses=losses, metrics=metrics)
         collected[question.model].add(numbers, {**found, **known})
         done.of(question.model)(len(numbers))
     return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.interface.job import METRICS, ModelSpec
+from ringmaster.techniques.interface.job import ModelSpec
+from ringmaster.techniques.interface.metric import IGNORED
 
-IGNORED = -100
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
 CLASSIFIERS = (
@@ -131,70 +130,6 @@ def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor
     return _cross_entropy_by_row(logits, labels)
 
 
-def hits_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Returns the number of correct predictions and of labels in each row, [rows] each; None without class labels."""
-    logits = logits_of(output)
-    if logits is None or "labels" not in batch or batch["labels"].is_floating_point():
-        return None
-    labels = next_tokens(batch) if loss.shifted else batch["labels"]
-    if logits.shape[:-1] != labels.shape or logits.shape[-1] == 1:
-        return None
-    counted = (labels != IGNORED).reshape(len(labels), -1)
-    hit = (logits.argmax(-1) == labels).reshape(len(labels), -1) & counted
-    return hit.sum(1), counted.sum(1)
-
-
-class Metrics:
-    """Metrics over many batches, stored as sums that can be added over ranks.
-
-    names: from `ringmaster.techniques.interface.job.METRICS`; ValueError on another.
-    shifted: as in `Loss`.
-    """
-
-    def __init__(self, names: Sequence[str], *, shifted: bool) -> None:
-        if unknown := [name for name in names if name not in METRICS]:
-            raise ValueError(f"there is no metric {', '.join(unknown)}; there are {', '.join(METRICS)}")
-        self._names, self._shifted = tuple(names), shifted
-        self._loss: list[SumAndCount] = []
-        self._hits: list[SumAndCount] = []
-
-    def add(self, output: Any, batch: Batch, *, loss: SumAndCount) -> None:
-        """Adds one batch, whose loss is `loss` as (sum, count)."""
-        self._loss.append((loss[0].detach(), loss[1]))
-        if "accuracy" in self._names:
-            self._hits.append(self._correct(output, batch))
-
-    def sums(self) -> list[float]:
-        """Returns [loss sum, loss count, correct, labelled]; add these over ranks, element by element."""
-        return [total for pairs in (self._loss, self._hits) for total in _totals(pairs)]
-
-    def result(self, sums: Sequence[float]) -> dict[str, float]:
-        """Returns the metrics that result from `sums`; NaN where nothing was counted."""
-        loss_sum, count, correct, labelled = sums
-        loss = loss_sum / count if count else math.nan
-        values = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),  # above 700 a double overflows
-            "accuracy": correct / labelled if labelled else math.nan,
-        }
-        return {name: values[name] for name in self._names}
-
-    def _correct(self, output: Any, batch: Batch) -> SumAndCount:
-        logits, labels = _logits(output), next_tokens(batch) if self._shifted else _labels(batch)
-        if logits.shape[:-1] != labels.shape:
-            raise ValueError(
-                f"accuracy needs one label a row: logits are {list(logits.shape)} and labels {list(labels.shape)}. "
-                f"To fix: name another metric"
-            )
-        counted = labels != IGNORED
-        return ((logits.argmax(-1) == labels) & counted).sum(), counted.sum()
-
-
-def metrics_of(names: Sequence[str], *, loss: Loss) -> Metrics:
-    """Returns empty metrics of these names, for the outputs that `loss` is computed from."""
-    return Metrics(names, shifted=loss.shifted)
-
-
 def next_tokens(batch: Batch) -> Tensor:
     """Returns the label that each position predicts, [rows, tokens].
 
@@ -275,12 +210,3 @@ def _labels(batch: Batch) -> Tensor:
             f"job (and metrics) that need none"
         )
     return batch["labels"]
-
-
-def _totals(pairs: Sequence[SumAndCount]) -> tuple[float, float]:
-    """Returns the totals of sums and counts, in double precision."""
-    if not pairs:
-        return 0.0, 0.0
-    sums = torch.stack([total.double() for total, _ in pairs])
-    counts = torch.stack([torch.as_tensor(count, dtype=torch.float64, device=sums.device) for _, count in pairs])
-    return float(sums.sum()), float(counts.sum())

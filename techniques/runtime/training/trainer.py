@@ -37,7 +37,8 @@ from ringmaster.techniques.runtime.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.runtime.processes.ranks import Ranks
 from ringmaster.techniques.runtime.training.compilation import compile_layers
 from ringmaster.techniques.runtime.training.half_precision import compute_in_half
-from ringmaster.techniques.runtime.training.losses import loss_of, metrics_of
+from ringmaster.techniques.runtime.training.losses import loss_of
+from ringmaster.techniques.runtime.training.metrics import Metrics
 from ringmaster.techniques.runtime.training.optimizers import build_optimizer, update_
 
 Root = str | Path
@@ -158,13 +159,13 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
-        metrics, work = metrics_of(self.job.evaluation.metrics, loss=self._loss), _Work(self, [])
+        metrics, work = Metrics(self.job.evaluation.metrics, loss=self._loss), _Work(self, [])
         self.model.eval()
         for rows, counted in self._held_out_chunks(max_batches or self.job.evaluation.max_batches):
             batch = self._to_device(self._technique.part(fetch(self._held_out, rows)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
-                metrics.add(output, batch, loss=self._loss(output, batch))
+                metrics.add(output, batch)
             self._beat()
         self.model.train()
         return metrics.result(self.ranks.sum(metrics.sums()))

@@ -202,7 +202,7 @@ def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
     assert not half.faults
     expected = words.score(models, together=False)
     for name in models:
-        assert np.array_equal(found.scores[name].loss_sums, expected.scores[name].arrays["loss_sums"])
+        assert np.array_equal(found.scores[name].sums["loss_sums"], expected.scores[name].arrays["loss_sums"])
 
 
 class Spawning:
@@ -212,7 +212,7 @@ class Spawning:
         self._server, self.targets = server, []
 
     def spawn(self, *, target, **options):
-        self.targets.append(target.removeprefix("ringmaster.techniques.runtime."))
+        self.targets.append(target.removeprefix("ringmaster.techniques.runtime.scoring."))
         return self._server.spawn(target=target, **options)
 
 

@@ -86,10 +86,10 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_images(environment, tmp_p
         assert scores.metrics(METRICS) == pytest.approx(evaluated(IMAGES, folder, data, environment), rel=1e-5)
         assert scores.probabilities.shape == (96, 10)
         assert np.allclose(scores.probabilities.sum(1), 1)
-        assert ((scores.predictions == scores.columns["labels"]) == scores.hits.astype(bool)).all()
+        assert ((scores.predictions == scores.columns["labels"]) == scores.sums["hits"].astype(bool)).all()
         odd = scores.columns["labels"] % 2 == 1
         assert (scores.slices["parity"] == np.where(odd, "odd", "even")).all()
-    assert (found.scores["m1"].loss_sums != found.scores["m2"].loss_sums).any()
+    assert (found.scores["m1"].sums["loss_sums"] != found.scores["m2"].sums["loss_sums"]).any()
 
 
 def test_sums_over_rows_are_what_an_evaluation_says_of_text(environment, words, tmp_path):
@@ -99,7 +99,7 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_text(environment, words, 
     assert scores.kind == "causal"
     assert scores.metrics(METRICS) == pytest.approx(evaluated(words, folder, data, environment), rel=1e-5)
     assert (scores.num_tokens == 16).all()
-    assert np.allclose(scores.log_probabilities, -scores.loss_sums)
+    assert np.allclose(scores.log_probabilities, -scores.sums["loss_sums"])
 
 
 def test_a_loss_of_ones_own_is_asked_row_by_row(environment, tmp_path):
@@ -110,11 +110,11 @@ def test_a_loss_of_ones_own_is_asked_row_by_row(environment, tmp_path):
         {"it": folder}, job=job, data=data, max_rows=5, keep_inputs=True, environment=environment, device=DEVICE
     )
     scores = found.scores["it"]
-    assert (scores.num_rows, scores.loss_counts.tolist()) == (5, [1.0] * 5)
+    assert (scores.num_rows, scores.sums["loss_counts"].tolist()) == (5, [1.0] * 5)
     # The same rows, given as literal columns, have the same scores.
     cases = Cases(columns=scores.inputs)
     again = score_models({"it": folder}, job=job, cases=cases, environment=environment, device=DEVICE).scores["it"]
-    assert np.allclose(again.loss_sums, scores.loss_sums)
+    assert np.allclose(again.sums["loss_sums"], scores.sums["loss_sums"])
     assert np.allclose(again.probabilities, scores.probabilities)
 
 

@@ -109,7 +109,7 @@ def test_a_predicate_whose_module_cannot_be_imported_fails_by_itself(tmp_path):
 def test_scores_are_rows_as_a_log_has_them():
     scores = Scores(
         kind=CLASSIFIER, num_rows=2, predictions=np.array([1, 0]), probabilities=np.array([[0.2, 0.8], [0.7, 0.3]]),
-        loss_sums=np.array([0.2, 0.4]), loss_counts=np.array([1, 0]), columns={"labels": np.array([1, 1])},
+        sums={"loss_sums": np.array([0.2, 0.4]), "loss_counts": np.array([1, 0])}, columns={"labels": np.array([1, 1])},
     )  # fmt: skip
     first, second = rows_of(scores)
     assert first == {"prediction": 1, "probabilities": [0.2, 0.8], "labels": 1, "loss": 0.2}

@@ -13,9 +13,8 @@ LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 2])
 
 def scores(hits, **more):
     hits = np.asarray(hits, float)
-    return Scores(
-        kind=CLASSIFIER, num_rows=len(hits), hits=hits, labelled=np.ones(len(hits)), columns={"labels": LABELS}, **more
-    )
+    sums = {"hits": hits, "labelled": np.ones(len(hits))}
+    return Scores(kind=CLASSIFIER, num_rows=len(hits), sums=sums, columns={"labels": LABELS}, **more)
 
 
 def test_rows_are_divided_by_a_column_by_length_and_by_a_function():
@@ -46,7 +45,8 @@ def test_a_slice_that_got_worse_is_seen_where_the_whole_got_better():
     new[300:] = np.minimum(old[300:], draw.random(60) < 0.5)
 
     def made(hits):
-        return Scores(kind=CLASSIFIER, num_rows=360, hits=hits, labelled=np.ones(360), columns={"labels": labels})
+        sums = {"hits": hits, "labelled": np.ones(360)}
+        return Scores(kind=CLASSIFIER, num_rows=360, sums=sums, columns={"labels": labels})
 
     whole, kept, lost = measure(
         made(new), made(old), metrics=["accuracy"], slices=[SliceEntry(name="class", column="labels")]

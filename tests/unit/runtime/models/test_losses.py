@@ -5,7 +5,8 @@ import torch
 
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.runtime.models import build_model
-from ringmaster.techniques.runtime.training.losses import loss_of, metrics_of
+from ringmaster.techniques.runtime.training.losses import loss_of
+from ringmaster.techniques.runtime.training.metrics import Metrics
 from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 T5 = ModelSpec(
@@ -61,9 +62,9 @@ def test_ignored_labels_count_for_nothing():
     expected = -torch.log_softmax(output.logits[1, 4], -1)[7]
     assert int(count) == 1
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
-    metrics = metrics_of(("accuracy",), loss=loss)
-    metrics.add(output, batch, loss=(total, count))
-    assert metrics.sums()[3] == 1
+    metrics = Metrics(("accuracy",), loss=loss)
+    metrics.add(output, batch)
+    assert metrics.sums()[1] == 1
 
 
 def test_an_encoder_decoder_is_given_its_labels_and_its_loss_counts_them():
@@ -116,9 +117,9 @@ def test_metrics_add_up_over_batches_and_ranks():
     together = {name: torch.cat([b[name] for b in batches]) for name in batches[0]}
     parts = []
     for batch in batches:
-        _, loss, output, pair = computed(RESNET, IMAGES, batch)
-        metrics = metrics_of(names, loss=loss)
-        metrics.add(output, batch, loss=pair)
+        _, loss, output, _ = computed(RESNET, IMAGES, batch)
+        metrics = Metrics(names, loss=loss)
+        metrics.add(output, batch)
         parts.append(metrics.sums())
     _, _, output, (total, _) = computed(RESNET, IMAGES, together)
     result = metrics.result([sum(sums) for sums in zip(*parts, strict=True)])
@@ -129,17 +130,31 @@ def test_metrics_add_up_over_batches_and_ranks():
 
 def test_a_language_model_is_scored_on_the_next_token():
     batch = batch_of(TOKENS)
-    _, loss, output, pair = computed(GPT2, TOKENS, batch)
+    _, loss, output, _ = computed(GPT2, TOKENS, batch)
     output.logits = torch.nn.functional.one_hot(batch["input_ids"].roll(-1, dims=1), 64).float()
-    metrics = metrics_of(("accuracy",), loss=loss)
-    metrics.add(output, batch, loss=pair)
+    metrics = Metrics(("accuracy",), loss=loss)
+    metrics.add(output, batch)
     assert metrics.result(metrics.sums()) == {"accuracy": 1.0}
 
 
-def test_metrics_that_cannot_be_are_told():
-    _, loss, output, pair = computed(VIT, IMAGES, batch_of(IMAGES))
-    with pytest.raises(ValueError, match="no metric acuracy; there are loss"):
-        metrics_of(("acuracy",), loss=loss)
-    with pytest.raises(ValueError, match="the samples have no labels"):
-        metrics_of(("accuracy",), loss=loss).add(output, {"pixel_values": torch.ones(1)}, loss=pair)
-    assert math.isnan(metrics_of(("loss",), loss=loss).result([0.0, 0.0, 0.0, 0.0])["loss"])
+def test_a_users_loss_of_a_language_model_may_read_labels_of_rows(users):
+    batch = {**batch_of(TOKENS), "labels": torch.arange(4)}
+    _, loss, output, (total, count) = computed(LLAMA, TOKENS, batch, job_loss=f"{users}:summed")
+    metrics = Metrics(("loss",), loss=loss)
+    metrics.add(output, batch)
+    assert metrics.sums() == [pytest.approx(total.item()), count]
+    with pytest.raises(ValueError, match="accuracy cannot be computed"):
+        Metrics(("accuracy",), loss=loss).add(output, batch)
+
+
+def test_metrics_that_cannot_be_are_told(users):
+    _, loss, _, _ = computed(VIT, IMAGES, batch_of(IMAGES))
+    with pytest.raises(ValueError, match="unknown metric 'acuracy': did you mean 'accuracy'"):
+        Metrics(("acuracy",), loss=loss)
+    assert math.isnan(Metrics(("loss",), loss=loss).result([0.0, 0.0])["loss"])
+    batch = {"input_ids": torch.arange(12).reshape(3, 4)}
+    _, loss, output, _ = computed(ModelSpec(factory=f"{users}:tied"), TOKENS, batch, job_loss=f"{users}:summed")
+    with pytest.raises(ValueError, match=r"accuracy cannot be computed: .*the samples have no labels. To fix"):
+        Metrics(("loss", "accuracy"), loss=loss).add(output, batch)
+    with pytest.raises(ValueError, match=r"logits \[3, 4, .*labels \[3, 2\]"):
+        Metrics(("accuracy",), loss=loss).add(output, {**batch, "labels": batch["input_ids"][:, :2]})

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import PreflightOrder
 from ringmaster.techniques.interface.technique import GangShape
@@ -89,6 +89,15 @@ def test_a_loss_of_ones_own_is_tried_too(surveyed, loss, fault):
         return
     with pytest.raises(StepFault, match=fault):
         surveyed(*given, loss=f"{HERE}:{loss}")
+
+
+def test_a_metric_that_does_not_suit_the_model_is_refused(surveyed):
+    """The cached result of the same job with other metrics does not hide it."""
+    number = model("BertForSequenceClassification", **TINY, vocab_size=100, num_labels=1)
+    regression = number, made("classes", labels=0.5)
+    assert "whole_batch" not in surveyed(*regression)
+    with pytest.raises(StepFault, match=r"accuracy cannot be computed: .* logits \[\d, 1\].*To fix: name"):
+        surveyed(*regression, evaluation=EvaluationSpec(metrics=("loss", "accuracy")))
 
 
 def test_several_faults_are_told_at_once(surveyed, prose):

@@ -1,0 +1,59 @@
+"""Registry of metrics: the built-in ones, and those of installed distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ringmaster.techniques.interface.metric import Metric
+from ringmaster.techniques.interface.registry import find, installed, make
+
+ENTRY_POINT_GROUP = "ringmaster.metrics"
+
+BUILTIN: dict[str, str] = {
+    "loss": "ringmaster.techniques.metrics.loss:MeanLoss",
+    "perplexity": "ringmaster.techniques.metrics.perplexity:Perplexity",
+    "accuracy": "ringmaster.techniques.metrics.accuracy:Accuracy",
+}
+
+
+def metric_names() -> tuple[str, ...]:
+    """Returns the names of all metrics, built-in ones first."""
+    return tuple(_every())
+
+
+def metric_named(name: str) -> Metric:
+    """Returns a metric. Raises ValueError where no metric, or a faulty one, has the name."""
+    path = find("metric", name, _every())
+    metric: Metric = make(Metric, path)
+    if metric.name != name:
+        raise ValueError(f"entry point {name!r} has the metric {metric.name!r} ({path}). To fix: give both one name")
+    return metric
+
+
+def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
+    """Returns metrics that are computed together, each once. Raises ValueError as `metric_named`.
+
+    Also raises ValueError where two of them compute sums of one name in different ways.
+    """
+    found = tuple(metric_named(name) for name in dict.fromkeys(names))
+    owners: dict[str, Metric] = {}
+    for metric in found:
+        for name in metric.sums:
+            owner = owners.setdefault(name, metric)
+            if type(owner).compute_sums is not type(metric).compute_sums:
+                raise ValueError(
+                    f"the metrics {owner.name} and {metric.name} both have a sum {name!r}. To fix: rename one of the "
+                    "sums, or measure only one of the metrics"
+                )
+    return found
+
+
+def default_metrics(kind: str) -> tuple[str, ...]:
+    """Returns the built-in metrics by which a model of a kind is measured where none is named."""
+    places = {name: metric_named(name).default_for for name in BUILTIN}
+    return tuple(sorted((name for name in BUILTIN if kind in places[name]), key=lambda name: places[name][kind]))
+
+
+def _every() -> dict[str, str]:
+    # Built-in metrics come first, and cannot be shadowed.
+    return {**BUILTIN, **installed(ENTRY_POINT_GROUP), **BUILTIN}
