@@ -5,12 +5,12 @@ import pytest
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
-from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
+from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import DONE, Journal
 from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
