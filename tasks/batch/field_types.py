@@ -6,7 +6,6 @@ from pydantic import Field, StringConstraints, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.planning.problems.terms import OBJECTIVES
 from ringmaster.techniques.interface import job
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.data.rows import FORMATS
@@ -62,7 +61,7 @@ METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in met
 Method = Annotated[str, AfterValidator(references.one_of(METHODS)), WithJsonSchema({"enum": list(METHODS)})]
 Parent = Annotated[str, AfterValidator(references.parent)]
 Metric = Annotated[str, AfterValidator(references.one_of(job.METRICS)), WithJsonSchema({"enum": list(job.METRICS)})]
-Objective = Annotated[str, AfterValidator(references.one_of(OBJECTIVES)), WithJsonSchema({"enum": list(OBJECTIVES)})]
+Objective = Annotated[str, AfterValidator(references.objective)]
 FileFormat = Annotated[str, AfterValidator(references.one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]
 ColumnType = Annotated[
     str, AfterValidator(references.one_of(COLUMN_TYPES)), WithJsonSchema({"enum": list(COLUMN_TYPES)})
