@@ -12,7 +12,6 @@ from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, without_groups
 from ringmaster.tasks.planning.plans.baselines import current_practice
-from ringmaster.tasks.planning.search import Objective
 from ringmaster.tasks.planning.task import choose_groups_task
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
@@ -43,7 +42,7 @@ def choose_together(
     cluster: Cluster,
     journal: Journal,
     add_terms: Callable[[Problem], Problem],
-    objective: Objective,
+    objective: str,
     time_limit_s: float,
     goals: Mapping[str, int] | None = None,
     seed: int = 0,

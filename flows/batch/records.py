@@ -43,7 +43,7 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
         "makespan_s": result.makespan_s,
         "planned_makespan_s": result.plan["makespan_s"],
         "current_practice_s": result.current_practice_s,
-        "objective_value": result.value if result.objective != "makespan" else None,
+        "objective_value": result.objective_value,
         "num_trials": float(result.num_trials),
         "profiling_s": result.profiling_s,
     }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans import baselines
-from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, ENDED, FAILED, Journal, SegmentRecord
 from ringmaster.techniques import Job
@@ -67,6 +67,11 @@ class BatchResult:
         return "; ".join(parts + [f"{status}: {', '.join(names)}" for status, names in others.items()])
 
     @property
+    def objective_value(self) -> float | None:
+        """The value where it is not the makespan, else None."""
+        return None if registry.objective(self.objective).only_last_end else self.value
+
+    @property
     def exit_code(self) -> int:
         """0 if all jobs are done, else 1."""
         return 0 if self.status == "done" else 1
@@ -111,7 +116,7 @@ def collect(
         plan=figures,
         makespan_s=_span_s(segments),
         objective=batch.objective,
-        value=_value(batch, segments),
+        value=_value(batch, jobs, segments),
         current_practice_s=practice_s,
         idle_s=longest_idle_s(segments),
         num_trials=num_trials,
@@ -128,7 +133,7 @@ def collect(
 def _bound_over_groups(plan: Plan, fusion: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns the bound over all divisions into groups; the plan's own bound holds for the chosen division only."""
     lower_s = fusion["lower_bound_s"]
-    if plan.objective != "makespan" or plan.lower_bound_s is None or not lower_s:
+    if plan.value is not None or plan.lower_bound_s is None or not lower_s:
         return {}
     lower_s = min(lower_s, plan.lower_bound_s)
     return {"lower_bound_s": lower_s, "gap": max(0.0, plan.makespan_s / lower_s - 1)}
@@ -165,19 +170,19 @@ def _span_s(segments: Sequence[SegmentRecord]) -> float:
     return max(ends) - min(segment.started_s for segment in segments) if ends else 0.0
 
 
-def _value(batch: Batch, segments: Sequence[SegmentRecord]) -> float:
-    """Returns the value of the batch's objective, from its segments."""
+def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord]) -> float:
+    """Returns the value of the batch's objective, from its segments. All devices have the same price."""
     ended = [(segment, segment.ended_s) for segment in segments if segment.ended_s is not None]
-    if batch.objective == "cost":
-        held_s = sum((end_s - segment.started_s) * len(segment.what["devices"]) for segment, end_s in ended)
-        return held_s * batch.price_per_device_hour / HOUR_S
-    if batch.objective == "weighted":
-        began_s = min((segment.started_s for segment in segments), default=0.0)
-        last = {
-            job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
-        }
-        return sum(batch.weights.get(job, 1.0) * end_s for job, end_s in last.items())
-    return _span_s(segments)
+    if not ended:
+        return 0.0
+    began_s = min(segment.started_s for segment in segments)
+    ends_s = {
+        job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
+    }
+    held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
+    asked = tuple(PlanningJob(job.name, (Option("", 1, 1.0),)) for job in jobs)
+    problem = batch.terms.on(Problem(batch.name, (Node("any", 1),), asked))
+    return registry.objective(batch.objective).coefficients(problem).value(ends_s, held)
 
 
 def _device_s(segment: SegmentRecord) -> float:

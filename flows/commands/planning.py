@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 200_000_000
 """Of a problem or a plan: 10,000 jobs of 100 options are half of that."""
 Preemption = Literal["auto", "never", "always"]
-Objective = Literal["makespan", "weighted", "cost"]
 
 
 def plan(
@@ -36,7 +35,14 @@ def plan(
         float, typer.Option(help="Seconds after which the best plan so far is taken.", min=0.1)
     ] = 30.0,
     preemption: Annotated[Preemption, typer.Option(help="Whether jobs may switch between options.")] = "auto",
-    objective: Annotated[Objective, typer.Option(help="What to minimise.")] = "makespan",
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="[makespan|weighted|cost|...]",
+            help="What to minimise; packages may register more.",
+            callback=lambda name: _registered(name),
+        ),
+    ] = "makespan",
     seed: Annotated[int, typer.Option(help="Of the search, and of --draw.", min=0)] = 0,
     svg: Annotated[Path | None, typer.Option(help="Draw the plan's Gantt chart into this file.")] = None,
     as_json: AsJson = False,
@@ -154,6 +160,14 @@ def simulate(
         for name, row in rows
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _registered(objective: str) -> str:
+    from ringmaster.tasks.planning.objectives import registry
+
+    if objective not in registry.names():
+        raise typer.BadParameter(f"{objective!r} is not one of {', '.join(map(repr, registry.names()))}.")
+    return objective
 
 
 def _problem(path: Path | None, family: str | None, seed: int) -> Problem:

@@ -76,7 +76,7 @@ def _print_times(result: BatchResult, console: Console) -> None:
     ]
     if bound_s is not None and gap is not None:
         rows.append(("lower bound", f"{bound_s:.1f} s", f"no plan by these profiles is shorter; gap {gap:.1%}"))
-    if result.objective != "makespan" and result.plan["value"] is not None:
+    if result.objective_value is not None and result.plan["value"] is not None:
         planned = f"planned {result.plan['value']:.2f}"
         rows.append((result.objective, f"{result.value:.2f}", f"{planned}, off by {_off(result):+.1%}"))
     if result.fusion is not None:

@@ -93,7 +93,7 @@ def _human(seconds: float) -> str:
 def _quality(found: Plan, problem: Problem) -> str:
     gap = "" if found.gap is None else f", at most {found.gap:.2%} above the best possible one"
     what = f"makespan {found.makespan_s:.1f} s{gap}"
-    if found.objective != "makespan" and found.value is not None:
+    if found.value is not None:
         bound = "" if found.value_bound is None else f", no plan below {found.value_bound:.2f}{gap}"
         what = f"{found.objective} {found.value:.2f}{bound}; makespan {found.makespan_s:.1f} s"
     return f"{len(problem.jobs)} jobs on {problem.num_devices} devices: {what}"

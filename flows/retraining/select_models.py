@@ -17,6 +17,8 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.gantt import render_svg
 from ringmaster.tasks.planning.groups.fusion import groups_of
+from ringmaster.tasks.planning.objectives.cost import Cost
+from ringmaster.tasks.planning.objectives.makespan import Makespan
 from ringmaster.tasks.planning.plans.checked import checked_fusion
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.profiling.options import planning_problem
@@ -148,7 +150,7 @@ def _limits(run: RetrainingRun) -> Limits:
 def _terms(limits: Limits, names: Sequence[str]) -> Terms:
     """Returns the terms: the run is to be cheap within its deadline if it has a budget, else it is to end soon."""
     return Terms(
-        objective="makespan" if limits.budget is None else "cost",
+        objective=Makespan.name if limits.budget is None else Cost.name,
         deadlines_s={} if limits.left_s is None else dict.fromkeys(names, limits.left_s),
         price_per_device_hour=limits.price_per_device_hour,
     )

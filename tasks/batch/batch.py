@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -18,7 +18,6 @@ from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEn
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.problems.terms import Terms
-from ringmaster.tasks.planning.search import Objective
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import from_json, to_json
@@ -30,7 +29,7 @@ class Batch:
 
     jobs: those of the file, then those of its grid; the paths in them are absolute.
     objective: what plans minimise: "makespan", the end of the last job; "weighted", the sum of weight x end over the
-        jobs; "cost", the cost of the devices. Deadlines come first.
+        jobs; "cost", the cost of the devices; or another registered objective. Deadlines come first.
     deadlines_s: by job name, the seconds from the batch's start within which the job must end.
     weights: by job name, the weight of the job's end; 1 by default.
     price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
@@ -55,7 +54,7 @@ class Batch:
     def terms(self) -> Terms:
         """The objective, deadlines, weights and price that the batch's plans must follow."""
         return Terms(
-            objective=cast(Objective, self.objective),
+            objective=self.objective,
             deadlines_s=self.deadlines_s,
             weights=self.weights,
             price_per_device_hour=self.price_per_device_hour,

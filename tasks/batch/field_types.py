@@ -6,7 +6,6 @@ from pydantic import Field, StringConstraints, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.planning.problems.terms import OBJECTIVES
 from ringmaster.techniques.interface import job
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data import SOURCES
@@ -65,7 +64,7 @@ Parent = Annotated[str, AfterValidator(references.parent)]
 Metric = Annotated[
     str, AfterValidator(references.metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})
 ]
-Objective = Annotated[str, AfterValidator(references.one_of(OBJECTIVES)), WithJsonSchema({"enum": list(OBJECTIVES)})]
+Objective = Annotated[str, AfterValidator(references.objective)]
 FileFormat = Annotated[str, AfterValidator(references.one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]
 ColumnType = Annotated[
     str, AfterValidator(references.one_of(COLUMN_TYPES)), WithJsonSchema({"enum": list(COLUMN_TYPES)})

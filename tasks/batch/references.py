@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.messages import shortened
+from ringmaster.tasks.planning.objectives import registry as objectives
 from ringmaster.techniques.adapters.peft_format import resolved
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.job import Adapter
@@ -76,6 +77,11 @@ def technique(name: str) -> str:
 def metric(name: str) -> str:
     """Checks that a metric is registered."""
     return one_of(metric_names())(name)
+
+
+def objective(name: str) -> str:
+    """Checks that an objective is registered."""
+    return one_of(objectives.names())(name)
 
 
 def architecture(name: str) -> str:

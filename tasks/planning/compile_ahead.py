@@ -9,10 +9,10 @@ later runs a few seconds.
 from __future__ import annotations
 
 from ringmaster.tasks.planning.problems.families import draw
-from ringmaster.tasks.planning.search import Objective, Preemption
+from ringmaster.tasks.planning.search import Preemption
 from ringmaster.tasks.planning.solve import solve
 
-PROBLEMS: tuple[tuple[str, Preemption, Objective], ...] = (
+PROBLEMS: tuple[tuple[str, Preemption, str], ...] = (
     ("scale-6x8", "auto", "makespan"),
     ("scale-6x8", "never", "makespan"),
     ("scale-6x8", "auto", "weighted"),

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Literal
 
 from ringmaster.tasks.planning.kernels.clock import clock
+from ringmaster.tasks.planning.objectives.objective import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 
 Preemption = Literal["auto", "never", "always"]
-Objective = Literal["makespan", "weighted", "cost"]
 
 MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
@@ -64,7 +64,7 @@ class PlanSearch:
                 self.rigid_s, self.rigid_proof = counted_s, COUNTING
         with self._stage("heuristics"):
             self.best = self._simple()
-        if self.objective != "makespan" or not is_foldable(self.problem):
+        if not self.objective.only_last_end or not is_foldable(self.problem):
             with self._stage("local search"):
                 self._general()
         else:
@@ -92,14 +92,14 @@ class PlanSearch:
         time.
         """
         from ringmaster.tasks.planning.bounds.deadlines import unmet
-        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve, lateness_s
+        from ringmaster.tasks.planning.plans.local_search import PLACEMENTS, improve
 
         if self._only_waits() and self._is_small():
             self._milp()
-        if self.preemption == "never" and self.objective == "makespan" and self._is_worth_it(self.rigid_s):
+        if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
-        if self.objective != "makespan" or not self._only_waits() or self._is_worth_it(self.bound.seconds):
+        if not self.objective.only_last_end or not self._only_waits() or self._is_worth_it(self.bound.seconds):
             self.best = improve(
                 self.problem,
                 self.best,
@@ -130,20 +130,18 @@ class PlanSearch:
 
     def _is_worth_searching(self) -> bool:
         """Whether a longer search could improve the objective by more than it costs, or meet a missed deadline."""
-        from ringmaster.tasks.planning.plans.local_search import rank
-
-        late_s, value, makespan_s = rank(self.best, self.problem, self.objective)
+        late_s, value, makespan_s = self.objective.rank(self.best, self.problem)
         if late_s > 1e-6 * makespan_s and not self._is_over():
             return True
-        if self.objective == "makespan":
+        if self.objective.only_last_end:
             return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
-        share = 1.0 - self._value_bound() / value if value else 0.0
+        share = 1.0 - self.objective.lower_bound(self.problem, self.bound) / value if value else 0.0
         return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self._is_over()
 
     def _only_waits(self) -> bool:
         """Whether `after` is the only constraint that keeps the problem from being plain."""
         jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
-        return self.objective == "makespan" and replace(self.problem, jobs=jobs).is_plain
+        return self.objective.only_last_end and replace(self.problem, jobs=jobs).is_plain
 
     def _may_split(self) -> bool:
         """Whether a job is long enough for two segments of the minimum length."""
@@ -189,7 +187,7 @@ class PlanSearch:
     def _simple(self) -> Plan:
         from ringmaster.tasks.planning.plans.baselines import BASELINES
         from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
-        from ringmaster.tasks.planning.plans.local_search import improve, rank
+        from ringmaster.tasks.planning.plans.local_search import improve
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:
@@ -204,7 +202,7 @@ class PlanSearch:
                 faults.append(f"no plan was found: {error} before they go away")
         if not plans:
             raise ProblemError(faults[:1])
-        best = min(plans, key=lambda plan: rank(plan, self.problem, self.objective))
+        best = min(plans, key=lambda plan: self.objective.rank(plan, self.problem))
         if self._is_small() or any(job.after for job in self.problem.jobs):
             best = improve(
                 self.problem,
@@ -329,13 +327,7 @@ class PlanSearch:
 
     def _proved(self) -> Plan:
         """Returns the best plan with the lower bound for its kind and the name of the proof."""
-        plan = replace(self.best, seconds=self.seconds)
-        if self.objective != "makespan":
-            from ringmaster.tasks.planning.plans.verify import objective_value
-
-            value = objective_value(plan, self.problem, self.objective)
-            bound = min(self._value_bound(), value)
-            plan = replace(plan, objective=self.objective, value=value, value_bound=bound)
+        plan = self.objective.valued(replace(self.best, seconds=self.seconds), self.problem, self.bound)
         if self.preemption == "never" and self.rigid_s > self.bound.seconds:
             return replace(plan, lower_bound_s=min(self.rigid_s, plan.makespan_s), proof=self.rigid_proof)
         return replace(
@@ -344,12 +336,3 @@ class PlanSearch:
             certificate=self.bound.certificate,
             proof=self.bound.proof,
         )
-
-    def _value_bound(self) -> float:
-        from ringmaster.tasks.planning.bounds.bounds import by_area
-        from ringmaster.tasks.planning.bounds.certificates import cost_bound, weighted_bound
-
-        if self.objective == "cost":
-            return cost_bound(self.problem)
-        certificates = [by_area(self.problem), *([self.bound.certificate] if self.bound.certificate else [])]
-        return max(weighted_bound(certificate, self.problem) for certificate in certificates)

@@ -2,9 +2,10 @@
 
 from functools import partial
 
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import Objective, PlanSearch, Preemption
+from ringmaster.tasks.planning.search import PlanSearch, Preemption
 
 
 def solve(
@@ -13,7 +14,7 @@ def solve(
     time_limit_s: float = 30.0,
     seed: int = 0,
     preemption: Preemption = "auto",
-    objective: Objective = "makespan",
+    objective: str = "makespan",
     least_segment_switches: float = 5.0,
     enough: float = 0.0,
 ) -> Plan:
@@ -25,7 +26,8 @@ def solve(
 
     preemption: "never" runs each job in one segment, "always" plans with switches, "auto" takes the better of the two.
     objective: "makespan" minimizes the end of the last job, "weighted" the sum of weight x end over all jobs, "cost"
-        the price of the devices. Meeting deadlines takes precedence over every objective.
+        the price of the devices, and others are registered by entry points (`objectives/registry.py`). Meeting
+        deadlines takes precedence over every objective.
     least_segment_switches: the minimum length of a segment of a job that has several, in switch costs.
     enough: the search stops when the plan is above its bound by at most this share of the bound.
 
@@ -34,8 +36,7 @@ def solve(
     """
     if preemption not in ("auto", "never", "always"):
         raise ValueError(f"preemption is auto, never or always, not {preemption!r}")
-    if objective not in ("makespan", "weighted", "cost"):
-        raise ValueError(f"objective is makespan, weighted or cost, not {objective!r}")
+    minimised = registry.objective(objective)
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
     if problem.is_fused:
@@ -53,14 +54,14 @@ def solve(
             ),
             time_limit_s=time_limit_s,
             preemption=preemption,
-            objective=objective,
+            objective=minimised,
         )
     return PlanSearch(
         problem,
         time_limit_s=time_limit_s,
         seed=seed,
         preemption=preemption,
-        objective=objective,
+        objective=minimised,
         least_segment_s=least_segment_switches * problem.switch_cost_s,
         enough=enough,
     ).run()

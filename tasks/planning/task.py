@@ -14,7 +14,6 @@ from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.planning.groups.fusion import Fusion, choose_groups
 from ringmaster.tasks.planning.plans.checked import checked_plan
-from ringmaster.tasks.planning.search import Objective
 
 
 def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
@@ -24,7 +23,7 @@ def _may_go_well_again(_task: Task[..., Any], _run: TaskRun, state: State[Any]) 
 
 @task(name="plan", retries=1, retry_condition_fn=_may_go_well_again, cache_policy=NO_CACHE, persist_result=False)
 def plan_task(
-    problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan", start: Plan | None = None
+    problem: Problem, *, time_limit_s: float, seed: int, objective: str = "makespan", start: Plan | None = None
 ) -> Plan:
     """Solves the problem, checks the plan with the independent verifier, and shows the plan in Prefect's UI.
 
@@ -46,9 +45,7 @@ def plan_task(
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def choose_groups_task(
-    problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan"
-) -> Fusion:
+def choose_groups_task(problem: Problem, *, time_limit_s: float, seed: int, objective: str = "makespan") -> Fusion:
     """Chooses which jobs are trained together, and shows the groups and what they save in Prefect's UI.
 
     Raises ProblemError where no plan meets the deadlines.

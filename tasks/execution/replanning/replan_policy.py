@@ -15,9 +15,9 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.problems.parts import Running
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
-from ringmaster.tasks.planning.search import Objective
 
 EPS_S = 1e-6  # rounding error of sums of seconds
 SHARED = 0.9  # share of the variance of a job's logarithmic error that all of its options have in common
@@ -63,8 +63,8 @@ class Policy:
     worth: the least gain of a new plan, as a share of what is left.
     per_switch: the further gain for each additional switch, as a share of the whole makespan.
     worth_s: the least gain in seconds.
-    objective: the quantity to reduce: the last end, or for "weighted" the weighted mean end; "cost" is compared by its
-        end.
+    objective: the name of the objective to reduce, in seconds (`Coefficients.mean_end_s`): the last end, or for
+        "weighted" the weighted mean end; "cost" is compared by its last end.
     """
 
     every: float = 0.1
@@ -73,7 +73,7 @@ class Policy:
     worth: float = 0.005
     per_switch: float = 0.001
     worth_s: float = 0.0
-    objective: Objective = "makespan"
+    objective: str = "makespan"
 
 
 @dataclass
@@ -203,7 +203,8 @@ def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
     The bound of the pattern LP decides this in milliseconds. It often makes a solver run unnecessary, and always if
     only one job is left.
     """
-    if policy.objective != "makespan" or any(job.deadline_s is not None for job in rest.problem.jobs):
+    has_deadlines = any(job.deadline_s is not None for job in rest.problem.jobs)
+    if has_deadlines or not registry.objective(policy.objective).only_last_end:
         return True
     could_gain_s = left_s - preemptive_bound(rest.problem).seconds
     return could_gain_s > max(policy.worth * left_s, policy.worth_s)
@@ -234,15 +235,11 @@ def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: 
 
 
 def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: Policy) -> float:
-    """Returns the seconds from `now` to the last end, or to the weighted mean end, of `ahead`, which is simulated to
-    its end.
-    """
-    end_s = ahead.finish()
-    if policy.objective != "weighted" or end_s == math.inf:
-        return end_s - now.now_s
-    weights = {job.id: job.weight for job in ahead.problem.jobs if job.id not in now.ended_s}
-    total = sum(weights.values())
-    return sum(w * (ahead.ended_s[job] - now.now_s) for job, w in weights.items()) / total if total else 0.0
+    """Returns the objective in seconds from `now`, over the jobs that end in `ahead`, which is simulated to its end."""
+    if ahead.finish() == math.inf:
+        return math.inf
+    left_s = {job: end_s - now.now_s for job, end_s in ahead.ended_s.items() if job not in now.ended_s}
+    return registry.objective(policy.objective).coefficients(ahead.problem).mean_end_s(left_s)
 
 
 def _has_room(option: Option, nodes: Sequence[Node]) -> bool:

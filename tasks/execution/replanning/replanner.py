@@ -30,7 +30,6 @@ from ringmaster.tasks.execution.replanning.replan_policy import (
 )
 from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator, Stretch
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.search import Objective
 from ringmaster.tasks.profiling.options import planning_problem, switch_cost_s
 from ringmaster.techniques import Job, Profile
 
@@ -142,7 +141,7 @@ class Replanner:
         self._speeds.forget(job)
         self.void()
 
-    def pursue(self, objective: Objective) -> None:
+    def pursue(self, objective: str) -> None:
         """Changes the objective of the policy."""
         self._policy = replace(self._policy, objective=objective)
 

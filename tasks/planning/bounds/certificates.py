@@ -118,8 +118,8 @@ def shortest_of(problem: Problem) -> dict[str, float]:
     return {job.id: shortest[job.id] for job in problem.jobs}
 
 
-def weighted_bound(certificate: Certificate, problem: Problem) -> float:
-    """Returns a lower bound on the sum of weight x end of any plan, by slot prices.
+def weighted_bound(certificate: Certificate, problem: Problem, weights: Mapping[str, float]) -> float:
+    """Returns a lower bound on the sum of weight x end of any plan, by slot prices and by the weights of the jobs.
 
     At the prices, the nodes do W = sum_n pack(G_n) of work a second, and job j is p_j (`costs_of`) of it. So no plan
     ends jobs earlier than one machine of that speed, for which the ascending order of p_j / weight_j is best (Smith,
@@ -128,24 +128,27 @@ def weighted_bound(certificate: Certificate, problem: Problem) -> float:
     shortest = shortest_of(problem)
     slots = Certificate(slot_prices=certificate.slot_prices, typed_prices=certificate.typed_prices)
     speed = sum(pack_of(slots.prices_of(n.device_type), problem)[n.num_devices] for n in problem.nodes)
-    alone = sum(job.weight * (job.release_s + shortest[job.id]) for job in problem.jobs)
+    alone = sum(weights.get(job.id, 0.0) * (job.release_s + shortest[job.id]) for job in problem.jobs)
     if not speed:
         return alone
     costs = costs_of(slots, problem)
-    sizes = [(costs[job.id] / speed, job.weight) for job in problem.jobs if job.weight > 0]
+    sizes = [(costs[job] / speed, weight) for job, weight in weights.items() if weight > 0]
     sizes.sort(key=lambda pair: pair[0] / pair[1])
     ends = accumulate(size for size, _ in sizes)
     return max(alone, sum(weight * end for end, (_, weight) in zip(ends, sizes, strict=True)))
 
 
-def cost_bound(problem: Problem) -> float:
-    """Returns a lower bound on the price of any plan: each job's cheapest option on the cheapest nodes that fit it."""
+def cost_bound(problem: Problem, prices: Mapping[str, float]) -> float:
+    """Returns a lower bound on the price of any plan: each job's cheapest option on the cheapest nodes that fit it.
+
+    prices: by node, of one device for one second.
+    """
     cheapest_node: dict[tuple[str, int, int], float] = {}
 
     def price(o: Option) -> float:
         kind = (o.device_type, o.slot, o.host_memory_bytes)
         if kind not in cheapest_node:
-            cheapest_node[kind] = min(n.price for n in problem.nodes if o.runs_on(n))
+            cheapest_node[kind] = min(prices.get(n.id, 0.0) for n in problem.nodes if o.runs_on(n))
         return o.num_devices * cheapest_node[kind]
 
     if problem.is_fused:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 
 from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import cost_bound, weighted_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel
 from ringmaster.tasks.planning.groups.contraction import Contracted, Contraction
+from ringmaster.tasks.planning.objectives.objective import Objective
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
-from ringmaster.tasks.planning.plans.local_search import rank
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -67,7 +66,9 @@ class Divisions:
     is_preemptive: plans may switch.
     """
 
-    def __init__(self, problem: Problem, *, objective: str, is_preemptive: bool, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, problem: Problem, *, objective: Objective, is_preemptive: bool, is_over: Callable[[], bool]
+    ) -> None:
         self.problem, self.objective, self.is_preemptive = problem, objective, is_preemptive
         self._is_over = is_over
         self._contraction = Contraction(problem)
@@ -129,17 +130,18 @@ class Divisions:
     def _judge(self, contracted: Contracted, division: Division) -> DivisionEstimate:
         problem = contracted.problem
         bound = preemptive_bound(problem)
-        promise = value_bound(problem, bound, self.objective)
+        promise = self.objective.lower_bound(problem, bound)
         listed, (late_s, list_value, _) = None, (float("inf"),) * 3
         for plan in simple_lists(problem, bound, self.objective):
-            found = rank(plan, problem, self.objective)
+            found = self.objective.rank(plan, problem)
             if listed is None or found[:2] < (late_s, list_value):
                 listed, (late_s, list_value, _) = plan, found
         num_fused = sum(len(group) for group in division if len(group) > 1)
         estimate = DivisionEstimate(division, contracted, listed, late_s, list_value, promise, list_value, num_fused)
-        if self.objective == "cost":
+        of = self.objective.coefficients(problem)
+        if not (of.latest or of.ends):  # plans come close to the bound: each job under its cheapest option
             return replace(estimate, value=promise)
-        if self.objective == "makespan" and self.is_preemptive and list_value - promise > WORTH_S:
+        if self.objective.only_last_end and self.is_preemptive and list_value - promise > WORTH_S:
             return replace(estimate, value=min(list_value, promise + problem.switch_cost_s))
         return estimate
 
@@ -218,16 +220,7 @@ class Divisions:
         yield self.division([*others, *formed, *(other for other in rest if len(other) > 1)])
 
 
-def value_bound(problem: Problem, bound: Bound, objective: str) -> float:
-    """Returns a lower bound on the objective of any plan."""
-    if objective == "cost":
-        return cost_bound(problem)
-    if objective == "weighted":
-        return max(weighted_bound(prices, problem) for prices in (by_area(problem), bound.certificate) if prices)
-    return bound.seconds
-
-
-def simple_lists(problem: Problem, bound: Bound, objective: str) -> Iterator[Plan]:
+def simple_lists(problem: Problem, bound: Bound, objective: Objective) -> Iterator[Plan]:
     """Yields plans by simple rules, and list schedules of the options that are cheapest at the bound's prices."""
     for baseline in BASELINES:
         try:
@@ -243,13 +236,13 @@ def simple_lists(problem: Problem, bound: Bound, objective: str) -> Iterator[Pla
     def when_due(job: PlanningJob) -> tuple[float, float]:
         return (float("inf") if job.deadline_s is None else job.deadline_s, -runtime_s(job))
 
-    orders = [sorted(problem.jobs, key=when_due)]
-    if objective == "weighted":
-        orders.append(sorted(problem.jobs, key=lambda job: runtime_s(job) / max(job.weight, 1e-9)))
+    of, orders = objective.coefficients(problem), [sorted(problem.jobs, key=when_due)]
+    if of.ends:
+        orders.append(sorted(problem.jobs, key=lambda job: runtime_s(job) / max(of.ends.get(job.id, 0.0), 1e-9)))
     for order in orders:
         try:
             choices = [(job.id, chosen[job.id]) for job in order]
-            segments = schedule(problem, choices, cheaply=objective == "cost")
+            segments = schedule(problem, choices, prices=of.prices)
             yield Plan(problem.name, segments, method="list by the bound's prices")
         except NoRoomError:
             continue

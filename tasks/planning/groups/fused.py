@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.groups.divisions import Division, DivisionEstimate, Divisions, value_bound
+from ringmaster.tasks.planning.groups.divisions import Division, DivisionEstimate, Divisions
 from ringmaster.tasks.planning.kernels.clock import clock
+from ringmaster.tasks.planning.objectives.objective import Objective
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.plans.verify import objective_value
 from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
@@ -37,7 +37,7 @@ class Solve(Protocol):
         """
 
 
-def solve_fused(problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: str) -> Plan:
+def solve_fused(problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: Objective) -> Plan:
     """Returns the best plan found over divisions into groups. Raises ProblemError where deadlines are not met."""
     search = FusedSearch(problem, solve, time_limit_s=time_limit_s, preemption=preemption, objective=objective)
     search.run()
@@ -51,7 +51,9 @@ class FusedSearch:
         found.
     """
 
-    def __init__(self, problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: str) -> None:
+    def __init__(
+        self, problem: Problem, solve: Solve, *, time_limit_s: float, preemption: str, objective: Objective
+    ) -> None:
         self.problem, self.solve, self.preemption, self.objective = problem, solve, preemption, objective
         self.ends_at = clock() + time_limit_s
         self.best: Plan | None = None
@@ -103,10 +105,7 @@ class FusedSearch:
             proof=proof,
             seconds={**self.seconds, **self.best.seconds},
         )
-        if self.objective == "makespan":
-            return plan
-        bound = min(value_bound(self.problem, self.bound, self.objective), self.best_value)
-        return replace(plan, objective=self.objective, value=self.best_value, value_bound=bound)
+        return self.objective.valued(plan, self.problem, self.bound)
 
     def _left_s(self) -> float:
         return max(0.1, self.ends_at - clock())
@@ -149,12 +148,12 @@ class FusedSearch:
         except (ProblemError, NoRoomError) as error:
             self.faults = getattr(error, "faults", (str(error),))
             return
-        is_listed_better = objective_value(found, problem, self.objective) > estimate.list_value
+        is_listed_better = self.objective.value(found, problem) > estimate.list_value
         if is_listed_better and estimate.listed and estimate.late_s <= 0:
             found = _proving(found, estimate.listed, value=estimate.list_value)
         if not estimate.num_fused:
             self.alone = found
-        if objective_value(found, problem, self.objective) < self.best_value:
+        if self.objective.value(found, problem) < self.best_value:
             self._take(estimate, found)
 
     def _take(self, estimate: DivisionEstimate, plan: Plan) -> None:
@@ -163,7 +162,7 @@ class FusedSearch:
         said = f"{plan.method}, {num_groups} fused groups" if num_groups else plan.method
         segments = estimate.contracted.expanded(plan, self.problem)
         self.best = replace(plan, segments=segments, method=said)
-        self.best_value = objective_value(self.best, self.problem, self.objective)
+        self.best_value = self.objective.value(self.best, self.problem)
         self.best_division = estimate.division
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.groups.contraction import Contracted, contract
 from ringmaster.tasks.planning.groups.fused import LEAST_GAIN, FusedSearch
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan
-from ringmaster.tasks.planning.plans.verify import objective_value
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import Objective, Preemption
+from ringmaster.tasks.planning.search import Preemption
 from ringmaster.tasks.planning.solve import solve
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -53,7 +53,7 @@ class Fusion:
         groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
         said = f"fused {num_jobs} jobs into {groups}: {_said(self.together)} instead of {_said(self.alone)}"
         said += f", {1 - now / before:.0%} less".replace("%", " %") if now < before else ""
-        if self.together.objective == "makespan" and self.together.lower_bound_s:
+        if self.together.value is None and self.together.lower_bound_s:
             said += f"; at least {seconds_text(self.together.lower_bound_s)} by the bound"
         return said + ("; trained alone they cannot meet their deadlines" if self.alone_is_late else "")
 
@@ -70,7 +70,7 @@ def choose_groups(
     time_limit_s: float = 30.0,
     seed: int = 0,
     preemption: Preemption = "auto",
-    objective: Objective = "makespan",
+    objective: str = "makespan",
 ) -> Fusion:
     """Divides the jobs of a problem with fused options into groups; into none where training alone is as good.
 
@@ -81,7 +81,13 @@ def choose_groups(
     if not problem.is_fused:
         plan = plan_one(problem, time_limit_s=time_limit_s)
         return Fusion({}, plan, plan)
-    search = FusedSearch(problem, plan_one, time_limit_s=time_limit_s, preemption=preemption, objective=objective)
+    search = FusedSearch(
+        problem,
+        plan_one,
+        time_limit_s=time_limit_s,
+        preemption=preemption,
+        objective=registry.objective(objective),
+    )
     search.run(with_alone=True)
     together, alone, is_late = search.proved(), search.alone, False
     if alone is None:
@@ -161,7 +167,7 @@ def _as_fused(alone: Plan, together: Plan, problem: Problem) -> Plan:
     found = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
     assert found is not None, "single jobs wait for each other as in the problem"
     plan = replace(together, segments=found.expanded(alone, problem), method=alone.method, seconds=together.seconds)
-    return plan if plan.value is None else replace(plan, value=objective_value(plan, problem, plan.objective))
+    return plan if plan.value is None else replace(plan, value=registry.objective(plan.objective).value(plan, problem))
 
 
 def _objective_of(plan: Plan) -> float:

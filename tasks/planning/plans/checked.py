@@ -7,12 +7,11 @@ from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.reuse import taken_over
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import Objective
 from ringmaster.tasks.planning.solve import solve
 
 
 def checked_plan(
-    problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan", start: Plan | None = None
+    problem: Problem, *, time_limit_s: float, seed: int, objective: str = "makespan", start: Plan | None = None
 ) -> Plan:
     """Solves the problem and checks the plan with the independent verifier. Raises ProblemError as `solve` does.
 
@@ -24,7 +23,7 @@ def checked_plan(
     return _checked(plan, problem)
 
 
-def checked_fusion(problem: Problem, *, time_limit_s: float, seed: int, objective: Objective = "makespan") -> Fusion:
+def checked_fusion(problem: Problem, *, time_limit_s: float, seed: int, objective: str = "makespan") -> Fusion:
     """Chooses fused groups and checks their plan with the independent verifier. Raises ProblemError as `solve` does."""
     fusion = choose_groups(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
     _checked(fusion.together, problem)

@@ -21,7 +21,7 @@ class NoRoomError(ValueError):
 class DeviceTimeline:
     """Records until when each device is in use; gangs are only added after the existing ones."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, prices: Mapping[str, float] | None = None) -> None:
         sizes = [node.num_devices for node in problem.nodes]
         self._nodes = problem.nodes
         # Each row is sorted by time; a device that does not exist is never free.
@@ -31,7 +31,7 @@ class DeviceTimeline:
             self._free_s[v, :size] = 0.0
         never = [node.available_until_s for node in problem.nodes]
         self._until_s = np.array([np.inf if until_s is None else until_s for until_s in never])
-        self._price = np.array([node.price for node in problem.nodes])
+        self._price = np.array([(prices or {}).get(node.id, 0.0) for node in problem.nodes])
         self._is_uniform = len(problem.device_types) == 1 and not any(node.host_memory_bytes for node in problem.nodes)
         self._memory: list[list[tuple[float, float, int]]] = [[] for _ in sizes]
 
@@ -132,13 +132,15 @@ class DeviceTimeline:
         return np.inf
 
 
-def schedule(problem: Problem, choices: Sequence[Choice], *, cheaply: bool = False) -> tuple[Segment, ...]:
+def schedule(
+    problem: Problem, choices: Sequence[Choice], *, prices: Mapping[str, float] | None = None
+) -> tuple[Segment, ...]:
     """Schedules one segment per job, in the order of `choices`.
 
     A job that waits for others is placed after them. A job that is pinned under another option than the chosen one
     first continues under its own.
 
-    cheaply: prefer cheap nodes to an early start, as far as deadlines allow.
+    prices: by node, of its devices; if given, cheap nodes are preferred to an early start, as far as deadlines allow.
 
     Raises NoRoomError where a job fits nowhere.
     """
@@ -146,18 +148,20 @@ def schedule(problem: Problem, choices: Sequence[Choice], *, cheaply: bool = Fal
     pieces = (
         piece for job_id, k in after_respected(choices, jobs) for piece in _pinned_first(problem, jobs[job_id], k)
     )
-    return schedule_pieces(problem, list(pieces), cheaply=cheaply)
+    return schedule_pieces(problem, list(pieces), prices=prices)
 
 
-def schedule_pieces(problem: Problem, pieces: Sequence[Piece], *, cheaply: bool = False) -> tuple[Segment, ...]:
+def schedule_pieces(
+    problem: Problem, pieces: Sequence[Piece], *, prices: Mapping[str, float] | None = None
+) -> tuple[Segment, ...]:
     """Schedules one segment per piece, in the given order.
 
     A job's pieces run one after another, after the jobs that it waits for. A job whose first piece has the option that
     the job is running continues on its devices. Raises NoRoomError where a piece fits nowhere.
 
-    cheaply: as in `schedule`.
+    prices: as in `schedule`.
     """
-    jobs, timeline, segments = {job.id: job for job in problem.jobs}, DeviceTimeline(problem), []
+    jobs, timeline, segments = {job.id: job for job in problem.jobs}, DeviceTimeline(problem, prices), []
     firsts, lasts = dict[str, int](), dict[str, int]()
     for i, (job_id, _, _) in enumerate(pieces):
         firsts.setdefault(job_id, i)
@@ -177,7 +181,7 @@ def schedule_pieces(problem: Problem, pieces: Sequence[Piece], *, cheaply: bool 
             timeline.hold(option, gang, length_s)
         else:
             waits = (ends[other] for other in job.after) if is_first else (ends[job_id],)
-            by_s = (np.inf if job.deadline_s is None else job.deadline_s) if cheaply else None
+            by_s = (np.inf if job.deadline_s is None else job.deadline_s) if prices else None
             start_s, nodes = timeline.earliest(
                 option, max([job.release_s, *waits]), length_s=length_s, cheaply_by_s=by_s
             )

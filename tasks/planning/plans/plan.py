@@ -119,13 +119,10 @@ class Plan:
     @property
     def gap(self) -> float | None:
         """How far the objective may be above the best possible, as a share of the bound; None without a bound."""
-        if self.objective != "makespan":
-            if self.value is None or not self.value_bound:
-                return None
-            return max(0.0, self.value / self.value_bound - 1.0)
-        if not self.lower_bound_s:
-            return None
-        return max(0.0, self.makespan_s / self.lower_bound_s - 1.0)
+        value, bound = self.value, self.value_bound
+        if value is None:
+            value, bound = self.makespan_s, self.lower_bound_s
+        return max(0.0, value / bound - 1.0) if bound else None
 
     @property
     def num_switches(self) -> int:

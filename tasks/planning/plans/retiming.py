@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.tasks.planning.plans.plan import Segment
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
+from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
+from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.overheads import overhead_s
 from ringmaster.tasks.planning.problems.parts import PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -21,22 +23,23 @@ TRIFLE = 1e-6  # weight of early ends, which break ties
 
 
 def retimed(
-    problem: Problem, segments: Sequence[Segment], *, objective: str = "makespan", least_s: float = 0.0
+    problem: Problem, segments: Sequence[Segment], *, objective: Objective = MAKESPAN, least_s: float = 0.0
 ) -> tuple[Segment, ...] | None:
     """Returns the segments in the same order, on the same devices, with the best times for the objective.
 
-        min T  (or sum weight end, or sum price devices seconds)  +  LATE lateness  +  TRIFLE ends
+        min T + sum_j ends_j end_j + sum_n prices_n held_n  +  LATE lateness  +  TRIFLE ends
         work       sum_i (end_i - start_i - overhead_i) / runtime_i = 1           over the segments i of each job
         order      start_k >= end_i         where k follows i on a device, of a job, by `after`, in a full host memory
         length     end_i - start_i >= overhead_i, and >= least_s for jobs with several segments
-        windows    start >= release, end <= deadline + late, end <= the node's last second, end <= T
+        windows    start >= release, end <= deadline + late, end <= the node's last second, latest_j end <= T
 
-    Of the given times, only the order matters. Returns None where no times satisfy all constraints.
+    `latest`, `ends` and `prices` are the coefficients of the objective. Of the given times, only the order matters.
+    Returns None where no times satisfy all constraints.
     """
     structure = _Structure.of(problem, segments, least_s)
     if not structure.keeps_pinned:
         return None
-    lengths_s = structure.best_lengths_s(objective)
+    lengths_s = structure.best_lengths_s(objective.coefficients(problem))
     return None if lengths_s is None else structure.with_lengths(lengths_s)
 
 
@@ -44,7 +47,7 @@ def with_fewer(
     problem: Problem,
     segments: tuple[Segment, ...],
     *,
-    objective: str,
+    objective: Objective,
     least_s: float,
     worth: float,
     num_trials: int = 40,
@@ -53,8 +56,6 @@ def with_fewer(
 
     Candidates are tried in the order of their device-seconds, smallest first.
     """
-    from ringmaster.tasks.planning.plans.local_search import value
-
     tried: set[tuple[str, int]] = set()
     for _ in range(num_trials):
         several = [s for s in segments if sum(other.job == s.job for other in segments) > 1]
@@ -66,8 +67,8 @@ def with_fewer(
         found = retimed(problem, [s for s in segments if s is not least], objective=objective, least_s=least_s)
         if found is None:
             continue
-        late_s, reached = value(found, problem, objective)
-        late_before_s, before = value(segments, problem, objective)
+        late_s, reached, _ = objective.rank(Plan(problem.name, found), problem)
+        late_before_s, before, _ = objective.rank(Plan(problem.name, segments), problem)
         if late_s <= late_before_s and reached <= before * (1 + worth):
             segments = found
     return segments
@@ -121,14 +122,14 @@ class _Structure:
             if job.running is not None and job.running.pinned_until_s > 0.0
         )
 
-    def best_lengths_s(self, objective: str) -> list[float] | None:
+    def best_lengths_s(self, of: Coefficients) -> list[float] | None:
         """Returns the lengths of the segments in an optimum of the linear program; None where there is none."""
         import highspy
 
         num, infinity = len(self.segments), highspy.kHighsInf
         unit_s = max(sum(self.paid_s), *(self._runtime_s(i) for i in range(num)))
         unit_s = max(max(s.end_s for s in self.segments), unit_s / num)
-        # Columns: start of each segment, length of each segment, the last end, lateness of each job.
+        # Columns: start of each segment, length of each segment, the last end T, lateness of each job.
         last, late = 2 * num, {job_id: 2 * num + 1 + j for j, job_id in enumerate(self.jobs)}
         rows: list[tuple[float, float, list[tuple[int, float]]]] = []
         for job_id, job in self.jobs.items():
@@ -143,20 +144,21 @@ class _Structure:
             rows.append((0.0, infinity, [(k, 1.0), (i, -1.0), (num + i, -1.0)]))
         nodes = {node.id: node for node in self.problem.nodes}
         for i, segment in enumerate(self.segments):
-            rows.append((0.0, infinity, [(last, 1.0), (i, -1.0), (num + i, -1.0)]))
+            factor = of.latest.get(segment.job, 0.0) / of.largest if of.largest else 1.0
+            if factor:
+                rows.append((0.0, infinity, [(last, 1.0), (i, -factor), (num + i, -factor)]))
             untils = [u for v, _ in segment.devices if (u := nodes[v].available_until_s) is not None]
             if untils:
                 rows.append((-infinity, min(untils) / unit_s, _end(i, num)))
+        prices = [sum(of.prices.get(v, 0.0) * len(ids) for v, ids in s.devices) for s in self.segments]
+        scale = of.per_second + max(prices) or 1.0
         cost = np.zeros(2 * num + 1 + len(self.jobs))
-        cost[last], cost[last + 1 :] = 1.0 if objective == "makespan" else 10 * TRIFLE, LATE
+        cost[last], cost[last + 1 :] = of.largest / scale or 10 * TRIFLE, LATE
         cost[: 2 * num] += TRIFLE / num
-        if objective == "weighted":
-            for job_id, job in self.jobs.items():
-                i = self.of_job[job_id][-1]
-                cost[[i, num + i]] += job.weight / len(self.jobs)
-        elif objective == "cost":
-            prices = [sum(nodes[v].price * len(ids) for v, ids in s.devices) for s in self.segments]
-            cost[num : 2 * num] += np.array(prices) / (max(prices) or 1.0)
+        for job_id, weight in of.ends.items():
+            i = self.of_job[job_id][-1]
+            cost[[i, num + i]] += weight / scale
+        cost[num : 2 * num] += np.array(prices) / scale
         lower, upper = np.zeros(cost.size), np.full(cost.size, infinity)
         lower[num : 2 * num] = np.array(self.least_s) / unit_s
         for i, segment in enumerate(self.segments):

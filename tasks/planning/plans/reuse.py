@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.groups.divisions import value_bound
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.plans.verify import objective_value, verify
+from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import SAME, Objective
+from ringmaster.tasks.planning.search import SAME
 
 
-def taken_over(start: Plan, problem: Problem, *, objective: Objective) -> Plan | None:
+def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
     """Returns the plan with the best times for this problem, and with the problem's bound.
 
     Returns None where the plan is invalid for the problem, misses a deadline, or is worse by more than `SAME` than
@@ -29,13 +29,13 @@ def taken_over(start: Plan, problem: Problem, *, objective: Objective) -> Plan |
         return None
     if not {name for s in start.segments for name, _ in s.devices} <= {node.id for node in problem.nodes}:
         return None
-    if (segments := retimed(problem, start.segments, objective=objective)) is None:
+    minimised = registry.objective(objective)
+    if (segments := retimed(problem, start.segments, objective=minimised)) is None:
         return None
     plan = Plan(problem.name, segments, method=start.method, seconds=start.seconds)
     if verify(plan, problem):
         return None
-    value = objective_value(plan, problem, objective)
-    if value > (start.makespan_s if start.value is None else start.value) * (1 + SAME):
+    if minimised.value(plan, problem) > (start.makespan_s if start.value is None else start.value) * (1 + SAME):
         return None
     bound = preemptive_bound(problem)
     proved = replace(
@@ -44,7 +44,4 @@ def taken_over(start: Plan, problem: Problem, *, objective: Objective) -> Plan |
         certificate=bound.certificate,
         proof=bound.proof,
     )
-    if objective == "makespan":
-        return proved
-    least = min(value_bound(problem, bound, objective), value)
-    return replace(proved, objective=objective, value=value, value_bound=least)
+    return minimised.valued(proved, problem, bound)

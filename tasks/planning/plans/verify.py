@@ -1,7 +1,7 @@
 """Independent verifier of plans and certificates, which uses no solver and only the standard library.
 
-Apart from the arithmetic of `bounds.certificates` and `bounds.counting`, it shares no code with the planner, so that it
-finds the planner's mistakes.
+Apart from the arithmetic of `bounds.certificates`, `bounds.counting` and the objectives' values, it shares no code with
+the planner, so that it finds the planner's mistakes.
 """
 
 import math
@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.bounds.counting import COUNTING, counted_bound_s
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.parts import Option, PlanningJob
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -60,22 +61,6 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
     faults += _memory_faults(plan, problem, tolerance_s) if not faults else []
     is_readable = all(_unreadable(segment, jobs) is None for segment in plan.segments)
     return faults + list(_bound_faults(plan, problem, is_readable=is_readable))
-
-
-def objective_value(plan: Plan, problem: Problem, objective: str) -> float:
-    """Returns a plan's makespan, its sum of weight x end (`weighted`), or the price of its devices (`cost`)."""
-    if objective == "weighted":
-        ends: dict[str, float] = {}
-        carried = {job.id: [option.jobs for option in job.options] for job in problem.jobs}
-        for segment in plan.segments:
-            for job_id in (segment.job, *carried[segment.job][segment.option]):
-                ends[job_id] = max(segment.end_s, ends.get(job_id, 0.0))
-        return sum(job.weight * ends.get(job.id, 0.0) for job in problem.jobs)
-    if objective == "cost":
-        price = {node.id: node.price for node in problem.nodes}
-        held = ((s.end_s - s.start_s, node, len(ids)) for s in plan.segments for node, ids in s.devices)
-        return sum(seconds * count * price.get(node, 0.0) for seconds, node, count in held)
-    return plan.makespan_s
 
 
 def _unreadable(segment: Segment, jobs: Mapping[str, PlanningJob]) -> str | None:
@@ -217,8 +202,10 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
     bound_s, makespan_s = plan.lower_bound_s, plan.makespan_s
     if bound_s is not None and not bound_s <= makespan_s * (1 + 1e-6):
         yield f"lower bound {bound_s} above the makespan {makespan_s}"
-    if plan.value is not None and is_readable:
-        found = objective_value(plan, problem, plan.objective)
+    if plan.objective not in registry.names():
+        yield f"the objective {plan.objective!r} is unknown. To fix: install the package that registers it"
+    elif plan.value is not None and is_readable:
+        found = registry.objective(plan.objective).value(plan, problem)
         if abs(found - plan.value) > 1e-6 * max(1.0, abs(found)):
             yield f"{plan.objective} {plan.value} claimed, {found} found"
         if plan.value_bound is not None and plan.value_bound > found * (1 + 1e-6):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.parts import ProblemError
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.search import Objective
 
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 HOUR_S = 3600.0
 
 
@@ -19,14 +17,13 @@ HOUR_S = 3600.0
 class Terms:
     """The objective of plans and the constraints that they must meet.
 
-    objective: the end of the last job ("makespan"), the sum of weight x end ("weighted"), or the price of the devices
-        ("cost").
+    objective: the name of the objective, as in `solve`.
     deadlines_s: by job, in seconds from the start of the batch.
     weights: by job; 1 for jobs that are not named.
     price_per_device_hour: price of any device, in any currency; at 1, a cost is in device-hours.
     """
 
-    objective: Objective = "makespan"
+    objective: str = "makespan"
     deadlines_s: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
@@ -34,8 +31,8 @@ class Terms:
     def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
         """Returns the problem under these terms, with its time 0 `elapsed_s` seconds after the start of the batch.
 
-        A deadline that has passed becomes one of 0 s, which no plan meets. A job that stands for several has the
-        earliest of their deadlines and the sum of their weights.
+        Nodes get the price where the objective depends on prices. A deadline that has passed becomes one of 0 s, which
+        no plan meets. A job that stands for several has the earliest of their deadlines and the sum of their weights.
         """
         jobs = tuple(
             replace(
@@ -45,7 +42,7 @@ class Terms:
             )
             for job in problem.jobs
         )
-        is_paid = self.objective == "cost"
+        is_paid = bool(registry.objective(self.objective).coefficients(problem).prices)
         nodes = tuple(
             replace(node, price=self.price_per_device_hour / HOUR_S if is_paid else node.price)
             for node in problem.nodes

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ringmaster.tasks.planning.plans.local_search import rank
+from ringmaster.tasks.planning.objectives.objective import Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import retimed, with_fewer
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -16,7 +16,7 @@ def plan_constrained(
     best: Plan,
     *,
     bound_s: float,
-    objective: str,
+    objective: Objective,
     preemptive: bool,
     least_s: float,
     seed: int,
@@ -30,14 +30,13 @@ def plan_constrained(
     """
     from ringmaster.tasks.planning.with_rules.pieces import PieceSearch
 
-    search = PieceSearch.of(problem, bound_s)
-    enough = 1.0 + 1e-6 if objective == "makespan" else 0.0
+    search = PieceSearch.of(problem, objective, bound_s)
+    enough = 1.0 + 1e-6 if objective.only_last_end else 0.0
     for pieces in (False, True) if preemptive else (False,):
         if is_over():
             break
         found = search.searched(
             best.segments,
-            objective=objective,
             least_s=least_s,
             enough=enough,
             preemptive=pieces,
@@ -48,12 +47,14 @@ def plan_constrained(
         plans = [exactly(problem, segments, objective=objective, least_s=least_s) for segments in found]
         best = min(
             [best, *(replace(best, segments=s, method=method) for s in plans if s)],
-            key=lambda p: rank(p, problem, objective),
+            key=lambda p: objective.rank(p, problem),
         )
     return best
 
 
-def exactly(problem: Problem, segments: Sequence[Segment], *, objective: str, least_s: float) -> tuple[Segment, ...]:
+def exactly(
+    problem: Problem, segments: Sequence[Segment], *, objective: Objective, least_s: float
+) -> tuple[Segment, ...]:
     """Returns a plan with the best times that its structure allows, without segments that gain next to nothing.
 
     Returns () where no times make it a valid plan.

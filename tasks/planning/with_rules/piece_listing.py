@@ -17,7 +17,6 @@ from ringmaster.tasks.planning.kernels.compiled import kernel
 NEVER = 1e18
 MAX_PIECES = 4
 LATE = 20.0  # weight of lateness
-MAKESPAN, WEIGHTED, COST = 0, 1, 2
 
 
 class Options(NamedTuple):
@@ -42,6 +41,8 @@ class Options(NamedTuple):
 class Jobs(NamedTuple):
     """Attributes of each job.
 
+    weight: what each unit of time adds to the objective by which job j ends later; `Rules.scale` divides it.
+    latest: the factor of the end of job j in the last end.
     running, runs_at: running[j] is the option under which job j runs at time 0, or -1, on the nodes v with runs_at[j,
         v].
     waits_from, waits: job j waits for the jobs waits[waits_from[j] : waits_from[j + 1]].
@@ -50,6 +51,7 @@ class Jobs(NamedTuple):
     release: Any
     due: Any
     weight: Any
+    latest: Any
     started: Any
     running: Any
     runs_at: Any
@@ -59,7 +61,10 @@ class Jobs(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """Attributes of each node: number of devices, end of availability, price of a device, and host memory."""
+    """Attributes of each node: number of devices, end of availability, price of a device, and host memory.
+
+    price: what a device adds to the objective in each unit of time, divided by `Rules.scale`.
+    """
 
     size: Any
     until: Any
@@ -70,20 +75,22 @@ class Nodes(NamedTuple):
 class Rules(NamedTuple):
     """Rules of a search.
 
-    objective: MAKESPAN, WEIGHTED or COST.
+    scale: the value of the objective that counts as one unit of time.
+    per_last: weight of the last end.
+    per_end: weight of early ends beside the last one; 0 if not only the last end counts.
     switch: the cost of a switch.
     least: minimum length of a piece of a job in several.
     per_switch: minimum gain of a further piece.
-    per_end: weight of early ends beside the makespan.
     cheaply: prefer cheap nodes.
     most_pieces: maximum number of pieces per job.
     """
 
-    objective: int
+    scale: float
+    per_last: float
+    per_end: float
     switch: float
     least: float
     per_switch: float
-    per_end: float
     cheaply: bool
     most_pieces: int
 
@@ -270,21 +277,20 @@ def listed(now, options, jobs, nodes, rules, free, held, num_held, placed, ends,
                 num_held[v] += 1
         ends[j] = end
         at[p] = end
-    late, last, weighted, weights, extra = 0.0, 0.0, 0.0, 0.0, 0
+    late, last, weighted, extra = 0.0, 0.0, 0.0, 0
     for j in range(n):
-        last = max(last, ends[j])
+        last = max(last, jobs.latest[j] * ends[j])
         late += max(0.0, ends[j] - jobs.due[j])
         weighted += jobs.weight[j] * ends[j]
-        weights += jobs.weight[j]
         extra += now.count[j] - 1
     energy = LATE * late + (0.01 if late > 1e-9 else 0.0) + rules.per_switch * extra
-    if rules.objective == MAKESPAN:
+    energy += weighted / rules.scale + paid
+    energy += rules.per_last * last
+    if rules.per_end > 0.0:
         whole, num = 0.0, 0
         for v in range(m):
             for d in range(nodes.size[v]):
                 whole += min(last, free[v, d])
                 num += 1
-        return energy + last + rules.per_end * whole / num
-    if rules.objective == WEIGHTED:
-        return energy + weighted / max(1e-300, weights) + 1e-3 * last
-    return energy + paid + 1e-3 * last
+        energy += rules.per_end * whole / num
+    return energy

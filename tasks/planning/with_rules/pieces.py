@@ -13,15 +13,16 @@ import numpy as np
 
 from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.kernels.pieces import anneal_pieces
+from ringmaster.tasks.planning.objectives.objective import Coefficients, Objective
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, Piece, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.with_rules.piece_listing import MAX_PIECES, NEVER, Jobs, List, Nodes, Options, Rules
 
-OBJECTIVES = ("makespan", "weighted", "cost")
 COOL = 1e-3
 HEATS = (0.02, 0.005)  # initial temperatures of the parallel searches, as shares of the objective
 PER_END = 0.05  # weight of early ends beside the makespan, which values free device time at the end
+PER_LAST = 1e-3  # weight of the last end beside the other objectives
 PER_SWITCH = 5e-4  # minimum gain of a further piece on one node, as a share of the objective
 PLACEMENTS = 24_000_000  # placements of pieces on nodes by one search: about two seconds
 TRIALS_PER_JOB = 12_000  # upper limit: small problems need no more
@@ -30,9 +31,14 @@ SLICE = 2_000_000  # placements between checks of the time limit
 
 @dataclass(frozen=True)
 class PieceSearch:
-    """A problem as the arrays of `piece_listing`; rows[o] is the (job, index of its option) of option o."""
+    """A problem as the arrays of `piece_listing`; rows[o] is the (job, index of its option) of option o.
+
+    coefficients: those of the objective.
+    """
 
     problem: Problem
+    objective: Objective
+    coefficients: Coefficients
     unit_s: float
     rows: tuple[tuple[int, int], ...]
     options: Options
@@ -40,8 +46,9 @@ class PieceSearch:
     nodes: Nodes
 
     @classmethod
-    def of(cls, problem: Problem, unit_s: float) -> "PieceSearch":
+    def of(cls, problem: Problem, objective: Objective, unit_s: float) -> "PieceSearch":
         """Builds the arrays of a problem, in units of `unit_s` seconds."""
+        coefficients = objective.coefficients(problem)
         rows = [(j, k) for j, job in enumerate(problem.jobs) for k in _choices(problem, j)]
         chosen = [problem.jobs[j].options[k] for j, k in rows]
         counts = np.bincount([j for j, _ in rows], minlength=len(problem.jobs))
@@ -58,13 +65,13 @@ class PieceSearch:
             memory=np.array([float(o.host_memory_bytes) for o in chosen]),
             runs_on=np.array([[o.runs_on(node) for node in problem.nodes] for o in chosen]),
         )
-        return cls(problem, unit_s, tuple(rows), options, _jobs(problem, unit_s, rows), _nodes(problem, unit_s))
+        jobs, nodes = _jobs(problem, coefficients, unit_s, rows), _nodes(problem, coefficients, unit_s)
+        return cls(problem, objective, coefficients, unit_s, tuple(rows), options, jobs, nodes)
 
     def searched(
         self,
         start: Sequence[Segment],
         *,
-        objective: str,
         least_s: float,
         enough: float,
         preemptive: bool,
@@ -81,11 +88,12 @@ class PieceSearch:
         """
 
         def search(index: int) -> tuple[Segment, ...] | None:
-            rules = self._rules(objective, least_s, preemptive, cheaply=objective == "cost" and index == 0)
+            prices = self.coefficients.prices if index == 0 else None
+            rules = self._rules(least_s, preemptive, cheaply=bool(prices))
             own_seed = 4 * seed + 2 * preemptive + index
             found = self._annealed(self._list_of(start), rules, HEATS[index], placements, enough, own_seed, is_over)
             try:
-                return schedule_pieces(self.problem, self._pieces_of(found), cheaply=rules.cheaply)
+                return schedule_pieces(self.problem, self._pieces_of(found), prices=prices)
             except NoRoomError:
                 return None
 
@@ -117,13 +125,15 @@ class PieceSearch:
                 break
         return best
 
-    def _rules(self, objective: str, least_s: float, preemptive: bool, *, cheaply: bool) -> Rules:
+    def _rules(self, least_s: float, preemptive: bool, *, cheaply: bool) -> Rules:
+        of, scale = self.coefficients, _scale(self.problem, self.coefficients)
         return Rules(
-            objective=OBJECTIVES.index(objective),
+            scale=scale,
+            per_last=of.largest / scale or PER_LAST,
+            per_end=PER_END if self.objective.only_last_end else 0.0,
             switch=self.problem.switch_cost_s / self.unit_s,
             least=least_s / self.unit_s,
             per_switch=PER_SWITCH / len(self.problem.nodes),
-            per_end=PER_END,
             cheaply=cheaply,
             most_pieces=MAX_PIECES if preemptive else 1,
         )
@@ -169,7 +179,12 @@ def _choices(problem: Problem, j: int) -> list[int]:
     return sorted({k for k in (*useful_options(job), *running) if not job.options[k].jobs})
 
 
-def _jobs(problem: Problem, unit_s: float, rows: Sequence[tuple[int, int]]) -> Jobs:
+def _scale(problem: Problem, of: Coefficients) -> float:
+    """Returns the value of a unit of time in which all jobs wait and all devices are held, to divide values by."""
+    return of.per_second + max(of.prices.values(), default=0.0) * problem.num_devices or 1.0
+
+
+def _jobs(problem: Problem, of: Coefficients, unit_s: float, rows: Sequence[tuple[int, int]]) -> Jobs:
     jobs, flat = problem.jobs, {row: o for o, row in enumerate(rows)}
     index = {job.id: j for j, job in enumerate(jobs)}
     at = [set() if job.running is None else {node for node, _ in job.running.devices} for job in jobs]
@@ -177,7 +192,8 @@ def _jobs(problem: Problem, unit_s: float, rows: Sequence[tuple[int, int]]) -> J
     return Jobs(
         release=np.array([job.release_s for job in jobs]) / unit_s,
         due=np.array(due),
-        weight=np.array([float(job.weight) for job in jobs]),
+        weight=np.array([float(of.ends.get(job.id, 0.0)) for job in jobs]),
+        latest=np.array([of.latest.get(job.id, 0.0) / of.largest if of.largest else 1.0 for job in jobs]),
         started=np.array([job.started for job in jobs]),
         running=np.array([-1 if job.running is None else flat[j, job.running.option] for j, job in enumerate(jobs)]),
         runs_at=np.array([[node.id in names for node in problem.nodes] for names in at]),
@@ -187,13 +203,12 @@ def _jobs(problem: Problem, unit_s: float, rows: Sequence[tuple[int, int]]) -> J
     )
 
 
-def _nodes(problem: Problem, unit_s: float) -> Nodes:
+def _nodes(problem: Problem, of: Coefficients, unit_s: float) -> Nodes:
     nodes = problem.nodes
     untils = [NEVER if node.available_until_s is None else node.available_until_s / unit_s for node in nodes]
-    top = max(node.price for node in nodes) or 1.0
     return Nodes(
         size=np.array([node.num_devices for node in nodes]),
         until=np.array(untils),
-        price=np.array([node.price for node in nodes]) / top / problem.num_devices,
+        price=np.array([of.prices.get(node.id, 0.0) for node in nodes]) / _scale(problem, of),
         memory=np.array([NEVER if n.host_memory_bytes is None else float(n.host_memory_bytes) for n in nodes]),
     )

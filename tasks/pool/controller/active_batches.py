@@ -19,8 +19,10 @@ from ringmaster.tasks.execution.events import (
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Certificate, Plan, ProblemError
-from ringmaster.tasks.planning.problems.terms import OBJECTIVES, Terms
-from ringmaster.tasks.planning.search import Objective
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives.makespan import Makespan
+from ringmaster.tasks.planning.objectives.weighted_completion import WeightedCompletion
+from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.techniques import Profile
@@ -50,16 +52,16 @@ class ActiveBatch:
 def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
-    Each batch's deadlines count from its own start. The objective is the makespan if every batch requests the makespan
-    and nobody has set a priority. It is the cost if every batch requests the cost and nobody has set a priority.
-    Otherwise it is the sum of weight x end over all jobs. A job's weight is the weight that its batch gives it, times
+    Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
+    and nobody has set a priority; without batches it is the makespan. Otherwise it is the sum of weight x end over all
+    jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
     price that a batch names.
     """
     every = list(standing)
-    objectives = {each.submission.asked.objective for each in every} or {"makespan"}
+    objectives = {each.submission.asked.objective for each in every} or {Makespan.name}
     has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
-    objective: Objective = "weighted"
+    objective = WeightedCompletion.name
     if len(objectives) == 1 and not has_priorities:
         (objective,) = objectives
     deadlines_s: dict[str, float] = {}
@@ -137,10 +139,12 @@ def fault_of(submission: Submission) -> str | None:
     }
     try:
         terms = submission.asked
+        if terms.objective not in registry.names():
+            return f"it cannot be planned: {terms.objective!r} is no objective"
         terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
     except (ProblemError, TypeError, ValueError) as error:
         return f"it cannot be planned: {error}"
-    return None if terms.objective in OBJECTIVES else f"it cannot be planned: {terms.objective!r} is no objective"
+    return None
 
 
 def option_key(profile: Profile) -> OptionKey:

@@ -26,7 +26,6 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.plans.checked import checked_plan
-from ringmaster.tasks.planning.search import Objective
 from ringmaster.tasks.pool.controller import maintenance
 from ringmaster.tasks.pool.controller.active_batches import (
     PRIORITIES,
@@ -89,7 +88,7 @@ class PoolController:
     ) -> None:
         self._database, self._engine, self._timeouts, self._clock = database, engine, timeouts, clock
         self._wall_clock, self._seed = wall_clock, seed
-        self.on_objective: Callable[[Objective], None] = lambda objective: None
+        self.on_objective: Callable[[str], None] = lambda objective: None
         self.on_speed: Callable[[RunningSegment], None] = lambda running: None
         self._submissions, self._told, self._message_store = (
             Submissions(database),

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.certificates import certified_bound, least_of
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule, schedule_pieces
-from ringmaster.tasks.planning.plans.local_search import rank
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.problems.families import draw
@@ -58,7 +58,7 @@ def best_simple(problem: Problem, objective: str) -> Plan:
             plans.append(baseline(problem))
         except NoRoomError:
             continue
-    return min(plans, key=lambda plan: rank(plan, problem, objective))
+    return min(plans, key=lambda plan: registry.objective(objective).rank(plan, problem))
 
 
 def test_batches_with_fixed_seconds_are_planned_with_preemption():
@@ -88,7 +88,7 @@ def test_constrained_plans_are_valid_and_better_than_simple_ones(rules, objectiv
         assert plan == solve(problem, objective=objective)
     assert plan.gap < gap
     simple = best_simple(problem, objective)
-    assert rank(plan, problem, objective) <= rank(simple, problem, objective)
+    assert registry.objective(objective).rank(plan, problem) <= registry.objective(objective).rank(simple, problem)
 
 
 @pytest.mark.full
@@ -109,8 +109,8 @@ def test_odd_problems_with_running_jobs(problem, data, objective):
     assert verify(plan, problem) == []
     simple = best_simple(problem, objective)
     assert verify(simple, problem) == []
-    late_s, value, _ = rank(plan, problem, objective)
-    assert (late_s, value) <= tuple(x * (1 + 2e-3) for x in rank(simple, problem, objective)[:2])
+    late_s, value, _ = registry.objective(objective).rank(plan, problem)
+    assert (late_s, value) <= tuple(x * (1 + 2e-3) for x in registry.objective(objective).rank(simple, problem)[:2])
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
 from ringmaster.tasks.planning.groups.fused import FusedSearch
 from ringmaster.tasks.planning.kernels import compiled
 from ringmaster.tasks.planning.kernels.clock import Clock, clock
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from tests.unit.planning.draw import tiny
 
 TIME_LIMIT_S, COMPILING_S = 10.0, 60.0
@@ -96,7 +97,7 @@ def test_nor_of_the_time_to_choose_groups(seconds):
         return solve(problem)
 
     problem = tiny()
-    search = FusedSearch(problem, solving, time_limit_s=TIME_LIMIT_S, preemption="auto", objective="makespan")
+    search = FusedSearch(problem, solving, time_limit_s=TIME_LIMIT_S, preemption="auto", objective=MAKESPAN)
     search.run()
     assert (search._left_s(), search.took_s) == (TIME_LIMIT_S, 0)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Node, Plan, Problem, ProblemError, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives.objective import lateness_s
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.plans.local_search import lateness_s
-from ringmaster.tasks.planning.plans.verify import objective_value
 from ringmaster.tasks.planning.problems.parts import Running
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
@@ -146,11 +146,12 @@ def test_other_objectives_of_small_problems_come_to_their_optimum(objective, due
 
 def exhaustive(problem: Problem, objective: str) -> float:
     """The best value that meets the deadlines over all orders and options, on early or on cheap nodes."""
+    minimised = registry.objective(objective)
     ways = (
-        (list(zip(order, options, strict=True)), cheaply)
+        (list(zip(order, options, strict=True)), prices)
         for order in permutations(job.id for job in problem.jobs)
         for options in product(*(range(len(problem.job(name).options)) for name in order))
-        for cheaply in {objective == "cost", False}
+        for prices in (minimised.coefficients(problem).prices, {})
     )
-    plans = (Plan(problem.name, schedule(problem, choices, cheaply=cheaply)) for choices, cheaply in ways)
-    return min(objective_value(plan, problem, objective) for plan in plans if lateness_s(plan, problem) == 0)
+    plans = (Plan(problem.name, schedule(problem, choices, prices=prices)) for choices, prices in ways)
+    return min(minimised.value(plan, problem) for plan in plans if lateness_s(plan, problem) == 0)

@@ -7,7 +7,8 @@ import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.replanning.replan_policy import Policy, Speeds, When, remaining
+from ringmaster.tasks.execution.replanning.replan_policy import Policy, Speeds, When, is_worth_it, remaining
+from ringmaster.tasks.execution.simulation.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.storage.journal import DONE
@@ -239,3 +240,31 @@ def test_a_deadline_that_is_in_danger_is_a_reason_once():
     assert when.why_now(7.0, {"a": 121.0}, deadlines_s={"a": 110.0}) is None
     assert when.why_now(8.0, {"a": 100.0}, deadlines_s={"a": 110.0}) is None
     assert when.why_now(9.0, {"a": 120.0}, deadlines_s={"a": 110.0}) == danger
+
+
+def in_order(*rows, **options):
+    """A simulation of a job of 10 s and one of 1 s on three devices, by rows of (job, device, start, end)."""
+    runtimes_s = {"long": 10.0, "short": 1.0}
+    jobs = tuple(PlanningJob(name, (Option("single", 1, seconds),)) for name, seconds in runtimes_s.items())
+    planned = [
+        PlannedSegment(job=name, option=0, last_step=10, devices=(("n", device),), start_s=start_s, end_s=end_s)
+        for name, device, start_s, end_s in rows
+    ]
+    steps = dict.fromkeys(("long", "short"), 10)
+    problem = Problem("two", (Node("n", 3),), jobs, switch_cost_s=1.0)
+    return PlanSimulator(problem, planned, num_steps=steps, step_s=lambda name, _: runtimes_s[name] / 10, **options)
+
+
+LONG_FIRST = (("long", 0, 0.0, 10.0), ("short", 0, 10.0, 11.0))
+SHORT_FIRST = (("short", 0, 0.0, 1.0), ("long", 0, 1.0, 11.0))
+
+
+@pytest.mark.parametrize(("objective", "is_better"), [("makespan", False), ("weighted", True), ("cost", False)])
+def test_plans_are_compared_by_the_objective(objective, is_better):
+    fresh = in_order(*SHORT_FIRST).planned
+    assert is_worth_it(in_order(*LONG_FIRST), fresh, policy=Policy(objective=objective)) is is_better
+
+
+def test_a_device_that_comes_back_after_the_last_end_hides_no_gain():
+    fresh = in_order(("long", 0, 0.0, 10.0), ("short", 1, 0.0, 1.0)).planned
+    assert is_worth_it(in_order(*LONG_FIRST, out={("n", 2): 1000.0}), fresh, policy=Policy())

@@ -21,8 +21,8 @@ from ringmaster.tasks.planning import (
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.dominance import useful_options
 from ringmaster.tasks.planning.groups.contraction import contract
+from ringmaster.tasks.planning.objectives import registry
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.plans.verify import objective_value
 from ringmaster.tasks.planning.problems.families import draw
 from ringmaster.tasks.planning.problems.parts import Running
 
@@ -96,7 +96,7 @@ def exhaustive(problem: Problem, objective: str) -> float:
         for options in product(*(useful_options(problem.job(name)) for name in order))
     )
     plans = (Plan(problem.name, schedule(problem, choices)) for choices in ways)
-    return min(objective_value(plan, problem, objective) for plan in plans)
+    return min(registry.objective(objective).value(plan, problem) for plan in plans)
 
 
 def divisions(problem: Problem):

@@ -28,9 +28,10 @@ from ringmaster.tasks.planning.groups.fusion import (
     groups_of,
     without_groups,
 )
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.objectives.makespan import MAKESPAN
 from ringmaster.tasks.planning.plans.checked import checked_plan
 from ringmaster.tasks.planning.plans.reuse import taken_over
-from ringmaster.tasks.planning.plans.verify import objective_value
 from ringmaster.tasks.planning.problems.families import draw
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
@@ -205,7 +206,7 @@ def test_every_choice_is_valid_and_never_worse_than_alone(problem, objective):
     assert fusion.together.lower_bound_s <= fusion.together.makespan_s
     if fusion.together.certificate is not None:
         assert fusion.together.lower_bound_s <= certified_bound(fusion.together.certificate, problem) * (1 + 1e-9)
-    together, alone = (objective_value(plan, problem, objective) for plan in (fusion.together, fusion.alone))
+    together, alone = (registry.objective(objective).value(plan, problem) for plan in (fusion.together, fusion.alone))
     assert together <= alone * (1 + 1e-9)
     assert together < alone * (1 - 5e-4) if fusion.groups else together == pytest.approx(alone)
     assert groups_of(fusion.together, problem) == fusion.groups
@@ -225,7 +226,8 @@ def test_the_plan_that_groups_were_chosen_by_is_followed_as_it_is(problem, objec
     found = taken_over(start, left, objective=objective)
     assert found is not None
     assert verify(found, left) == []
-    assert objective_value(found, left, objective) <= objective_value(start, left, objective) * (1 + 1e-4)
+    now, before = (registry.objective(objective).value(plan, left) for plan in (found, start))
+    assert now <= before * (1 + 1e-4)
     assert found.gap is not None
     assert found.lower_bound_s <= found.makespan_s
 
@@ -272,7 +274,7 @@ def test_a_group_that_gains_nothing_is_not_formed():
 
 def test_like_divisions_are_judged_once():
     problem = draw("adapters-16x2", seed=0)
-    divisions = Divisions(problem, objective="makespan", is_preemptive=True, is_over=lambda: False)
+    divisions = Divisions(problem, objective=MAKESPAN, is_preemptive=True, is_over=lambda: False)
     halves = [divisions.division([group]) for group in Contraction(problem).groups if len(group) == 8]
     assert len(halves) == 2
     assert divisions.estimate(halves[0]) is divisions.estimate(halves[1])

@@ -1,0 +1,134 @@
+"""The interface of objectives: the value of a plan, a lower bound of it, and the ranking of plans.
+
+The value of a plan is linear in the ends of its jobs and in the device-seconds for which it holds each node:
+
+    value  =  max_j latest_j end_j  +  sum_j ends_j end_j  +  sum_n prices_n held_n
+
+An objective gives these coefficients for a problem. Everything that plans, compares or bounds plans follows from them:
+list schedules, annealing over pieces, retiming, replanning, and the lower bound.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, earliest_ends_s
+from ringmaster.tasks.planning.bounds.certificates import cost_bound, weighted_bound
+from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.problems.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coefficients:
+    """The coefficients of a plan's value; all are at least 0, and those that are left out are 0.
+
+    latest: by job, the factor of its end in the maximum over the jobs.
+    ends: by job, what each second adds by which the job ends later.
+    prices: by node, the price of one of its devices for one second.
+    """
+
+    latest: Mapping[str, float] = field(default_factory=dict)
+    ends: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> float:
+        """The largest of `latest`; 0 where there are none."""
+        return max(self.latest.values(), default=0.0)
+
+    @property
+    def per_second(self) -> float:
+        """What each second adds by which all jobs end later."""
+        return self.largest + sum(self.ends.values())
+
+    def value(self, ends_s: Mapping[str, float], held: Iterable[tuple[str, float]] = ()) -> float:
+        """Returns the value of a plan.
+
+        ends_s: the end of each job.
+        held: nodes, and device-seconds that are held there.
+        """
+        last = max((factor * ends_s.get(job, 0.0) for job, factor in self.latest.items()), default=0.0)
+        weighted = sum(weight * ends_s.get(job, 0.0) for job, weight in self.ends.items())
+        return last + weighted + sum(device_s * self.prices.get(node, 0.0) for node, device_s in held)
+
+    def mean_end_s(self, ends_s: Mapping[str, float]) -> float:
+        """Returns the value of these ends in seconds: by how much one end that all jobs had in common would be as good.
+
+        The result is the last end where the coefficients of these ends are 0.
+        """
+        total = max((self.latest.get(job, 0.0) for job in ends_s), default=0.0)
+        total += sum(self.ends.get(job, 0.0) for job in ends_s)
+        return self.value(ends_s) / total if total else max(ends_s.values(), default=0.0)
+
+
+class Objective(ABC):
+    """What plans minimise. Meeting deadlines comes before every objective.
+
+    A subclass has a `name` and gives the `coefficients`; it has no state.
+
+    name: its name in batch files, plans and options.
+    only_last_end: the value is the end of the last job. The searches for that end apply, such as the configuration LP.
+    """
+
+    name: str
+    only_last_end: bool = False
+
+    @abstractmethod
+    def coefficients(self, problem: Problem) -> Coefficients:
+        """Returns the coefficients of the value for a problem.
+
+        A job with `members` stands for these jobs too, and its `weight` includes theirs.
+        """
+
+    def value(self, plan: Plan, problem: Problem) -> float:
+        """Returns the value of a plan, lower is better."""
+        held = ((node, s.duration_s * len(ids)) for s in plan.segments for node, ids in s.devices)
+        return self.coefficients(problem).value(ends_of(plan, problem), held)
+
+    def lower_bound(self, problem: Problem, bound: Bound) -> float:
+        """Returns a value that no plan is below: the sum of the least values of the three parts.
+
+        bound: on the end of the last job.
+        """
+        of, least = self.coefficients(problem), 0.0
+        if of.latest:
+            ends_s = earliest_ends_s(problem)
+            in_all = min(of.latest.get(job, 0.0) for job in ends_s)
+            least += max(in_all * bound.seconds, *(factor * ends_s[job] for job, factor in of.latest.items()))
+        if of.ends:
+            certificates = (by_area(problem), bound.certificate)
+            least += max(weighted_bound(prices, problem, of.ends) for prices in certificates if prices)
+        return least + (cost_bound(problem, of.prices) if of.prices else 0.0)
+
+    def rank(self, plan: Plan, problem: Problem) -> tuple[float, float, float]:
+        """Returns a sort key, lower is better: total lateness in seconds, then the value, then the makespan."""
+        return lateness_s(plan, problem), self.value(plan, problem), plan.makespan_s
+
+    def valued(self, plan: Plan, problem: Problem, bound: Bound) -> Plan:
+        """Returns a plan with its value by this objective, and the lower bound of it.
+
+        bound: on the end of the last job.
+        """
+        value = self.value(plan, problem)
+        least = min(self.lower_bound(problem, bound), value)
+        return replace(plan, objective=self.name, value=value, value_bound=least)
+
+
+def ends_of(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Returns the end of each job in seconds, including the jobs that other jobs' options train."""
+    ends_s: dict[str, float] = {}
+    for segment in plan.segments:
+        for job in (segment.job, *problem.job(segment.job).options[segment.option].jobs):
+            ends_s[job] = max(segment.end_s, ends_s.get(job, 0.0))
+    return ends_s
+
+
+def lateness_s(plan: Plan, problem: Problem) -> float:
+    """Returns the total seconds by which jobs end after their deadlines."""
+    due_s = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
+    if not due_s:
+        return 0.0
+    ends_s = ends_of(plan, problem)
+    return sum(max(0.0, ends_s[job] - deadline_s) for job, deadline_s in due_s.items())

@@ -1,0 +1,217 @@
+"""The interface of objectives, and objectives that other packages register."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from typer.testing import CliRunner
+
+from ringmaster.flows.cli import app
+from ringmaster.tasks.batch import BatchFileError, json_schema, parse_batch
+from ringmaster.tasks.planning import Coefficients, Node, Objective, Option, Plan, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.groups.fusion import choose_groups
+from ringmaster.tasks.planning.objectives import registry
+from ringmaster.tasks.planning.plans.checked import checked_plan
+from ringmaster.tasks.planning.plans.list_scheduling import NoRoomError, schedule
+from ringmaster.tasks.planning.problems.families import draw
+from ringmaster.tasks.planning.problems.terms import Terms
+from tests.drawing import draws
+from tests.unit.planning.groups.test_fused import adapters
+from tests.unit.planning.test_whole_problem import whole_problems
+
+MODULE = '''
+from ringmaster.tasks.planning import Coefficients, Objective
+
+
+class MeanCompletion(Objective):
+    """The mean end of all jobs."""
+
+    name = "mean"
+
+    def coefficients(self, problem):
+        counts = {job.id: 1 + len(job.members) for job in problem.jobs}
+        return Coefficients(ends={job: count / sum(counts.values()) for job, count in counts.items()})
+
+
+class Urgent(Objective):
+    """The end of the last job whose name begins with "urgent"."""
+
+    name = "urgent"
+
+    def coefficients(self, problem):
+        return Coefficients(latest={job.id: 1.0 for job in problem.jobs if job.id.startswith("urgent")})
+'''
+ENTRY_POINTS = """[ringmaster.objectives]
+mean = other_objectives:MeanCompletion
+urgent = other_objectives:Urgent
+misnamed = other_objectives:Urgent
+nothing = json:dumps
+"""
+BATCH = """
+objective: mean
+jobs:
+  - {name: long, model: {factory: "math:sqrt"}, data: {source: digits}, num_steps: 1}
+  - {name: short, model: {factory: "math:sqrt"}, data: {source: digits}, num_steps: 1}
+"""
+
+
+@pytest.fixture
+def fresh():
+    """Forgets which objectives are installed, before a test and after it."""
+    forget = (registry.objective.cache_clear, registry._installed.cache_clear)
+    for each in forget:
+        each()
+    yield
+    for each in forget:
+        each()
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch, fresh):
+    """A package that is installed and has further objectives."""
+    folder = tmp_path / "site-packages"
+    (folder / "other-1.0.dist-info").mkdir(parents=True)
+    (folder / "other-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (folder / "other-1.0.dist-info" / "entry_points.txt").write_text(ENTRY_POINTS)
+    (folder / "other_objectives.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+
+
+def two() -> Problem:
+    """A job of 300 s and one of 100 s on one device."""
+    jobs = (PlanningJob("long", (Option("single", 1, 300.0),)), PlanningJob("short", (Option("single", 1, 100.0),)))
+    return Problem("two", (Node("n", 1),), jobs, switch_cost_s=1.0)
+
+
+def ends(plan: Plan) -> dict[str, float]:
+    return {segment.job: segment.end_s for segment in plan.segments}
+
+
+def test_an_installed_objective_is_planned_for_from_a_batch_file_to_a_verified_plan(installed):
+    batch = parse_batch(BATCH, folder=Path(), name="batch.yaml")
+    assert batch.objective == "mean"
+    problem = batch.terms.on(two())
+    plan = checked_plan(problem, time_limit_s=30.0, seed=0, objective=batch.terms.objective)
+    assert ends(plan) == {"short": 100.0, "long": 400.0}
+    assert (plan.objective, plan.value) == ("mean", 250.0)
+    assert 200.0 <= plan.value_bound <= 250.0
+    assert plan.gap == pytest.approx(plan.value / plan.value_bound - 1)
+    wrong = Plan.from_json(plan.to_json() | {"value": 200.0, "value_bound": 0.0})
+    assert verify(wrong, problem) == ["mean 200.0 claimed, 250.0 found"]
+
+
+def test_it_is_found_by_the_command_that_plans(installed, tmp_path):
+    problem, planned = tmp_path / "problem.json", tmp_path / "plan.json"
+    problem.write_text(json.dumps(two().to_json()))
+    done = CliRunner().invoke(app, ["plan", str(problem), "--objective", "mean", "-o", str(planned)])
+    assert done.exit_code == 0, done.output
+    assert "mean 250.00, no plan below" in done.output
+    assert json.loads(planned.read_text())["objective"] == "mean"
+    assert CliRunner().invoke(app, ["check", str(problem), str(planned)]).exit_code == 0
+
+
+def test_editors_offer_it(installed):
+    assert json_schema()["properties"]["objective"]["enum"][:5] == ["makespan", "weighted", "cost", "mean", "urgent"]
+
+
+def test_equal_weights_are_the_mean(installed):
+    problem = draw("paper-txt-6x4", seed=1)
+    mean, weighted = solve(problem, objective="mean"), solve(problem, objective="weighted")
+    assert verify(mean, problem) == []
+    assert mean.value == pytest.approx(weighted.value / len(problem.jobs), rel=0.01)
+    assert mean.value_bound == pytest.approx(weighted.value_bound / len(problem.jobs))
+
+
+def test_jobs_that_are_trained_together_count_each(installed):
+    problem = adapters(12.0)
+    fusion = choose_groups(problem, objective="mean")
+    assert fusion.groups == {"a": ("b",), "c": ("d",)}
+    assert verify(fusion.together, problem) == []
+    assert (fusion.together.value, fusion.alone.value) == pytest.approx((12.0, 15.0))
+    assert fusion.in_words().startswith("fused 4 jobs into 2 groups: a mean of 12 instead of a mean of 15, 20 % less")
+
+
+def test_only_the_jobs_that_are_named_must_end_early(installed):
+    problem = draw("paper-txt-8x4", seed=1)
+    jobs = problem.jobs
+    jobs = (*jobs[:-2], *(PlanningJob(f"urgent-{job.id}", job.options) for job in jobs[-2:]))
+    problem = Problem(problem.name, problem.nodes, jobs, problem.switch_cost_s)
+    plan = solve(problem, objective="urgent")
+    assert verify(plan, problem) == []
+    alone = solve(Problem("urgent", problem.nodes, jobs[-2:], problem.switch_cost_s))
+    assert plan.value == pytest.approx(alone.makespan_s, rel=0.01)
+    assert plan.value_bound <= plan.value < plan.makespan_s
+
+
+@pytest.mark.parametrize("name", ["speed", "misnamed", "nothing"])
+def test_what_is_no_objective_is_refused(installed, name):
+    with pytest.raises(ValueError, match=r"objective is makespan, weighted, cost, mean.* or|To fix: let it name a sub"):
+        solve(two(), objective=name)
+
+
+def test_without_its_package_a_name_is_unknown_everywhere(fresh, tmp_path):
+    with pytest.raises(BatchFileError, match=r"'mean' is unknown. To fix: did you mean `makespan`\? Use one of cost"):
+        parse_batch(BATCH, folder=Path(), name="batch.yaml")
+    problem = tmp_path / "problem.json"
+    problem.write_text(json.dumps(two().to_json()))
+    refused = CliRunner().invoke(app, ["plan", str(problem), "--objective", "mean"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert "'mean' is not one of 'makespan', 'weighted', 'cost'." in refused.output
+    plan = Plan.from_json(solve(two()).to_json() | {"objective": "mean"})
+    assert verify(plan, two()) == ["the objective 'mean' is unknown. To fix: install the package that registers it"]
+
+
+class Mixed(Objective):
+    """All parts of a value at once: some ends in the maximum, some in the sum, and devices on some nodes."""
+
+    name = "mixed"
+
+    def coefficients(self, problem: Problem) -> Coefficients:
+        return Coefficients(
+            latest={job.id: 2.0 for job in problem.jobs[::2]},
+            ends={job.id: 0.5 for job in problem.jobs[1:]},
+            prices={node.id: 0.25 for node in problem.nodes[:1]},
+        )
+
+
+@pytest.fixture
+def mixed(monkeypatch, fresh):
+    monkeypatch.setitem(registry.BUILTIN, "mixed", Mixed())
+
+
+def test_a_value_is_the_sum_of_its_parts():
+    of = Mixed().coefficients(two())
+    assert of.value({"long": 30.0, "short": 10.0}, [("n", 40.0), ("other", 9.0)]) == 60.0 + 5.0 + 10.0
+    assert of.mean_end_s({"long": 30.0, "short": 10.0}) == (60.0 + 5.0) / 2.5
+    assert of.mean_end_s({"short": 10.0}) == 10.0
+    assert Coefficients(prices={"n": 1.0}).mean_end_s({"long": 30.0, "short": 10.0}) == 30.0
+    assert Coefficients().mean_end_s({}) == 0.0
+
+
+@draws(15)
+@given(problem=whole_problems())
+def test_no_plan_is_below_the_bound_of_all_parts(problem):
+    objective, choices = Mixed(), [(job.id, len(job.options) - 1) for job in problem.jobs]
+    for prices in ({}, objective.coefficients(problem).prices):
+        try:
+            plan = Plan(problem.name, schedule(problem, choices, prices=prices))
+        except NoRoomError:
+            continue
+        assert objective.lower_bound(problem, preemptive_bound(problem)) <= objective.value(plan, problem) * (1 + 1e-9)
+
+
+def test_all_parts_are_planned_for_together(mixed):
+    problem = draw("paper-txt-6x4", seed=1)
+    plan = solve(problem, objective="mixed")
+    assert verify(plan, problem) == []
+    assert plan.value_bound <= plan.value
+    for other in ("makespan", "weighted"):
+        assert plan.value <= Mixed().value(solve(problem, objective=other), problem) * (1 + 1e-3)
+
+
+def test_prices_are_those_of_the_batch_where_they_count():
+    for objective, price in (("makespan", 0.0), ("cost", 0.01)):
+        (node,) = Terms(objective=objective, price_per_device_hour=36.0).on(two()).nodes
+        assert node.price == price
