@@ -24,6 +24,7 @@ from ringmaster.flows.batch.form import (
     WithoutAnswer,
 )
 from ringmaster.flows.batch.run_names import typed_or
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.promotion.approval import Answer, ask_to_start
@@ -89,7 +90,8 @@ def start_batch(
         )
         if not answer.approved:
             return _turned_down(asked, answer)
-    result = train(asked, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+    options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+    result = train(asked, options)
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 

@@ -15,6 +15,7 @@ from ringmaster.flows.batch.flow_runs import cancel_batches, ended
 from ringmaster.flows.batch.form import Resume
 from ringmaster.flows.batch.form_fields import HIDDEN, titled
 from ringmaster.flows.batch.run_names import named
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import SweepFailed
 from ringmaster.flows.sweeps.file import spec_of
 from ringmaster.flows.sweeps.form import (
@@ -110,7 +111,7 @@ def sweep(
     )
     spec = spec_of(form)
     sweep_scheduler = SweepScheduler(spec)
-    result = train(spec.batch(), resume=resume, seed=seed, sweep_scheduler=sweep_scheduler)
+    result = train(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
     rows = leaderboard(
         spec.trials,
         objective=spec.objective,

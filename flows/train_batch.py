@@ -18,6 +18,7 @@ from ringmaster.flows.batch.probe import unfit
 from ringmaster.flows.batch.records import failures_told, finish_records, job_rows, tell_refused
 from ringmaster.flows.batch.result import BatchResult, collect
 from ringmaster.flows.batch.run_names import named
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.faults import BatchFailed, InputError
 from ringmaster.flows.pool.batch import train_on_pool
@@ -63,30 +64,20 @@ def train_batch(
     Raises BatchFailed, with the result, where jobs have failed or were cancelled; Interrupted where Ctrl-C or SIGTERM
     has stopped the run; InputError where the batch cannot be started.
     """
-    result = train(as_batch(batch), resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+    options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+    result = train(as_batch(batch), options)
     return ended(result, status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-def train(
-    batch: Batch,
-    *,
-    resume: bool = False,
-    checkpoint_every_s: float | None = None,
-    seed: int = 0,
-    sweep_scheduler: SweepScheduler | None = None,
-) -> BatchResult:
+def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None = None) -> BatchResult:
     """Trains a batch within a flow run: on the pool that this machine belongs to, else on this machine alone.
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
     if (pool := settings.pool()) is not None:
-        result = train_on_pool(
-            batch, pool, resume=resume, checkpoint_every_s=checkpoint_every_s, sweep_scheduler=sweep_scheduler
-        )
+        result = train_on_pool(batch, pool, options, sweep_scheduler=sweep_scheduler)
     else:
-        result = _train_here(
-            batch, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed, sweep_scheduler=sweep_scheduler
-        )
+        result = _train_here(batch, options, sweep_scheduler=sweep_scheduler)
     rows = job_rows(result)
     for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
     for_prefect(lambda: show_cost(batch, result))
@@ -95,12 +86,10 @@ def train(
     return result
 
 
-def _train_here(
-    batch: Batch, *, resume: bool, checkpoint_every_s: float | None, seed: int, sweep_scheduler: SweepScheduler | None
-) -> BatchResult:
+def _train_here(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None) -> BatchResult:
     """Trains a batch on this machine alone."""
     view = current_view.get()
-    with open_run_context(batch, resume=resume, checkpoint_every_s=checkpoint_every_s) as run_context:
+    with open_run_context(batch, options) as run_context:
         began_at_s, profiling_began_s = time.time(), time.monotonic()
         journal, node_context = run_context.journal, run_context.node_context
         journal.put("started_s", journal.get("started_s", began_at_s))  # a resumed batch keeps its deadlines
@@ -117,7 +106,7 @@ def _train_here(
                 lend=node_context.lend,
                 failed=failures_told(but=are_over),
                 # Trials of a sweep may fail one by one, and a resumed batch goes on without its unfit jobs.
-                all_or_none=sweep_scheduler is None and not resume,
+                all_or_none=sweep_scheduler is None and not options.resume,
                 share=node_context.batch.profiling_share,
             )
         except UnfitJobs as error:
@@ -128,7 +117,7 @@ def _train_here(
         profiling_s = time.monotonic() - profiling_began_s
         try:
             with watching(node_context.cluster) as measured:
-                execute(run_context, profiled, measured=measured, seed=seed, sweep_scheduler=sweep_scheduler)
+                execute(run_context, profiled, measured=measured, seed=options.seed, sweep_scheduler=sweep_scheduler)
         finally:
             summary = partial(
                 collect,

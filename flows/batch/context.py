@@ -23,6 +23,7 @@ from ringmaster.flows.batch.run_folder import (
     fresh_folder,
     note_start,
 )
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.own_node import own_node
@@ -189,18 +190,15 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
 
 
 @contextmanager
-def open_run_context(
-    batch: Batch, *, resume: bool, checkpoint_every_s: float | None = None, home: Path | None = None
-) -> Iterator[RunContext]:
+def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = None) -> Iterator[RunContext]:
     """Opens the resources for running a batch; closes all of them on exit.
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
     home = home or settings.home()
-    resumed = folder_to_resume(batch, home) if resume else None
-    if resume and resumed is None:
+    resumed = folder_to_resume(batch, home) if options.resume else None
+    if options.resume and resumed is None:
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
-    resume = resumed is not None
     note_start(batch, home)
     with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
         folder = resumed or fresh_folder(batch, home)
@@ -209,7 +207,7 @@ def open_run_context(
         stack.callback(journal.close)
         weights = base_weights(batch, node_context.ledger, journal, home)
         node_context = replace(node_context, batch=replace(batch, jobs=with_teachers(batch.jobs, weights)))
-        checkpoint_root = checkpoint_root_of(journal, resume=resume)
+        checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
         journal.put_all({"batch": batch.to_json(), "digest": digest(batch.to_json())})
         begun(batch, home)
         yield RunContext(
@@ -227,7 +225,7 @@ def open_run_context(
                 cache_dir=node_context.environment.cache_dir,
                 import_paths=node_context.environment.import_paths,
                 weights=weights,
-                checkpoint_every_s=checkpoint_every_s,
+                checkpoint_every_s=options.checkpoint_every_s,
                 checkpoint_root=checkpoint_root,
             ),
         )

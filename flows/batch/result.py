@@ -180,7 +180,7 @@ def _value(batch: Batch, jobs: Sequence[Job], segments: Sequence[SegmentRecord])
         job: end_s - began_s for segment, end_s in ended for job in (segment.job, *segment.what.get("fellows", ()))
     }
     held = [("any", (end_s - segment.started_s) * len(segment.what["devices"])) for segment, end_s in ended]
-    asked = tuple(PlanningJob(job.name, (Option("", 1, 1.0),)) for job in jobs)
+    asked = tuple(PlanningJob(job.name, (Option("any", 1, 1.0),)) for job in jobs)
     problem = batch.terms.on(Problem(batch.name, (Node("any", 1),), asked))
     return registry.objective(batch.objective).coefficients(problem).value(ends_s, held)
 

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, print_json
@@ -54,7 +55,7 @@ def submit(
     if wait:
         from ringmaster.flows.commands.running import train
 
-        raise typer.Exit(train(jobs, checkpoint_every=checkpoint_every, as_json=as_json))
+        raise typer.Exit(train(jobs, RunOptions(checkpoint_every_s=checkpoint_every), as_json=as_json))
     from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
     from ringmaster.tasks.pool.handed_over import hand_over
     from ringmaster.tasks.pool.requests import Requests

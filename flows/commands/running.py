@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import (
@@ -67,10 +69,8 @@ def run(
         if dry_run:
             raise typer.Exit(0 if is_good else 1)
         typer.confirm("Train it?", err=True, abort=True)
-    code = train(
-        batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, as_json=as_json, is_verbose=verbose
-    )
-    raise typer.Exit(code)
+    options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    raise typer.Exit(train(batch, options, as_json=as_json, is_verbose=verbose))
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> bool:
@@ -98,15 +98,7 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     return found.is_good
 
 
-def train(
-    batch: Batch,
-    *,
-    resume: bool = False,
-    checkpoint_every: float | None = None,
-    seed: int = 0,
-    as_json: bool = False,
-    is_verbose: bool = False,
-) -> int:
+def train(batch: Batch, options: RunOptions, *, as_json: bool = False, is_verbose: bool = False) -> int:
     """Trains a batch under a view of its progress and prints what came of it; returns the exit code."""
     home = settings.home()
     settings.embed(home)
@@ -116,7 +108,7 @@ def train(
 
             stack.callback(cool_down)
             warm_up(batch)
-        result = _trained(batch, resume=resume, checkpoint_every=checkpoint_every, seed=seed, is_verbose=is_verbose)
+        result = _trained(batch, options, is_verbose=is_verbose)
     from ringmaster.flows.reports.batch_report import print_report
 
     print_report(result, error_console(), home=home)
@@ -125,7 +117,7 @@ def train(
     return result.exit_code
 
 
-def _trained(batch: Batch, *, resume: bool, checkpoint_every: float | None, seed: int, is_verbose: bool) -> BatchResult:
+def _trained(batch: Batch, options: RunOptions, *, is_verbose: bool) -> BatchResult:
     """What the flow has come to, however it ended."""
     if settings.pool() is None:
         announce(STARTING_SERVERS)
@@ -141,14 +133,7 @@ def _trained(batch: Batch, *, resume: bool, checkpoint_every: float | None, seed
         shown(error_console(), is_verbose=is_verbose),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}),
     ):
-        return result_of(
-            train_batch,
-            batch.to_json(),
-            name=batch.name,
-            resume=resume,
-            checkpoint_every_s=checkpoint_every,
-            seed=seed,
-        )
+        return result_of(train_batch, batch.to_json(), name=batch.name, **asdict(options))
 
 
 def profile(

@@ -27,6 +27,7 @@ from ringmaster.flows.batch.fusing import choose_together
 from ringmaster.flows.batch.records import finish_records, log_decision, tell_refused
 from ringmaster.flows.batch.result import BatchResult, collect
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect, notices
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import profile_on_pool
@@ -97,9 +98,8 @@ def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]
 def train_on_pool(
     batch: Batch,
     address: PoolAddress,
+    options: RunOptions,
     *,
-    resume: bool = False,
-    checkpoint_every_s: float | None = None,
     profile: ProfileJobs = profile_on_pool,
     open_ledger: OpenLedger = Ledger,
     shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
@@ -111,8 +111,6 @@ def train_on_pool(
 
     batch: the batch.
     address: the pool.
-    resume: whether to resume the newest run of the batch.
-    checkpoint_every_s: seconds between checkpoints; None to derive them from the cost of one checkpoint.
     profile, open_ledger, shown: parts that tests replace.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
 
@@ -128,7 +126,7 @@ def train_on_pool(
         stack.callback(database.close)
         database.read(check_release)
         stack.enter_context(followed(database, root_run()))
-        key, folder = place_of_run(batch, database, home=home, resume=resume)
+        key, folder = place_of_run(batch, database, home=home, resume=options.resume)
         note_start(batch, home)
         # An earlier process that followed the run, and was considered dead, may still be about to end.
         stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
@@ -140,12 +138,12 @@ def train_on_pool(
                 replace(run, ledger=open_ledger(address.mlflow_uri, waiting=Waiting(notices()))),
                 home=home,
                 profile=profile,
-                checkpoint_every_s=checkpoint_every_s,
+                checkpoint_every_s=options.checkpoint_every_s,
                 sweep_scheduler=sweep_scheduler,
             )
             view.notice(f"{key} waits for its place in the pool's plan")
         else:
-            if resume or run.journal.get(IS_OVER):
+            if options.resume or run.journal.get(IS_OVER):
                 shown_until = reopen(run, submission)
             view.notice(f"{key} is followed again")
         begun(batch, home)

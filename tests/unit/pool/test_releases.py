@@ -3,6 +3,7 @@
 import pytest
 from sqlalchemy import update
 
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.pool.batch import train_on_pool
 from ringmaster.flows.pool.executor import _lead
 from ringmaster.flows.settings import PoolAddress
@@ -49,7 +50,7 @@ def test_a_batch_is_not_handed_over_to_a_pool_of_another_release(tmp_path, monke
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     address = PoolAddress(database=database.url, prefect_api="http://p/api", mlflow_uri="http://m")
     with pytest.raises(OtherRelease, match=r"this machine has 9\.0"):
-        train_on_pool(Batch(name="nightly", jobs=(), folder=tmp_path, text=""), address)
+        train_on_pool(Batch(name="nightly", jobs=(), folder=tmp_path, text=""), address, RunOptions())
     database.close()
 
 

@@ -12,6 +12,7 @@ from prefect.exceptions import TerminationSignal
 
 from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import alone_in
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool import batch as pool_batch
 from ringmaster.flows.pool.batch import train_on_pool, with_orphans
@@ -67,10 +68,11 @@ class Bench:
         """Opens the ledger as `Ledger` does: with `waiting`, calls are retried while MLflow is unavailable."""
         return self.ledger if waiting is None else Patient(self.ledger, waiting)
 
-    def train(self, batch=BATCH, **options):
+    def train(self, batch=BATCH, *, resume=False, **options):
         return train_on_pool(
             batch,
             self.address,
+            RunOptions(resume=resume),
             profile=self.profile,
             open_ledger=self.open_ledger,
             shown=lambda run, submission: [],
