@@ -32,6 +32,7 @@ TEXTS = {
     "jobs were cancelled": PlanReason.REQUEST,
     "jobs were paused": PlanReason.REQUEST,
     "jobs were resumed": PlanReason.REQUEST,
+    "jobs were retried": PlanReason.REQUEST,
     "the priorities of batch nightly changed": PlanReason.REQUEST,
     "a, b and 3 others may train on; c stopped early": PlanReason.STEERING,
     "c stopped early": PlanReason.STEERING,
