@@ -18,7 +18,7 @@ def told(home):
     said = home.up().stderr
     file = Path(re.search(r"`cat (.+)`", said).group(1))
     user = re.search(r"asks for one line: (\w+):PASSWORD", said).group(1)
-    assert f"MLflow's page asks for a user, {user}, and PASSWORD" in said
+    assert f"MLflow's page and the metrics ask for a user, {user}, and PASSWORD" in said
     return user, file.read_text().strip()
 
 
