@@ -72,19 +72,16 @@ INPUT_FAULT = 2
 def main() -> None:
     """The command that is given: faults in its input are told without a traceback."""
     from ringmaster.flows import settings
-    from ringmaster.flows.faults import InputError
     from ringmaster.flows.process import ownership
     from ringmaster.flows.process.process_log import report_fault
-    from ringmaster.tasks.batch import BatchFileError
+    from ringmaster.model_lineage.faults import InputFault
     from ringmaster.tasks.messages import listed
-    from ringmaster.tasks.planning import ProblemError
-    from ringmaster.tasks.storage.releases import OtherRelease
 
     with interrupts.command(sys.argv[1:]):
         try:
             ownership.keep_to_owner(settings.home())
             app()
-        except (BatchFileError, ProblemError, InputError, OtherRelease) as error:
+        except InputFault as error:
             report_fault(listed(error.faults))
             sys.exit(INPUT_FAULT)
 

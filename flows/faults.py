@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.faults import InputFault, RingmasterError
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
@@ -21,11 +21,13 @@ __all__ = [
 from ringmaster.tasks.messages import listed
 
 
-class InputError(RingmasterError, ValueError):
+class InputError(InputFault):
     """The user's input cannot be used, and nothing was started.
 
     faults: all faults of the input.
     """
+
+    faults: tuple[str, ...]
 
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = tuple(faults)

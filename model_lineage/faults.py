@@ -21,6 +21,15 @@ class RingmasterError(Exception):
     """The base of every error that Ringmaster raises for its user: what is wrong, where, and how to fix it."""
 
 
+class InputFault(RingmasterError, ValueError):
+    """The base of errors in what the user gave: nothing was started, and the command line ends with exit status 2.
+
+    faults: everything that is wrong, in the order in which it is shown; each is a line or has one as its text.
+    """
+
+    faults: tuple[Any, ...]
+
+
 class LedgerError(RingmasterError, ValueError):
     """The ledger cannot perform an operation.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.messages import listed, printable, shortened
 
 MOST_PLACE, MOST_SAID = 200, 1000
@@ -42,8 +42,10 @@ class Fault:
         return printable(f"{where}: {what}" if where else what)
 
 
-class BatchFileError(RingmasterError, ValueError):
+class BatchFileError(InputFault):
     """A batch that cannot be run. `faults` are all of its faults, in file order; the error's text lists the first."""
+
+    faults: tuple[Fault, ...]
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from sqlalchemy import Connection, delete, insert, select
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.storage.schema import ABOUT
 
 TABLES = "1"
@@ -18,13 +18,14 @@ Databases with tables of another version are not opened.
 _TABLES, _RELEASE = "tables", "release"
 
 
-class OtherRelease(RingmasterError, ValueError):
+class OtherRelease(InputFault):
     """Raised for a database or a pool of another release of Ringmaster; nothing was started."""
 
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """The messages that are shown to a person."""
-        return (str(self),)
+    faults: tuple[str, ...]
+
+    def __init__(self, message: str) -> None:
+        self.faults = (message,)
+        super().__init__(message)
 
 
 def own_release() -> str:

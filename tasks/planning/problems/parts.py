@@ -4,15 +4,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.model_lineage.faults import RingmasterError
+from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.messages import listed
 
 
-class ProblemError(RingmasterError, ValueError):
+class ProblemError(InputFault):
     """A problem cannot be planned; `faults` lists everything that is wrong with it."""
 
+    faults: tuple[str, ...]
+
     def __init__(self, faults: Iterable[str]) -> None:
-        self.faults: tuple[str, ...] = tuple(faults)
+        self.faults = tuple(faults)
         super().__init__(listed(self.faults, between="; "))
 
 
