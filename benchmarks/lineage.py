@@ -91,7 +91,7 @@ def timed(words, home):
     environment = {**os.environ, "RINGMASTER_HOME": str(home), "MLFLOW_TRACKING_URI": ""}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "ringmaster.flows.cli", "lineage", *words],
+        [sys.executable, "-m", "ringmaster.flows.entry", "lineage", *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -40,7 +40,7 @@ class Bench:
             for file in self.home.glob("mlflow.db*"):
                 file.unlink()
         seconds, out = _timed(
-            [sys.executable, "-m", "ringmaster.flows.cli", "run", str(self.batch_file), "--json"],
+            [sys.executable, "-m", "ringmaster.flows.entry", "run", str(self.batch_file), "--json"],
             env={"RINGMASTER_HOME": str(self.home)},
         )
         result = json.loads(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import typer
@@ -25,7 +24,6 @@ from ringmaster.flows.commands import (
 )
 from ringmaster.flows.commands.lineage import queries
 from ringmaster.flows.commands.renamed import renamed
-from ringmaster.flows.process import interrupts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -65,26 +63,3 @@ for name, panel, of_group, text in (
     app.add_typer(group, name=name, rich_help_panel=panel)
 app.add_typer(queries.app, name="lineage", rich_help_panel=MODELS)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=DATA)
-
-INPUT_FAULT = 2
-
-
-def main() -> None:
-    """The command that is given: faults in its input are told without a traceback."""
-    from ringmaster.flows import settings
-    from ringmaster.flows.process import ownership
-    from ringmaster.flows.process.process_log import report_fault
-    from ringmaster.model_lineage.faults import InputFault
-    from ringmaster.tasks.messages import listed
-
-    with interrupts.command(sys.argv[1:]):
-        try:
-            ownership.keep_to_owner(settings.home())
-            app()
-        except InputFault as error:
-            report_fault(listed(error.faults))
-            sys.exit(INPUT_FAULT)
-
-
-if __name__ == "__main__":
-    main()

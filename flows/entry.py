@@ -1,13 +1,31 @@
 """The entry point of `ringmaster`, which answers Ctrl-C before it imports anything slow."""
 
+from __future__ import annotations
+
 import sys
 
 from ringmaster.flows.process import interrupts
 
+INPUT_FAULT = 2
+
 
 def main() -> None:
-    """Runs the command line."""
+    """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     with interrupts.command(sys.argv[1:]):
-        from ringmaster.flows.cli import main as run_command
+        from ringmaster.flows import settings
+        from ringmaster.flows.cli import app
+        from ringmaster.flows.process import ownership
+        from ringmaster.flows.process.process_log import report_fault
+        from ringmaster.model_lineage.faults import InputFault
+        from ringmaster.tasks.messages import listed
 
-        run_command()
+        try:
+            ownership.keep_to_owner(settings.home())
+            app()
+        except InputFault as error:
+            report_fault(listed(error.faults))
+            sys.exit(INPUT_FAULT)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, result_of
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result
 from ringmaster.flows.batch.form import CheckpointEvery
 from ringmaster.flows.batch.form_fields import titled
 from ringmaster.flows.batch.run_names import named
@@ -77,7 +77,9 @@ def submit_jobs(
     """
     pool_address()
     found = replace(_batch(jobs), name=batch)
-    result = result_of(train_batch, found.to_json(), name=batch, checkpoint_every_s=checkpoint_every_s)
+    with kept_result() as end:
+        end.result = train_batch(found.to_json(), name=batch, checkpoint_every_s=checkpoint_every_s)
+    result = end.result
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 

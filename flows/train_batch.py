@@ -1,41 +1,71 @@
-"""Trains a batch of jobs: profiles the jobs, plans them together, executes the plan, and records the models."""
+"""Trains a batch of jobs: profiles the jobs, plans them together, executes the plan, evaluates and records the models.
+
+    profile -> make plan -> execute -> evaluate -> record
+
+Each step is a task of the flow run in Prefect. Runs on this machine and runs on a pool take the same steps and differ
+in what provides the devices.
+"""
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
-from prefect import flow
+from prefect import flow, task
 from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
-from ringmaster.flows.batch.context import BatchInput, as_batch, open_run_context
+from ringmaster.flows.batch.context import BatchInput, as_batch
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended
-from ringmaster.flows.batch.local_executor import execute
-from ringmaster.flows.batch.probe import unfit
-from ringmaster.flows.batch.records import failures_told, finish_records, job_rows, tell_refused
-from ringmaster.flows.batch.result import BatchResult, collect
+from ringmaster.flows.batch.local_run import open_local_run
+from ringmaster.flows.batch.records import RecordedRun, close_records, job_rows
+from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.batch.waiting import for_prefect
-from ringmaster.flows.faults import BatchFailed, InputError
-from ringmaster.flows.pool.batch import train_on_pool
-from ringmaster.flows.reports.page_links import flow_run_page, show_records
-from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.faults import BatchFailed
+from ringmaster.flows.pool.pooled_run import open_pooled_run
+from ringmaster.flows.pool.run import IS_OVER
+from ringmaster.flows.reports.page_links import show_records
 from ringmaster.flows.services.embedded_server import protect_embedded_server
+from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.local.device_metrics import watching
-from ringmaster.tasks.profiling.stage import UnfitJobs
-from ringmaster.tasks.profiling.task import profile_task
-from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
-from ringmaster.tasks.storage.journal import DONE, RUNNING, STOPPED
+from ringmaster.tasks.execution.events import Planned
+from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 protect_embedded_server()  # here, as the sweep and retraining flows import this module too
+
+
+class PlanExecutor(Protocol):
+    """What executes the plan of a batch: an executor in this process, or a follower of the pool's executor."""
+
+    def run(self) -> bool:
+        """Runs the batch until it ends or is stopped."""
+
+
+class BatchRun(RecordedRun, Protocol):
+    """A run of a batch, on this machine or on a pool: what the steps do there."""
+
+    batch: Batch
+
+    def profile(self) -> Profiled | None:
+        """Measures what is not known of the jobs. Returns None if a pool has the jobs already."""
+
+    def make_plan(self, profiled: Any) -> Planned | None:
+        """Plans the jobs. Returns None if there is nothing to plan."""
+
+    def executor(self, plan: Planned | None) -> AbstractContextManager[PlanExecutor]:
+        """Opens what executes the plan."""
+
+    def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
+        """Returns the result so far. faults: what could not be recorded."""
 
 
 @flow(
@@ -74,67 +104,77 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
+    with open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
+        profiles = profile(run)
+        plan = make_plan(run, profiles)
+        execute(run, plan)
+        return record(run, evaluate(run))
+
+
+@contextmanager
+def open_run(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None) -> Iterator[BatchRun]:
+    """Opens a run of a batch: on the pool that this machine belongs to, else on this machine alone."""
     if (pool := settings.pool()) is not None:
-        result = train_on_pool(batch, pool, options, sweep_scheduler=sweep_scheduler)
+        with open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler) as run:
+            yield run
     else:
-        result = _train_here(batch, options, sweep_scheduler=sweep_scheduler)
-    rows = job_rows(result)
-    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
-    for_prefect(lambda: show_cost(batch, result))
+        with open_local_run(batch, options, sweep_scheduler=sweep_scheduler) as local_run:
+            yield local_run
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------------
+
+
+def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
+    """Returns whether a retry can help: refused input stays refused."""
+    return not isinstance(state.result(raise_on_failure=False), InputFault)
+
+
+# Measurements from before a failure are stored, so that a retry makes only the other trials.
+@task(
+    name="profile",
+    retries=2,
+    retry_delay_seconds=[1, 5],
+    retry_condition_fn=_may_help,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def profile(run: BatchRun) -> Profiled | None:
+    """Checks each job and measures it under the techniques and numbers of devices that it may use."""
+    return run.profile()
+
+
+@task(name="make plan", cache_policy=NO_CACHE, persist_result=False)
+def make_plan(run: BatchRun, profiles: Profiled | None) -> Planned | None:
+    """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
+    return run.make_plan(profiles)
+
+
+# No retries: the executor retries each job, and a flow run that is retried resumes the batch.
+@task(name="execute", cache_policy=NO_CACHE, persist_result=False)
+def execute(run: BatchRun, plan: Planned | None) -> None:
+    """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
+    with run.executor(plan) as executor:
+        executor.run()
+
+
+@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
+def evaluate(run: BatchRun) -> BatchResult:
+    """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
+    result = run.result()
+    for_prefect(
+        lambda: create_table_artifact(key="jobs", table=job_rows(result), description="The outcome of each job")
+    )
+    for_prefect(lambda: show_cost(run.batch, result))
     if result.status == "failed":
-        sound(batch_failed(batch.name, message=result.summary()))
+        sound(batch_failed(run.batch.name, message=result.summary()))
     return result
 
 
-def _train_here(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None) -> BatchResult:
-    """Trains a batch on this machine alone."""
-    view = current_view.get()
-    with open_run_context(batch, options) as run_context:
-        began_at_s, profiling_began_s = time.time(), time.monotonic()
-        journal, node_context = run_context.journal, run_context.node_context
-        journal.put("started_s", journal.get("started_s", began_at_s))  # a resumed batch keeps its deadlines
-        journal.put("status", RUNNING)
-        journal.put(FLOW_RUN_PAGE, flow_run_page())
-        are_over = [name for name, record in journal.jobs().items() if record.status in (DONE, STOPPED)]
-        try:
-            profiled = profile_task(
-                node_context.batch.jobs,
-                environment=node_context.environment,
-                cluster=node_context.cluster,
-                known=node_context.known,
-                notice=view.notice,
-                lend=node_context.lend,
-                failed=failures_told(but=are_over),
-                # Trials of a sweep may fail one by one, and a resumed batch goes on without its unfit jobs.
-                all_or_none=sweep_scheduler is None and not options.resume,
-                share=node_context.batch.profiling_share,
-            )
-        except UnfitJobs as error:
-            raise InputError(unfit(error.faults)) from error
-        tell_refused(profiled)
-        if sweep_scheduler is not None:
-            profiled = replace(profiled, jobs=sweep_scheduler.judged(profiled.jobs))
-        profiling_s = time.monotonic() - profiling_began_s
-        try:
-            with watching(node_context.cluster) as measured:
-                execute(run_context, profiled, measured=measured, seed=options.seed, sweep_scheduler=sweep_scheduler)
-        finally:
-            summary = partial(
-                collect,
-                node_context.batch,
-                node_context.batch.jobs,
-                journal,
-                since_s=began_at_s,
-                num_trials=profiled.num_trials,
-                profiling_s=profiling_s,
-                refused=profiled.refused,
-            )
-            result = summary()
-            journal.put("status", result.status)
-            finish_records(run_context.recorder, result)
-            faults = run_context.recorder.close()
-            if sweep_scheduler is not None:
-                sweep_scheduler.close(run_id=run_context.recorder.run_of())
-        result = summary(faults=faults)  # the models have their URIs now
-        show_records(run_context.recorder, result)
-        return result
+@task(name="record", cache_policy=NO_CACHE, persist_result=False)
+def record(run: BatchRun, result: BatchResult) -> BatchResult:
+    """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
+    result = run.result(faults=close_records(run, result))  # the models have their URIs now
+    show_records(run.recorder, result)
+    run.journal.put(IS_OVER, True)
+    return result

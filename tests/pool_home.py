@@ -36,7 +36,7 @@ class Home:
         self.environment["RINGMASTER_HOME"] = str(folder)
 
     def ringmaster(self, *arguments):
-        command = [sys.executable, "-m", "ringmaster.flows.cli", *arguments]
+        command = [sys.executable, "-m", "ringmaster.flows.entry", *arguments]
         return subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=UP_PATIENCE_S
         )

@@ -83,7 +83,7 @@ def measure_sweeps(
 def _swept(file: Path, home: Path, *, cores: int) -> dict:
     """Returns the seconds of the whole command, and its results."""
     allowed = sorted(os.sched_getaffinity(0))[-cores:]
-    command = [sys.executable, "-m", "ringmaster.flows.cli", "sweep", str(file), "--json"]
+    command = [sys.executable, "-m", "ringmaster.flows.entry", "sweep", str(file), "--json"]
     started_s = time.perf_counter()
     done = subprocess.run(
         ["taskset", "-c", ",".join(map(str, allowed)), *command],

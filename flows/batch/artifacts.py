@@ -1,7 +1,8 @@
-"""Artifacts of a batch's flow run: the table of its decisions, and its cost."""
+"""Artifacts of a batch's flow run: its plan, the table of its decisions, and its cost."""
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections import deque
@@ -23,6 +24,9 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.tasks.background_worker import Behind
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.charts import gantt
+from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
@@ -74,6 +78,51 @@ class DecisionArtifact:
         # An outdated table is no reason to end a training. The client may be closed once the flow run has ended.
         except (httpx.HTTPError, PrefectException, RuntimeError) as error:
             get_run_logger().warning("the table of decisions could not be updated: %s", error)
+
+
+def show_plan(plan: Plan, problem: Problem) -> None:
+    """Creates the artifact with the plan and its Gantt chart."""
+    create_markdown_artifact(
+        key="plan", markdown=plan_markdown(plan, problem), description="The plan, as a Gantt chart"
+    )
+
+
+def show_groups(fusion: Fusion, problem: Problem) -> None:
+    """Creates the artifact with the groups of jobs that are trained together, and what they save."""
+    create_markdown_artifact(
+        key="groups",
+        markdown=f"{fusion.in_words()}\n\n{plan_markdown(fusion.together, problem)}",
+        description="Which jobs are trained together, and what that saves",
+    )
+
+
+def plan_markdown(plan: Plan, problem: Problem) -> str:
+    """Returns the plan as markdown.
+
+    The Gantt chart is an SVG in a data URI, which Prefect's UI draws; the UI strips inline SVG.
+    """
+    picture = base64.b64encode(gantt.render_svg(plan, problem).encode()).decode()
+    bound = "-" if plan.lower_bound_s is None else f"{plan.lower_bound_s:.1f} s"
+    gap = "-" if plan.gap is None else f"{plan.gap:.2%}"
+    lines = [
+        f"# Plan of {problem.name}",
+        "",
+        f"Makespan **{plan.makespan_s:.1f} s**, lower bound {bound}, gap {gap}; {len(problem.jobs)} jobs on "
+        f"{problem.num_devices} devices, {plan.num_switches} switches. Found by {plan.method}.",
+        *(["", f"Minimised: {plan.objective}, **{plan.value:.2f}**."] if plan.value is not None else []),
+        "",
+        f"![Gantt chart](data:image/svg+xml;base64,{picture})",
+        "",
+        "| job | technique | config | devices | start | end |",
+        "| --- | --- | --- | --- | ---: | ---: |",
+    ]
+    for segment in plan.segments:
+        option = problem.job(segment.job).options[segment.option]
+        config = " ".join(f"{key}={value}" for key, value in option.config.items())
+        devices = " ".join(f"{node}:{i}" for node, ids in segment.devices for i in ids)
+        times = f"{segment.start_s:.1f} s | {segment.end_s:.1f} s"
+        lines.append(f"| {segment.job} | {option.technique} | {config} | {devices} | {times} |")
+    return "\n".join(lines)
 
 
 def show_cost(batch: Batch, result: BatchResult) -> None:

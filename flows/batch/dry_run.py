@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows import settings
+from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.context import NodeContext, open_node_context
 from ringmaster.flows.batch.form import Profiles
-from ringmaster.flows.batch.local_executor import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.batch.local_run import PLANNING_TIME_LIMIT_S
 from ringmaster.flows.batch.run_folder import stamped_folder
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool.batch import with_orphans
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import profile_on_pool, serving
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
 from ringmaster.tasks.planning.charts import gantt
@@ -32,7 +33,6 @@ from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.planning.groups.fusion import Fusion
 from ringmaster.tasks.planning.plans.checked import checked_fusion
 from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines
-from ringmaster.tasks.planning.task import plan_markdown
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.over_nodes import PREDICTED
@@ -177,7 +177,7 @@ def _profile_on(database: Database, batch: Batch, *, may_try: bool) -> tuple[Pro
 
 
 def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
-    faults = with_orphans(profiled)
+    faults = with_orphans(profiled.jobs, profiled.faults)
     jobs = [job for job in profiled.jobs if job.name not in faults]
     found = DryRun(
         batch=batch.name,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import httpx
@@ -69,14 +71,23 @@ def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> 
     return cast(T, state(message=message, data=failure(message, result)))
 
 
-def result_of(run: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Returns the result of a flow, even if the flow raises RunFailed or Interrupted with it."""
+@dataclass
+class RunEnd:
+    """How a flow has ended. result: what it returned, or what its exception carries."""
+
+    result: Any = None
+
+
+@contextmanager
+def kept_result() -> Iterator[RunEnd]:
+    """Yields an object for the result of a flow; puts the result there if the flow raises RunFailed or Interrupted."""
+    end = RunEnd()
     try:
-        return run(*args, **options)
-    except (RunFailed, Interrupted) as end:
-        if end.result is None:
+        yield end
+    except (RunFailed, Interrupted) as error:
+        if error.result is None:
             raise
-        return cast(T, end.result)
+        end.result = error.result
 
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:

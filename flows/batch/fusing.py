@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ringmaster.flows.batch.artifacts import show_groups
+from ringmaster.flows.batch.waiting import for_prefect
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.groups import LEFT, PARTED
 from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.planning import Plan, Problem, ProblemError
-from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, without_groups
+from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.baselines import current_practice
-from ringmaster.tasks.planning.task import choose_groups_task
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.mlflow_writer import FUSION
@@ -72,10 +73,11 @@ def choose_together(
         )
     )
     try:
-        fusion = choose_groups_task(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
+        fusion = choose_groups(problem, time_limit_s=time_limit_s, seed=seed, objective=objective)
     except ProblemError:
         return ChosenGroups()  # no plan meets the deadlines: the planner of the jobs reports it, with details
     current_view.get().notice(fusion.in_words())
+    for_prefect(lambda: show_groups(fusion, problem))
     journal.put(
         FUSION,
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from prefect import get_run_logger
 from prefect.context import FlowRunContext
@@ -16,7 +16,8 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.profiling.reasons import refusal_lines
 from ringmaster.tasks.profiling.stage import Failed, Profiled
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.storage.journal import FAILED
+from ringmaster.tasks.storage.journal import FAILED, Journal
+from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.interface.values import to_json
 
 
@@ -35,6 +36,35 @@ def job_rows(result: BatchResult) -> list[dict[str, Any]]:
         }
         for job in result.jobs
     ]
+
+
+class RecordedRun(Protocol):
+    """A run of a batch, as far as the end of its records needs it.
+
+    is_recorded: whether its records are closed.
+    patience_s: how long to wait for an unavailable MLflow; None for the recorder's default.
+    """
+
+    journal: Journal
+    sweep_scheduler: SweepScheduler | None
+    is_recorded: bool
+    patience_s: float | None
+
+    @property
+    def recorder(self) -> AsyncRecorder:
+        """Writes the run into MLflow."""
+
+
+def close_records(run: RecordedRun, result: BatchResult) -> list[str]:
+    """Records the result of a run, and waits until all is written; returns descriptions of what could not be."""
+    run.is_recorded = True
+    run.journal.put("status", result.status)
+    finish_records(run.recorder, result)
+    faults = run.recorder.close(patience_s=run.patience_s)
+    run.journal.put("is_recorded", run.recorder.is_complete)
+    if run.sweep_scheduler is not None:
+        run.sweep_scheduler.close(run_id=run.recorder.run_of())
+    return faults
 
 
 def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:

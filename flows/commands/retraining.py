@@ -73,11 +73,12 @@ def _run(flow: str, parameters: dict[str, Any], *, is_verbose: bool) -> dict[str
     if settings.pool() is None:
         announce(STARTING_SERVERS)
     run = resolve(flow)
-    from ringmaster.flows.batch.flow_runs import result_of
+    from ringmaster.flows.batch.flow_runs import kept_result
     from ringmaster.flows.reports.progress import shown
 
-    with shown(error_console(), is_verbose=is_verbose):
-        result: dict[str, Any] = result_of(run, **parameters)
+    with shown(error_console(), is_verbose=is_verbose), kept_result() as end:
+        end.result = run(**parameters)
+    result: dict[str, Any] = end.result
     return result
 
 

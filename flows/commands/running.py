@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -99,33 +100,45 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
 
 def train(batch: Batch, options: RunOptions, *, as_json: bool = False, is_verbose: bool = False) -> int:
-    """Trains a batch under a view of its progress and prints what came of it; returns the exit code."""
-    home = settings.home()
-    settings.embed(home)
-    with ExitStack() as stack:
-        if settings.pool() is None:
-            from ringmaster.flows.batch.context import cool_down, warm_up
+    """Trains a batch under a view of its progress and prints its result; returns the exit code."""
+    with _servers_of(batch):
+        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.train_batch import train_batch
 
-            stack.callback(cool_down)
-            warm_up(batch)
-        result = _trained(batch, options, is_verbose=is_verbose)
+        with _view(is_verbose=is_verbose), kept_result() as end:
+            end.result = train_batch(batch.to_json(), name=batch.name, **asdict(options))
     from ringmaster.flows.reports.batch_report import print_report
 
-    print_report(result, error_console(), home=home)
+    result: BatchResult = end.result
+    print_report(result, error_console(), home=settings.home())
     if as_json:
         print_json(result.to_json())
     return result.exit_code
 
 
-def _trained(batch: Batch, options: RunOptions, *, is_verbose: bool) -> BatchResult:
-    """What the flow has come to, however it ended."""
-    if settings.pool() is None:
+@contextmanager
+def _servers_of(batch: Batch) -> Iterator[None]:
+    """Prepares this process for a batch. Enter it before Prefect is imported."""
+    settings.embed(settings.home())
+    if settings.pool() is not None:
+        yield
+        return
+    from ringmaster.flows.batch.context import cool_down, warm_up
+
+    try:
+        warm_up(batch)
         announce(STARTING_SERVERS)
+        yield
+    finally:
+        cool_down()
+
+
+@contextmanager
+def _view(*, is_verbose: bool) -> Iterator[None]:
+    """Shows the progress of a flow on the terminal."""
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from ringmaster.flows.batch.flow_runs import result_of
     from ringmaster.flows.reports.progress import shown
-    from ringmaster.flows.train_batch import train_batch
 
     # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
     heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
@@ -133,7 +146,7 @@ def _trained(batch: Batch, options: RunOptions, *, is_verbose: bool) -> BatchRes
         shown(error_console(), is_verbose=is_verbose),
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}),
     ):
-        return result_of(train_batch, batch.to_json(), name=batch.name, **asdict(options))
+        yield
 
 
 def profile(

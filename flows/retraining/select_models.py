@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ringmaster.flows.batch.local_executor import PLANNING_TIME_LIMIT_S
+from ringmaster.flows.batch.local_run import PLANNING_TIME_LIMIT_S
 from ringmaster.flows.batch.records import failures_told
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import Checked

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import result_of
+from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.faults import InputError
@@ -46,7 +46,9 @@ def train(run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, *, 
         return None
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
-    result = result_of(train_batch, batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+    with kept_result() as end:
+        end.result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+    result: BatchResult = end.result
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(run, check, _recorded(run, check, result))

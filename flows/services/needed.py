@@ -141,7 +141,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         ),
         Service(
             name=EXECUTOR,
-            command=(*python, "ringmaster.flows.cli", "pool", "executor"),
+            command=(*python, "ringmaster.flows.entry", "pool", "executor"),
             environment=member,
             after=(PREFECT, MLFLOW, DEPLOYMENTS),
             says_ready=True,
@@ -152,7 +152,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     if options.worker:
         worker = Service(
             name=WORKER,
-            command=(*python, "ringmaster.flows.cli", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
+            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
             environment=member,
             after=(EXECUTOR,),
             says_ready=True,

@@ -67,3 +67,15 @@ def _shape(shapes: Mapping[str, tuple[str, tuple[int, ...]]], name: str) -> str:
 
 def _text(file: Path) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, str]:
+    """Returns the faults of jobs by name, with those of all jobs that adapt a job which cannot be trained."""
+    found = dict(faults)
+    while True:
+        left = [job for job in jobs if job.name not in found]
+        orphans = [(job, gone) for job in left if (gone := [parent for parent in job.parents if parent in found])]
+        if not orphans:
+            return found
+        for job, gone in orphans:
+            found[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"

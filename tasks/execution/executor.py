@@ -20,6 +20,7 @@ from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangSaid,
     Listener,
+    Planned,
     SegmentEnded,
 )
 from ringmaster.tasks.execution.job_table import JobState, JobTable
@@ -55,6 +56,7 @@ class Executor:
     cluster: the devices to use.
     leases, holder: the ledger that leases devices, and the name under which this executor leases them.
     engine: runs the segments.
+    plan: the plan to begin with; None to make one.
     make_plan, add_terms: plan a problem; add the terms beside the jobs to a problem.
     listeners: receive each execution event.
     replanner: re-plans while the batch runs; without it the first plan is followed.
@@ -73,6 +75,7 @@ class Executor:
         engine: Engine,
         make_plan: MakePlan,
         entries: Sequence[JobState] = (),
+        plan: Planned | None = None,
         add_terms: AddTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
         replanner: Replanner | None = None,
@@ -81,7 +84,8 @@ class Executor:
     ) -> None:
         self._leases, self._journal, self._listeners, self._engine = leases, journal, listeners, engine
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._stopping, self._is_open = False, is_open
+        self._stopping, self._is_open, self._first_plan = False, is_open, plan
+        self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
         self._starter = Starter(
@@ -121,9 +125,14 @@ class Executor:
     def run(self) -> bool:
         """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed."""
         self.job_table.refresh()
+        if self._first_plan is not None:
+            self._plan_manager.begin(self._first_plan)
         self._outcome_policy.fail_orphans()
-        self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
+        if self._first_plan is None:
+            self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
         while self._plan_progress.running or (self._has_more() and not self._stopping):
+            if not self._stopping:
+                self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
             self._turn()
             self._give_up_planning()
         return not self._has_more()
@@ -134,6 +143,7 @@ class Executor:
         Segments that run then continue without this executor.
         """
         while not self._stopping:
+            self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
             self._turn()
 
     def stop(self) -> None:
@@ -162,10 +172,10 @@ class Executor:
         return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_open()
 
     def _turn(self) -> None:
-        """Starts what can start, adjusts running segments, and handles one message."""
+        """Adjusts running segments, plans where that is due, and handles one message."""
         patience_s = []
         if not self._stopping:
-            patience_s.append(self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell))
+            patience_s.append(self._retry_in_s)
             if self._plan_manager.replanner is not None and self._plan_progress.running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from ringmaster.tasks.cluster import Cluster
@@ -79,7 +80,8 @@ class Starter:
         for segment in self._startable():
             names = tuple(lease_names[device] for device in segment.devices)
             if self._leases.take(names, holder=self._holder):
-                self._start(segment, cluster=cluster, names=names, tell=tell)
+                call = self._begin(segment, cluster=cluster, names=names, tell=tell)
+                self._engine.start(call).add_done_callback(partial(self._post, call.number))
             else:
                 held = self._leases.held()
                 holders |= {held[name] for name in names if name in held}
@@ -126,14 +128,15 @@ class Starter:
             and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
         ]
 
-    def _start(
+    def _begin(
         self,
         segment: PlannedSegment,
         *,
         cluster: Cluster,
         names: tuple[str, ...],
         tell: Callable[[ExecutionEvent], None],
-    ) -> None:
+    ) -> SegmentCall:
+        """Records the start of a segment, and returns the call that starts it."""
         job = segment.job
         profile = self._job_table.profiles[job][segment.option]
         first_step = self._job_table.records[job].step
@@ -159,7 +162,7 @@ class Starter:
                 members=tuple(members),
             )
         )
-        call = SegmentCall(
+        return SegmentCall(
             label=f"{called(job, members)} [{profile.technique} x{profile.num_devices}]"
             f" steps {first_step}-{segment.last_step}",
             order=self._order(segment, profile, cluster=cluster, number=number, members=members),
@@ -170,7 +173,6 @@ class Starter:
             batch=self._job_table.entries[job].batch,
             devices=segment.devices,
         )
-        self._engine.start(call).add_done_callback(lambda future: self._post(number, future))
 
     def _local(self, job: str) -> str:
         """Returns the name of a job within its batch."""

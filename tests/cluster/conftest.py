@@ -140,7 +140,7 @@ def parents(pool, mlflow, tmp_path):
     def start(*words, node="alpha"):
         log = tmp_path / f"parent-{len(found)}.log"
         environment = {**pool.environment, "MLFLOW_TRACKING_URI": mlflow.url, "RINGMASTER_NODE": node}
-        command = [sys.executable, "-m", "ringmaster.flows.cli", *map(str, words)]
+        command = [sys.executable, "-m", "ringmaster.flows.entry", *map(str, words)]
         process = pool.nodes[node].popen(command, environment=environment, log=log)
         process.log = log
         found.append(process)

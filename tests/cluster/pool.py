@@ -81,7 +81,7 @@ class Pool:
 
     def start_executor(self, *options):
         """Starts an executor, which stands by while another one leads."""
-        command = [sys.executable, "-m", "ringmaster.flows.cli", "pool", "executor", *options]
+        command = [sys.executable, "-m", "ringmaster.flows.entry", "pool", "executor", *options]
         with (self.folder / "executor.log").open("ab") as log:
             self.executor = subprocess.Popen(
                 command,
@@ -106,7 +106,17 @@ class Pool:
     def start_worker(self, name, *options):
         """Starts the worker of a node, as systemd would."""
         node = self.nodes[name]
-        command = [sys.executable, "-m", "ringmaster.flows.cli", "pool", "worker", "--name", name, "--devices", "cpu:1"]
+        command = [
+            sys.executable,
+            "-m",
+            "ringmaster.flows.entry",
+            "pool",
+            "worker",
+            "--name",
+            name,
+            "--devices",
+            "cpu:1",
+        ]
         command += ["--address", node.address, *self.options.get(name, ()), *options]
         self._before[name] = self.serving().get(name)
         self.workers[name] = node.popen(command, environment=self.environment, log=self.folder / f"{name}.log")

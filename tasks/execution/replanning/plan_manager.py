@@ -109,19 +109,21 @@ class PlanManager:
         Segments that run keep the planned segments of their jobs.
         """
         active = self._plan_progress.active_jobs
-        jobs = [job for job in self._job_table.left() if job.name not in active]
+        problem = problem_left(
+            self._job_table, self.cluster, name=self._name, add_terms=self._on_terms, active_jobs=active
+        )
         kept = [segment for segment in self._plan_progress.planned if segment.job in active]
-        if not jobs:
-            self._plan_progress.planned = kept
-            return
-        done = {job.name: self._job_table.records[job.name].step for job in jobs}
-        so_far = {**self._job_table.groups.steps(), **done}
-        problem = planning_problem(jobs, self._job_table.profiles, self.cluster, name=self._name, steps_done=so_far)
-        problem = self._on_terms(problem)
-        plan = self._make_plan(problem)
-        steps = {job.name: job.total_steps for job in jobs}
-        self._plan_progress.planned = [*kept, *in_steps(plan, num_steps=steps, steps_done=done)]
-        self._follow(problem, plan, why=why)
+        self._plan_progress.planned = kept
+        if problem is not None:
+            self.begin(Planned(problem=problem, plan=self._make_plan(problem), why=why))
+
+    def begin(self, planned: Planned) -> None:
+        """Follows a plan of jobs of which nothing is planned yet."""
+        jobs = {job.name: job for job in self._job_table.left()}
+        steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
+        done = {name: self._job_table.records[name].step for name in steps}
+        self._plan_progress.planned += in_steps(planned.plan, num_steps=steps, steps_done=done)
+        self._follow(planned.problem, planned.plan, why=planned.why)
 
     def seconds_to_look(self) -> float:
         """Returns the seconds until `look` may have something to do."""
@@ -195,3 +197,22 @@ class PlanManager:
         if self.replanner is not None:
             self.replanner.planned(self.state())
         self._tell(Planned(problem=problem, plan=plan, why=why))
+
+
+def problem_left(
+    job_table: JobTable,
+    cluster: Cluster,
+    *,
+    name: str,
+    add_terms: AddTerms,
+    active_jobs: Collection[str] = (),
+) -> Problem | None:
+    """Returns the problem of planning the jobs that are left, None if none is.
+
+    active_jobs: jobs that run now, and are not planned anew.
+    """
+    jobs = [job for job in job_table.left() if job.name not in active_jobs]
+    if not jobs:
+        return None
+    steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
+    return add_terms(planning_problem(jobs, job_table.profiles, cluster, name=name, steps_done=steps_done))

@@ -34,7 +34,7 @@ def home(tmp_path):
 def ringmaster(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RINGMASTER_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
     environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [sys.executable, "-m", "ringmaster.flows.cli", *arguments]
+    command = [sys.executable, "-m", "ringmaster.flows.entry", *arguments]
     root = Path(__file__).parents[3]
     environment["PYTHONPATH"] = str(root)
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=550, check=False)

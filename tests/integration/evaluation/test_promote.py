@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from ringmaster.flows import cli
+from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import promoting
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.promotion import examine
@@ -55,7 +55,7 @@ def promote(*arguments):
     """Returns (exit code, the final JSON object or the error message)."""
     done = CliRunner().invoke(cli.app, ["promote", *map(str, arguments), "--json"])
     if isinstance(done.exception, InputError):
-        return cli.INPUT_FAULT, "\n".join(done.exception.faults)
+        return entry.INPUT_FAULT, "\n".join(done.exception.faults)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, json.loads(done.stdout)

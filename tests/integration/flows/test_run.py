@@ -18,6 +18,7 @@ import pytest
 
 from ringmaster.flows.process.interrupts import STOPPING
 from tests.attacks import expect_closed_prefect, open_to_others
+from tests.integration.flows.counting_frames import FILE
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 
 # `exact` leaves one option to a model with dropout, so that every run of it must end with bit-equal weights.
@@ -62,7 +63,7 @@ pytestmark = pytest.mark.timeout(1200)  # three runs in one test
 class Place:
     """A folder with a batch file, and the home of its runs. program: the module that is run as the command."""
 
-    program = "ringmaster.flows.cli"
+    program = "tests.integration.flows.counting_frames"
 
     def __init__(self, folder):
         self.folder, self.home = folder, folder / "home"
@@ -201,6 +202,13 @@ def test_the_result_says_what_was_done(first):
         assert (segment["first_step"], segment["last_step"]) == (0, job["num_steps"])
         assert segment["seconds"] > 0
         assert job["model_uri"].startswith("models:/")
+
+
+@pytest.mark.full
+def test_the_way_from_the_command_line_to_the_first_segment_is_short(place, first):
+    functions = json.loads((place.home / FILE).read_text())
+    assert functions[0] == "ringmaster.flows.entry:main"
+    assert 3 < len(functions) <= 8, functions
 
 
 @pytest.mark.full

@@ -22,6 +22,6 @@ if __name__ == "__main__":
     search.candidate_groups = _all_in_one
     search.GroupSearch._num_that_fit = lambda self, group: min(2, len(group))
 
-    from ringmaster.flows.cli import main
+    from ringmaster.flows.entry import main
 
     main()

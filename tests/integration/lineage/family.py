@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from ringmaster.flows import cli
+from ringmaster.flows import cli, entry
 from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
 from ringmaster.model_lineage.tensors import TensorStore
@@ -28,7 +28,7 @@ def run(*arguments):
     """Runs a lineage command as `ringmaster` does: (exit code, stdout, stderr)."""
     done = CliRunner().invoke(cli.app, ["lineage", *map(str, arguments)])
     if isinstance(done.exception, InputError):
-        return cli.INPUT_FAULT, done.stdout, "\n".join(done.exception.faults)
+        return entry.INPUT_FAULT, done.stdout, "\n".join(done.exception.faults)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.stdout, done.stderr

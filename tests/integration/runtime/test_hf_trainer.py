@@ -109,7 +109,7 @@ def test_a_batch_of_theirs_and_ours_runs_whole(tmp_path):
     environment = {**os.environ, "RINGMASTER_HOME": str(tmp_path / "home")}
     for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "ringmaster.flows.cli", "run", str(batch), "--json"]
+    command = [sys.executable, "-m", "ringmaster.flows.entry", "run", str(batch), "--json"]
     root = Path(__file__).parents[3]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

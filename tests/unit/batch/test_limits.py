@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.flows.cli import main
+from ringmaster.flows.entry import main
 from ringmaster.flows.faults import InputError
 from ringmaster.tasks.batch import Batch, BatchFileError, Fault, load_batch, parse_batch
 from ringmaster.tasks.batch.adaptations import circles_of

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 from typer.testing import CliRunner
 
-from ringmaster.flows import cli
+from ringmaster.flows import cli, entry
 from ringmaster.flows.diagnosis import machine
 from ringmaster.flows.diagnosis.bundle import Part, collect
 from ringmaster.flows.diagnosis.logs import MOST_BYTES, logs
@@ -201,7 +201,7 @@ def test_only_its_owner_can_read_it(home, tmp_path):
 def test_a_file_that_cannot_be_written_is_refused(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ringmaster", "diagnose", "-o", str(tmp_path / "no" / "such" / "x.tar.gz")])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        entry.main()
     assert ended.value.code == 2
     assert "cannot be written. To fix: name a file in a folder that is there" in capsys.readouterr().err
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from ringmaster.flows.batch import local_executor, records
+from ringmaster.flows.batch import records
+from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.flows.batch.records import failures_told, job_rows, log_decision, tell_refused
+from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting
@@ -88,7 +90,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal = Journal.of_file(tmp_path / "journal.db")
     journal.write_job("b", status=DONE)
     began, heard = [], []
-    shop = SimpleNamespace(
+    context = SimpleNamespace(
         node_context=SimpleNamespace(batch=batch, device_names=["cpu:0"]),
         journal=journal,
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
@@ -96,7 +98,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     profiled = Profiled(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    failures = local_executor._begin(shop, profiled, sweep_scheduler=None)
-    assert failures == heard == [JobEnded(job="a", status=FAILED, message=WHY, details={})]
+    LocalRun(context, RunOptions(), sweep_scheduler=None)._begin(profiled)
+    assert heard == [JobEnded(job="a", status=FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()

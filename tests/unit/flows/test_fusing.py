@@ -7,7 +7,6 @@ from ringmaster.flows.batch.fusing import choose_together, goals_in
 from ringmaster.tasks.execution.groups import LEFT, PARTED
 from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.plans import checked
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled
@@ -35,7 +34,7 @@ def journal(tmp_path):
 
 @pytest.fixture(autouse=True)
 def without_prefect(monkeypatch):
-    monkeypatch.setattr(fusing, "choose_groups_task", choose_groups)
+    monkeypatch.setattr(fusing, "show_groups", lambda fusion, problem: None)
 
 
 def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
@@ -102,6 +101,6 @@ def test_deadlines_that_cannot_be_met_are_told_by_whoever_plans_the_jobs(journal
     def refuse(*_, **__):
         raise ProblemError(["a misses its deadline"])
 
-    monkeypatch.setattr(fusing, "choose_groups_task", refuse)
+    monkeypatch.setattr(fusing, "choose_groups", refuse)
     assert choose(journal, group("b")).profiles == {}
     assert journal.get(FUSION) is None

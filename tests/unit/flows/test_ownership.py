@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ringmaster.flows import cli, settings
+from ringmaster.flows import entry, settings
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.process import ownership
 
@@ -97,5 +97,5 @@ def test_every_command_keeps_to_its_owner_before_it_does_anything(tmp_path, monk
     monkeypatch.setenv("RINGMASTER_HOME", str(home))
     monkeypatch.setattr(sys, "argv", ["ringmaster", command, "--help"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        entry.main()
     assert (ended.value.code, mode(home), os.umask(0o022)) == (0, 0o700, 0o077)

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.flows.batch.run_options import RunOptions
-from ringmaster.flows.pool.batch import train_on_pool
 from ringmaster.flows.pool.executor import _lead
+from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.controller.leadership import Leadership
@@ -49,8 +49,12 @@ def test_a_batch_is_not_handed_over_to_a_pool_of_another_release(tmp_path, monke
     monkeypatch.setattr(releases, "own_release", lambda: "9.0")
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     address = PoolAddress(database=database.url, prefect_api="http://p/api", mlflow_uri="http://m")
-    with pytest.raises(OtherRelease, match=r"this machine has 9\.0"):
-        train_on_pool(Batch(name="nightly", jobs=(), folder=tmp_path, text=""), address, RunOptions())
+    batch = Batch(name="nightly", jobs=(), folder=tmp_path, text="")
+    with (
+        pytest.raises(OtherRelease, match=r"this machine has 9\.0"),
+        open_pooled_run(batch, address, RunOptions()),
+    ):
+        pass
     database.close()
 
 

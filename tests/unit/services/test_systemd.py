@@ -56,7 +56,7 @@ def test_a_unit_starts_what_up_starts(name):
     (line,) = Unit(UNITS[name]).all("ExecStart")
     words = shlex.split(line.replace("${HOST}", OPTIONS.host))
     ours = list(SERVICES[name].command)
-    start = ours.index("ringmaster.flows.cli") + 1 if "ringmaster.flows.cli" in ours else ours.index("-m")
+    start = ours.index("ringmaster.flows.entry") + 1 if "ringmaster.flows.entry" in ours else ours.index("-m")
     assert words[words.index("-m") if "-m" in words else 1 :] == ours[start:]
 
 

@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 from prefect.exceptions import TerminationSignal
 
+from ringmaster.flows import train_batch as steps
+from ringmaster.flows.batch import records
 from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_fact
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import InputError
-from ringmaster.flows.pool import batch as pool_batch
-from ringmaster.flows.pool.batch import train_on_pool, with_orphans
+from ringmaster.flows.pool import pooled_run
+from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.parents import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
@@ -69,7 +72,7 @@ class Bench:
         return self.ledger if waiting is None else Patient(self.ledger, waiting)
 
     def train(self, batch=BATCH, *, resume=False, **options):
-        return train_on_pool(
+        with open_pooled_run(
             batch,
             self.address,
             RunOptions(resume=resume),
@@ -77,7 +80,9 @@ class Bench:
             open_ledger=self.open_ledger,
             shown=lambda run, submission: [],
             **options,
-        )
+        ) as run:
+            steps.execute.fn(run, steps.make_plan.fn(run, steps.profile.fn(run)))
+            return steps.record.fn(run, run.result())
 
     def ids(self):
         return [key for key, _, _ in Submissions(self.database).names()]
@@ -186,7 +191,7 @@ def test_a_flow_run_that_died_while_it_recorded_trains_nothing_again(bench, monk
     with played(bench.database) as executor:
         executor.failing = {"b": "its loss is NaN"}
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(pool_batch, "show_records", die)
+            patch.setattr(steps, "show_records", die)
             bench.train()
         executor.failing = {}
         assert bench.train().status == "failed"
@@ -291,13 +296,13 @@ def test_an_mlflow_that_is_away_at_the_start_is_waited_for(bench):
 def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypatch):
     monkeypatch.setattr(async_recorder, "PATIENCE_AT_END_S", 0.0)
     monkeypatch.setenv(STARTED_RUN, "run-1")
-    finish = pool_batch.finish_records
+    finish = records.finish_records
 
     def away_at_the_end(recorder, result):
         bench.ledger.away = 3
         finish(recorder, result)
 
-    monkeypatch.setattr(pool_batch, "finish_records", away_at_the_end)
+    monkeypatch.setattr(records, "finish_records", away_at_the_end)
     with played(bench.database):
         result = bench.train()
     assert result.faults == ()
@@ -327,7 +332,7 @@ def test_ctrl_c_cancels_the_batch(bench):
 
 def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench, monkeypatch):
     monkeypatch.setenv(STARTED_RUN, "run-1")
-    monkeypatch.setattr(pool_batch, "is_being_cancelled", lambda: False)
+    monkeypatch.setattr(pooled_run, "is_being_cancelled", lambda: False)
 
     class Ended(View):
         def listen(self, event):
@@ -384,7 +389,7 @@ def test_a_run_that_prefect_starts_again_waits_for_the_process_that_was_taken_fo
 
 def test_orphans_of_orphans_are_found():
     jobs = (job("c", base="b"), job("b", base="a"), job("a"), job("d", base="models:/x@champion"))
-    found = with_orphans(Profiled(jobs=jobs, preflights={}, profiles={}, faults={"a": "too large"}))
+    found = with_orphans(jobs, {"a": "too large"})
     assert found.keys() == {"a", "b", "c"}
 
 

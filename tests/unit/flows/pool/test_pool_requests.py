@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from ringmaster.flows import cli
+from ringmaster.flows import cli, entry
 from ringmaster.flows.batch.context import as_batch
 from ringmaster.flows.batch.form import EXAMPLES
 from ringmaster.flows.commands.pool import _kept
@@ -93,7 +93,7 @@ def run(*arguments):
     try:
         done = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
     except InputError as error:
-        return cli.INPUT_FAULT, "\n".join(error.faults)
+        return entry.INPUT_FAULT, "\n".join(error.faults)
     return done.exit_code, done.output
 
 
@@ -124,7 +124,7 @@ def test_the_commands_ask_and_print_the_answer(pool):
 def test_what_is_wrong_is_told_with_exit_code_2(pool, arguments, told):
     submit(pool, "nightly-1")
     code, output = run(*arguments)
-    assert code == cli.INPUT_FAULT
+    assert code == entry.INPUT_FAULT
     assert told in output
 
 
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_told_with_exit_code_2(pool, arguments, told):
 def test_without_a_pool_it_is_told_how_to_have_one(tmp_path, monkeypatch, command):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.delenv("RINGMASTER_DATABASE", raising=False)
-    assert run(command, "nightly") == (cli.INPUT_FAULT, NO_POOL)
+    assert run(command, "nightly") == (entry.INPUT_FAULT, NO_POOL)
 
 
 def test_status_and_logs_look_at_batches_of_the_pool(pool, tmp_path):

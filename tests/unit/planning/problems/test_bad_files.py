@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.flows.cli import main
+from ringmaster.flows.entry import main
 from ringmaster.tasks.planning import Plan, Problem, ProblemError, solve, verify
 from tests.drawing import draws
 
