@@ -12,6 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId
@@ -137,12 +138,16 @@ class Executor:
             self._give_up_planning()
         return not self._has_more()
 
-    def serve(self) -> None:
+    def serve(self, *, num_turns: int | None = None) -> None:
         """Runs all jobs of the table, and those added later, until `stop` is called.
 
         Segments that run then continue without this executor.
+
+        num_turns: how many messages to handle before it returns; None for no limit.
         """
-        while not self._stopping:
+        for _ in count() if num_turns is None else range(num_turns):
+            if self._stopping:
+                return
             self._retry_in_s = self._starter.start_what_can(self._plan_manager.cluster, tell=self._tell)
             self._turn()
 

@@ -148,7 +148,7 @@ class PoolBench:
         self.executor.call(self.controller.tick)
         self.inbox.is_empty = False
         while not self.inbox.is_empty:
-            self.executor._turn()
+            self.executor.serve(num_turns=1)
 
     def pass_seconds(self, seconds, *workers):
         """Runs `step` each second; the given workers send heartbeats."""
