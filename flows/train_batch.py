@@ -36,8 +36,6 @@ from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import Planned
-from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 protect_embedded_server()  # here, as the sweep and retraining flows import this module too
@@ -51,17 +49,17 @@ class PlanExecutor(Protocol):
 
 
 class BatchRun(RecordedRun, Protocol):
-    """A run of a batch, on this machine or on a pool: what the steps do there."""
+    """A run of a batch, on this machine or on a pool: what the steps do there. It keeps what they find."""
 
     batch: Batch
 
-    def profile(self) -> Profiled | None:
-        """Measures what is not known of the jobs. Returns None if a pool has the jobs already."""
+    def profile(self) -> None:
+        """Measures what is not known of the jobs, unless a pool has the jobs already."""
 
-    def make_plan(self, profiled: Any) -> Planned | None:
-        """Plans the jobs. Returns None if there is nothing to plan."""
+    def make_plan(self) -> None:
+        """Plans the jobs that are left."""
 
-    def executor(self, plan: Planned | None) -> AbstractContextManager[PlanExecutor]:
+    def executor(self) -> AbstractContextManager[PlanExecutor]:
         """Opens what executes the plan."""
 
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
@@ -105,10 +103,11 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
     with open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
-        profiles = profile(run)
-        plan = make_plan(run, profiles)
-        execute(run, plan)
-        return record(run, evaluate(run))
+        profile(run)
+        make_plan(run)
+        execute(run)
+        evaluate(run)
+        return record(run)
 
 
 @contextmanager
@@ -130,6 +129,10 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), InputFault)
 
 
+# The steps get the run alone: Prefect looks for futures in all that a task is given, which takes seconds for the
+# profiles of a thousand jobs.
+
+
 # Measurements from before a failure are stored, so that a retry makes only the other trials.
 @task(
     name="profile",
@@ -139,42 +142,40 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def profile(run: BatchRun) -> Profiled | None:
+def profile(run: BatchRun) -> None:
     """Checks each job and measures it under the techniques and numbers of devices that it may use."""
-    return run.profile()
+    run.profile()
 
 
 @task(name="make plan", cache_policy=NO_CACHE, persist_result=False)
-def make_plan(run: BatchRun, profiles: Profiled | None) -> Planned | None:
+def make_plan(run: BatchRun) -> None:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    return run.make_plan(profiles)
+    run.make_plan()
 
 
 # No retries: the executor retries each job, and a flow run that is retried resumes the batch.
 @task(name="execute", cache_policy=NO_CACHE, persist_result=False)
-def execute(run: BatchRun, plan: Planned | None) -> None:
+def execute(run: BatchRun) -> None:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
-    with run.executor(plan) as executor:
+    with run.executor() as executor:
         executor.run()
 
 
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(run: BatchRun) -> BatchResult:
+def evaluate(run: BatchRun) -> None:
     """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
     result = run.result()
-    for_prefect(
-        lambda: create_table_artifact(key="jobs", table=job_rows(result), description="The outcome of each job")
-    )
+    rows = job_rows(result)
+    for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"))
     for_prefect(lambda: show_cost(run.batch, result))
     if result.status == "failed":
         sound(batch_failed(run.batch.name, message=result.summary()))
-    return result
 
 
 @task(name="record", cache_policy=NO_CACHE, persist_result=False)
-def record(run: BatchRun, result: BatchResult) -> BatchResult:
+def record(run: BatchRun) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
-    result = run.result(faults=close_records(run, result))  # the models have their URIs now
+    result = run.result(faults=close_records(run, run.result()))  # the models have their URIs now
     show_records(run.recorder, result)
     run.journal.put(IS_OVER, True)
     return result

@@ -77,6 +77,7 @@ class LocalRun:
         self.batch, self.journal, self.recorder = context.node_context.batch, context.journal, context.recorder
         self.is_begun = self.is_recorded = False
         self._profiled: Profiled | None = None
+        self._plan: Planned | None = None  # None where nothing is left to be planned
         self._began_at_s, self._profiling_s = time.time(), 0.0
         self._failures: list[JobEnded] = []
         self._groups = ChosenGroups()
@@ -86,7 +87,7 @@ class LocalRun:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> Profiled:
+    def profile(self) -> None:
         """Measures what is not known of the jobs. Raises InputError if jobs cannot take a step."""
         node_context, began_s = self._context.node_context, time.monotonic()
         are_over = [name for name, record in self.journal.jobs().items() if record.status in (DONE, STOPPED)]
@@ -113,13 +114,14 @@ class LocalRun:
         self._profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         for name, why in self._profiled.faults.items():
             failed(name, why)
-        return self._profiled
 
-    def make_plan(self, profiled: Profiled) -> Planned | None:
-        """Chooses the groups of jobs to train together, and plans what is left; None if nothing is.
+    def make_plan(self) -> None:
+        """Chooses the groups of jobs to train together, and plans what is left.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
+        profiled = self._profiled
+        assert profiled is not None, "the jobs are profiled"
         if not self.is_begun:
             self._begin(profiled)
         node_context = self._context.node_context
@@ -139,14 +141,14 @@ class LocalRun:
         job_table.add(self._entries())
         problem = problem_left(job_table, node_context.cluster, name=self.batch.name, add_terms=self._add_terms)
         if problem is None:
-            return None
+            return
         is_first = not self.journal.plans()
         plan = self._first_plan(problem) if is_first else self._later_plan(problem)
         show_plan(plan, problem)
-        return Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        self._plan = Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     @contextmanager
-    def executor(self, plan: Planned | None) -> Iterator[Executor]:
+    def executor(self) -> Iterator[Executor]:
         """Yields the executor of the batch, which Ctrl-C and SIGTERM stop."""
         node_context = self._context.node_context
         with ExitStack() as stack:
@@ -160,7 +162,7 @@ class LocalRun:
                 entries=self._entries(),
                 journal=self.journal,
                 engine=engine,
-                plan=plan,
+                plan=self._plan,
                 make_plan=self._later_plan,
                 add_terms=self._add_terms,
                 replanner=self._replanner(),

@@ -168,6 +168,7 @@ class PooledRun:
         self.batch, self.journal, self.is_recorded = run.batch, run.journal, False
         # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
         self.patience_s = math.inf if is_started_by_prefect() else None
+        self._profiled: Profiled | None = None
         self._weights: Mapping[str, Path] = {}
         self._preflights: Mapping[str, Preflight] = {}
         self._entries: Iterator[Entry] = iter(())
@@ -181,10 +182,10 @@ class PooledRun:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> Profiled | None:
-        """Has the jobs profiled on the pool's nodes; None if the pool has the jobs already."""
+    def profile(self) -> None:
+        """Has the jobs profiled on the pool's nodes, unless the pool has the jobs already."""
         if self._submission is not None:
-            return None
+            return
         batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
         ledger.warm_up()
         since_s, began_s = time.time(), time.monotonic()
@@ -199,23 +200,22 @@ class PooledRun:
             "surveyed",
             {name: {"facts": s.facts, "refusals": to_json(s.refusals)} for name, s in profiled.preflights.items()},
         )
-        return replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
+        self._profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
 
-    def make_plan(self, profiled: Profiled | None) -> Planned | None:
-        """Submits the jobs, and returns the pool's first plan with them; None if they end without one."""
-        if profiled is not None:
-            self._submission = self._submit(profiled)
+    def make_plan(self) -> None:
+        """Submits the jobs, and waits until the pool has a plan with them, or they have ended without one."""
+        if self._profiled is not None:
+            self._submission = self._submit(self._profiled)
             current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
         begun(self.batch, settings.home())
         self._follow()
         for entry in self._entries:
             self._show(entry)
             if isinstance(entry.event, Planned):
-                return entry.event
-        return None
+                return
 
     @contextmanager
-    def executor(self, plan: Planned | None) -> Iterator[PooledRun]:
+    def executor(self) -> Iterator[PooledRun]:
         """Yields this run, whose `run` follows the pool's executor."""
         yield self
 

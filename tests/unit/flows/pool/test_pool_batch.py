@@ -81,8 +81,9 @@ class Bench:
             shown=lambda run, submission: [],
             **options,
         ) as run:
-            steps.execute.fn(run, steps.make_plan.fn(run, steps.profile.fn(run)))
-            return steps.record.fn(run, run.result())
+            for step in (steps.profile, steps.make_plan, steps.execute):
+                step.fn(run)
+            return steps.record.fn(run)
 
     def ids(self):
         return [key for key, _, _ in Submissions(self.database).names()]
