@@ -24,7 +24,7 @@ from ringmaster.flows.faults import BatchFailed, InputError
 from ringmaster.flows.pool.batch import train_on_pool
 from ringmaster.flows.reports.page_links import flow_run_page, show_records
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.embedded_server import protect_embedded_server
+from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -35,9 +35,8 @@ from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.journal import DONE, RUNNING, STOPPED
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
-protect_embedded_server()  # here, as the sweep and retraining flows import this module too
 
-
+@LocalFlow.of
 @flow(
     name="train-batch",
     flow_run_name=named("train {name}"),
