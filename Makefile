@@ -30,7 +30,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-browser lint check-style check-format check-types check-imports format bench \
+.PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-browser test-lowest test-newest lint check-style check-format check-types check-imports format bench \
 	bench-planning bench-techniques bench-gpu bench-simulate bench-lineage bench-execution bench-sweeps bench-adapters environment constraints clean
 
 help:  ## Say what can be made
@@ -56,6 +56,29 @@ test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their fau
 
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
 	$(BIN)/python -m pytest -m browser --session-timeout 3000 $(TESTS)
+
+# What a resolver may choose between pyproject.toml's bounds, without constraints.txt. torch comes as the build that TORCH
+# names. numba keeps its compiled kernels in the environment, as another numba cannot read those beside the sources.
+test-lowest: .venv-lowest/.ready  ## Run the unit tests with the lowest versions that pyproject.toml allows
+	$(call unit-tests,.venv-lowest)
+
+test-newest:  ## Run the unit tests with the newest versions that pyproject.toml allows, installed anew each time
+	$(call resolved,.venv-newest,highest)
+	$(call unit-tests,.venv-newest)
+
+unit-tests = NUMBA_CACHE_DIR=$(CURDIR)/$(1)/kernels $(1)/bin/python -m pytest $(PARALLEL) $(patsubst tests,tests/unit,$(TESTS))
+
+define resolved
+	$(PYTHON) -m venv --clear $(1)
+	$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(1)/bin/python -m pip --disable-pip-version-check install --quiet uv
+	$(1)/bin/uv pip install --python $(1)/bin/python --resolution $(2) '$(TORCH)' --editable '.[dev]'
+	NUMBA_CACHE_DIR=$(CURDIR)/$(1)/kernels $(1)/bin/python -m ringmaster.tasks.planning.compile_ahead
+endef
+
+.venv-lowest/.ready: pyproject.toml
+	$(call resolved,.venv-lowest,lowest-direct)
+	@touch $@
 
 lint: check-style check-format check-types check-imports  ## Check style, format, types and who imports whom
 
@@ -148,5 +171,5 @@ constraints: $(READY)  ## Write the versions that are installed now into constra
 	@touch $(READY)
 
 clean:  ## Remove the environment and the caches; what was trained stays in .ringmaster
-	rm -rf .venv .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+	rm -rf .venv .venv-bench .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,11 +19,13 @@ from ringmaster.flows.retraining.report import close
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import choose_jobs
 from ringmaster.flows.retraining.train_models import train
+from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED
 from ringmaster.tasks.retraining.runs import INTERRUPTED, RunRecord
 
 
+@LocalFlow.of
 @flow(
     name="retrain-daily",
     flow_run_name=named("retrain {file}"),

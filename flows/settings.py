@@ -142,7 +142,7 @@ def embed(folder: Path) -> None:
         # Prefect's UI shows a run's log; the terminal shows our own progress view.
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # Prefect must not start a server that asks for no password
         # Prefect's server starts in the working folder too, and must not import the modules that lie there.
         "PYTHONSAFEPATH": "1",
         **QUIET_ENVIRONMENT,

@@ -17,6 +17,7 @@ from ringmaster.flows.batch.form_fields import HIDDEN, titled
 from ringmaster.flows.batch.run_names import named
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.faults import SweepFailed
+from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.sweeps.file import spec_of
 from ringmaster.flows.sweeps.form import (
     DeviceChoice,
@@ -47,6 +48,7 @@ EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
 RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 
+@LocalFlow.of
 @flow(
     name="sweep",
     flow_run_name=named("sweep {name}"),

@@ -31,14 +31,12 @@ from ringmaster.flows.faults import BatchFailed
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.pool.run import IS_OVER
 from ringmaster.flows.reports.page_links import show_records
-from ringmaster.flows.services.embedded_server import protect_embedded_server
+from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.model_lineage.faults import InputFault
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-
-protect_embedded_server()  # here, as the sweep and retraining flows import this module too
 
 
 class PlanExecutor(Protocol):
@@ -66,6 +64,7 @@ class BatchRun(RecordedRun, Protocol):
         """Returns the result so far. faults: what could not be recorded."""
 
 
+@LocalFlow.of
 @flow(
     name="train-batch",
     flow_run_name=named("train {name}"),

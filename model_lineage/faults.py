@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
+
 from ringmaster.model_lineage.waiting import Waiting
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
@@ -89,21 +91,24 @@ class Guarded:
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from mlflow.exceptions import MlflowException
 
-        for delay_s in (*self._delays_s, None):
-            try:
-                return function(*args, **kwargs)
-            except MlflowException as error:
-                if delay_s is None or not _is_transient(error):
-                    raise self._translated(error) from error
-                self._sleep(delay_s)
-            except OSError as error:
-                raise LedgerError(
-                    f"the ledger at {self._uri} could not read or write a file: {error}. "
-                    "To fix: free space on that disk, or give this user access to it.",
-                    code="IO_ERROR",
-                    may_pass=_may_pass(error),
-                ) from error
-        raise AssertionError("unreachable: the last try returns or raises")
+        retrying = Retrying(
+            retry=retry_if_exception(lambda error: isinstance(error, MlflowException) and _is_transient(error)),
+            wait=wait_chain(*map(wait_fixed, self._delays_s or (0.0,))),
+            stop=stop_after_attempt(1 + len(self._delays_s)),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            return retrying(partial(function, *args, **kwargs))
+        except MlflowException as error:
+            raise self._translated(error) from error
+        except OSError as error:
+            raise LedgerError(
+                f"the ledger at {self._uri} could not read or write a file: {error}. "
+                "To fix: free space on that disk, or give this user access to it.",
+                code="IO_ERROR",
+                may_pass=_may_pass(error),
+            ) from error
 
     def _translated(self, error: Any) -> LedgerError:
         message = str(error.message).strip()

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
+
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
 
 T = TypeVar("T")
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
     """Whether an error, usually a LedgerError, is marked as transient."""
     return bool(getattr(error, "may_pass", False))
 
@@ -33,7 +35,7 @@ class Waiting:
         notice: Callable[[str], None],
         *,
         server: str = "MLflow",
-        may_pass: Callable[[Exception], bool] = _may_pass,
+        may_pass: Callable[[BaseException], bool] = _may_pass,
         away: str = "what needs it waits",
     ) -> None:
         self.is_away = self.gave_up = False
@@ -43,37 +45,38 @@ class Waiting:
 
     def call(self, action: Callable[[], T]) -> T:
         """Calls `action` and returns its result. Raises its error if that is not transient, or after the timeout."""
-        wait_s = FIRST_WAIT_S
-        while True:
-            try:
-                found = action()
-            except Exception as error:
-                if not self._may_pass(error):
-                    self._is_back()
-                    raise
-                if not self._waited(wait_s):
-                    raise
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-            else:
+        retrying = Retrying(
+            retry=retry_if_exception(self._may_pass),
+            wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
+            stop=self._gives_up,
+            sleep=self._wait,
+            reraise=True,
+        )
+        try:
+            found = retrying(action)
+        except Exception as error:
+            if not self._may_pass(error):
                 self._is_back()
-                return found
+            raise
+        self._is_back()
+        return found
 
     def hurry(self, patience_s: float) -> None:
         """Limits further waiting to `patience_s` seconds from now. Can be called from any thread."""
         self._deadline_s = time.monotonic() + patience_s
         self._is_hurried.set()
 
-    def _waited(self, wait_s: float) -> bool:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            self.gave_up = True
-            return False
+    def _gives_up(self, _: RetryCallState) -> bool:
+        is_over = time.monotonic() >= self._deadline_s
+        self.gave_up = self.gave_up or is_over
+        return is_over
+
+    def _wait(self, wait_s: float) -> None:
         if not self.is_away:
             self.is_away = True
             self._notice(f"{self._server} is away: {self._away}")
         gate = self._never if self._is_hurried.is_set() else self._is_hurried
-        gate.wait(min(wait_s, left_s))
-        return True
+        gate.wait(min(wait_s, max(self._deadline_s - time.monotonic(), 0.0)))
 
     def _is_back(self) -> None:
         if self.is_away:

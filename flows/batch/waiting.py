@@ -43,7 +43,7 @@ def for_prefect(act: Callable[[], T]) -> T:
     return Waiting(notices(), server="Prefect", may_pass=prefect_is_away).call(act)
 
 
-def prefect_is_away(error: Exception) -> bool:
+def prefect_is_away(error: BaseException) -> bool:
     """Returns whether an error means that Prefect's server is away or overloaded."""
     if isinstance(error, httpx.HTTPStatusError):
         busy = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)

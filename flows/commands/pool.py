@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.commands.running import show_result, training
 from ringmaster.flows.examples import located
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.output import AsJson, error_console, print_json
@@ -53,9 +53,11 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        from ringmaster.flows.commands.running import train
+        with training(jobs, is_verbose=False) as end:
+            from ringmaster.flows.train_batch import train_batch
 
-        raise typer.Exit(train(jobs, RunOptions(checkpoint_every_s=checkpoint_every), as_json=as_json))
+            end.result = train_batch(jobs.to_json(), name=batch, checkpoint_every_s=checkpoint_every)
+        raise typer.Exit(show_result(end.result, as_json=as_json))
     from ringmaster.flows.pool.asking import ANSWER_PATIENCE_S, in_time, open_database
     from ringmaster.tasks.pool.handed_over import hand_over
     from ringmaster.tasks.pool.requests import Requests

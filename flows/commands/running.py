@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,6 +27,7 @@ from ringmaster.flows.output import (
 )
 
 if TYPE_CHECKING:
+    from ringmaster.flows.batch.flow_runs import RunEnd
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
 
@@ -71,7 +72,11 @@ def run(
             raise typer.Exit(0 if is_good else 1)
         typer.confirm("Train it?", err=True, abort=True)
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
-    raise typer.Exit(train(batch, options, as_json=as_json, is_verbose=verbose))
+    with training(batch, is_verbose=verbose) as end:
+        from ringmaster.flows.train_batch import train_batch
+
+        end.result = train_batch(batch.to_json(), name=batch.name, **asdict(options))
+    raise typer.Exit(show_result(end.result, as_json=as_json))
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> bool:
@@ -99,54 +104,41 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
     return found.is_good
 
 
-def train(batch: Batch, options: RunOptions, *, as_json: bool = False, is_verbose: bool = False) -> int:
-    """Trains a batch under a view of its progress and prints its result; returns the exit code."""
-    with _servers_of(batch):
-        from ringmaster.flows.batch.flow_runs import kept_result
-        from ringmaster.flows.train_batch import train_batch
+@contextmanager
+def training(batch: Batch, *, is_verbose: bool) -> Iterator[RunEnd]:
+    """Prepares this process for a batch, and shows its progress. Import Prefect inside the context only.
 
-        with _view(is_verbose=is_verbose), kept_result() as end:
-            end.result = train_batch(batch.to_json(), name=batch.name, **asdict(options))
+    Yields an object for the result of the flow.
+    """
+    settings.embed(settings.home())
+    is_alone = settings.pool() is None
+    with ExitStack() as stack:
+        if is_alone:
+            from ringmaster.flows.batch.context import cool_down, warm_up
+
+            stack.callback(cool_down)
+            warm_up(batch)
+            announce(STARTING_SERVERS)
+        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.reports.progress import shown
+
+        stack.enter_context(shown(error_console(), is_verbose=is_verbose))
+        # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
+        heartbeat_s = None if is_alone else HEARTBEAT_S
+        stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}))
+        yield stack.enter_context(kept_result())
+
+
+def show_result(result: BatchResult, *, as_json: bool) -> int:
+    """Prints the result of a batch; returns the exit code."""
     from ringmaster.flows.reports.batch_report import print_report
 
-    result: BatchResult = end.result
     print_report(result, error_console(), home=settings.home())
     if as_json:
         print_json(result.to_json())
     return result.exit_code
-
-
-@contextmanager
-def _servers_of(batch: Batch) -> Iterator[None]:
-    """Prepares this process for a batch. Enter it before Prefect is imported."""
-    settings.embed(settings.home())
-    if settings.pool() is not None:
-        yield
-        return
-    from ringmaster.flows.batch.context import cool_down, warm_up
-
-    try:
-        warm_up(batch)
-        announce(STARTING_SERVERS)
-        yield
-    finally:
-        cool_down()
-
-
-@contextmanager
-def _view(*, is_verbose: bool) -> Iterator[None]:
-    """Shows the progress of a flow on the terminal."""
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
-    from ringmaster.flows.reports.progress import shown
-
-    # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
-    heartbeat_s = None if settings.pool() is None else HEARTBEAT_S
-    with (
-        shown(error_console(), is_verbose=is_verbose),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}),
-    ):
-        yield
 
 
 def profile(

@@ -21,10 +21,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.input import RunInput, keyset_from_base_key, read_flow_run_input
-from prefect.settings import PREFECT_API_URL
 from pydantic import Field
 
 from ringmaster.flows import settings
+from ringmaster.flows.services.embedded_server import has_lasting_server
 
 POLL_S = 5
 SLACK_S = 600  # added to Prefect's timeout, which would fail the run, so that our own comes first
@@ -135,7 +135,7 @@ def _is_of_pool() -> bool:
 
 def _run_that_can_ask() -> UUID | None:
     context = FlowRunContext.get()
-    if PREFECT_API_URL.value() is None or context is None or context.flow_run is None:
+    if not has_lasting_server() or context is None or context.flow_run is None:
         return None
     return context.flow_run.id
 

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.waiting import for_prefect
+from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage.faults import LedgerError
 from ringmaster.model_lineage.pages import links
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
@@ -22,7 +22,7 @@ VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 def flow_run_page() -> str | None:
     """Returns the URL of the current flow run in Prefect's UI; None outside a flow run or without a lasting server."""
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or PREFECT_API_URL.value() is None:
+    if context is None or context.flow_run is None or not has_lasting_server():
         return None
     return url_for("flow-run", obj_id=context.flow_run.id)
 

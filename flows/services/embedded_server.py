@@ -9,67 +9,156 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import httpx
-import prefect.context
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings
+from prefect import Flow
+from prefect.context import refresh_global_settings_context
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
 
 from ringmaster.flows.faults import RingmasterError
 from ringmaster.flows.output import announce
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 
-PASSWORD = "PREFECT_API_AUTH_STRING"
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
+LONGEST_STOP_S = 5
 TOLD_EVERY_S = 30.0
 LOOK_EVERY_S = 0.1
 REMEDY = "run it again, or start the servers with `ringmaster up`, which runs then use"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ServerNotStarted(RingmasterError):
     """Prefect's embedded server does not answer."""
 
 
-def protect_embedded_server() -> None:
-    """Makes Prefect start the protected server instead of its own; does nothing where its settings name another server.
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedServer:
+    """An embedded server that has been started: the URL of its API, its USER:PASSWORD, and its process."""
 
-    Call it before the first flow run, which starts the server.
+    api: str
+    user: str = field(repr=False)
+    process: subprocess.Popen[Any]
+
+    @classmethod
+    def start(cls) -> EmbeddedServer:
+        """Starts a server, waits until it answers, and returns it; it is ended at exit. Raises ServerNotStarted."""
+        user = PREFECT_API_AUTH_STRING.value() or f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
+        port = _free_port()
+        server = cls(api=f"http://{LOOPBACK[0]}:{port}/api", user=user, process=start_server(port, user=user))
+        atexit.register(server.stop)
+        try:
+            _wait_until_it_answers(f"{server.api}/health", server.process)
+        except ServerNotStarted:
+            server.stop()
+            raise
+        return server
+
+    def stop(self) -> None:
+        """Ends the server. A server that has ended already is left alone."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=LONGEST_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables that make Prefect's clients use the server."""
+        return {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.user}
+
+
+_starting = threading.Lock()
+_shared: EmbeddedServer | None = None
+
+
+@contextmanager
+def embedded_server() -> Iterator[None]:
+    """Makes Prefect use the embedded server in the block; does nothing where its settings name another server.
+
+    The first call starts the server, which all later runs of this process use. Raises ServerNotStarted.
     """
     if PREFECT_API_URL.value() is not None:
+        yield
         return
-    if PREFECT_API_AUTH_STRING.value() is None:
-        os.environ[PASSWORD] = f"{PoolAddress.username}:{secrets.token_urlsafe(24)}"
-        prefect.context.refresh_global_settings_context()
-    from prefect.server.api.server import SubprocessASGIServer  # its import takes seconds, which other runs are spared
+    server = _shared_server()
+    # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
+    with temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user}):
+        yield
 
-    class EmbeddedServer(SubprocessASGIServer):
-        """Prefect's embedded server with another process and another start timeout."""
 
-        def start(self, timeout: int | None = None) -> None:
-            """Starts the server, waits until it answers, and reports a slow start. Raises ServerNotStarted."""
-            if self.running:
-                return
-            self.port = self.port or self.find_available_port()
-            self.server_process = start_server(self.port)
-            atexit.register(self.stop)
-            self.running = True
-            try:
-                _wait_until_it_answers(f"{self.api_url}/health", self.server_process)
-            except ServerNotStarted:
-                self.stop()
-                raise
+def has_lasting_server() -> bool:
+    """Returns whether Prefect's server lasts longer than this process, so that links to its pages are of use."""
+    url = PREFECT_API_URL.value()
+    return url is not None and (_shared is None or url != _shared.api)
 
-    # `SubprocessASGIServer()` first looks in `_instances`. A server that runs already belongs to a flow that calls
-    # ours.
-    if not ((there := SubprocessASGIServer._instances.pop(None, None)) and there.running):
-        there = EmbeddedServer()
-    SubprocessASGIServer._instances[None] = there
+
+class LocalFlow(Flow[P, R]):
+    """A flow of Prefect whose calls start the embedded server where Prefect's settings name no other server."""
+
+    @classmethod
+    def of(cls, flow: Flow[P, R]) -> LocalFlow[P, R]:
+        """Returns a flow with the function and the options of another one. Use it as a decorator above `@flow`."""
+        local = cls.__new__(cls)
+        vars(local).update(vars(flow))
+        return local
+
+    if not TYPE_CHECKING:  # the types of the base class hold
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Calls the flow while Prefect has a server."""
+            with embedded_server():
+                return super().__call__(*args, **kwargs)
+
+        def with_options(self, **options: Any) -> Any:
+            """Returns such a flow with other options."""
+            return LocalFlow.of(super().with_options(**options))
+
+
+def _shared_server() -> EmbeddedServer:
+    """Returns the server of this process, which the first call starts. All threads of the process then use it."""
+    global _shared
+    with _starting:
+        if _shared is None:
+            _shared = EmbeddedServer.start()
+            # Prefect reads the environment here. Processes that are started later get no password with it.
+            with _variables(_shared.environment()):
+                refresh_global_settings_context()
+        return _shared
+
+
+@contextmanager
+def _variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind((LOOPBACK[0], 0))
+        port: int = trial.getsockname()[1]
+    return port
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
@@ -93,14 +182,8 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
             time.sleep(LOOK_EVERY_S)
 
 
-def start_server(port: int) -> subprocess.Popen[Any]:
-    """Starts the server on loopback, with the password of this process. The server ends when this process ends.
-
-    Raises RuntimeError where this process has no password.
-    """
-    password = PREFECT_API_AUTH_STRING.value()
-    if password is None:
-        raise RuntimeError(f"Prefect's embedded server needs a password. To fix: set {PASSWORD}=USER:PASSWORD")
+def start_server(port: int, *, user: str) -> subprocess.Popen[Any]:
+    """Starts the server on loopback for `user`, which is USER:PASSWORD. The server ends when this process ends."""
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
     environment = {
@@ -108,9 +191,9 @@ def start_server(port: int) -> subprocess.Popen[Any]:
         **settings,
         "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
         "PREFECT_UI_ENABLED": "0",
-        "PREFECT__SERVER_EPHEMERAL": "1",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
-        "PREFECT_SERVER_API_AUTH_STRING": password,
+        "PREFECT_API_AUTH_STRING": user,
+        "PREFECT_SERVER_API_AUTH_STRING": user,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK[0]}:{port}",
         ALLOWED_HOSTS: ",".join(LOOPBACK),
     }

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.until_stdin_ends:
         end_with_parent()
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    app = checked(create_app(final=True), hosts)
+    app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
     serve(server_of(app, role=Role.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
 

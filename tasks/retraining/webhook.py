@@ -5,12 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
 TIMEOUT_S = 10.0
 WAITS_S = (1.0, 5.0, 15.0)  # before each retry
@@ -46,7 +49,7 @@ def post(
     *,
     key: str,
     waits_s: Sequence[float] = WAITS_S,
-    wait: Callable[[float], object] | None = None,
+    wait: Callable[[float], None] = time.sleep,
 ) -> str:
     """Posts `content` as JSON, with a retry after each of `waits_s` if the failure may be transient.
 
@@ -55,21 +58,22 @@ def post(
 
     Returns why delivery failed, or "" on success. A fault of the receiver never raises.
     """
-    wait = wait or threading.Event().wait
     request = urllib.request.Request(
         url,
         data=json.dumps(content, allow_nan=False).encode(),
         headers={"Content-Type": "application/json", "Idempotency-Key": key, "User-Agent": "ringmaster"},
         method="POST",
     )
-    fault = ""
-    for number in range(len(waits_s) + 1):
-        if number:
-            wait(waits_s[number - 1])
-        fault, may_pass = _attempt(request)
-        if not fault or not may_pass:
-            return fault
-    return f"{fault}, {len(waits_s) + 1} times"
+    num_attempts = 1 + len(waits_s)
+    retrying = Retrying(
+        retry=retry_if_result(lambda attempt: attempt.may_pass),
+        wait=wait_chain(*map(wait_fixed, waits_s)),
+        stop=stop_after_attempt(num_attempts),
+        sleep=wait,
+        retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+    )
+    last = retrying(_attempt, request)
+    return f"{last.fault}, {num_attempts} times" if last.may_pass else last.fault
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -79,19 +83,27 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Returns None, so that the response with the redirect counts as the answer."""
 
 
-def _attempt(request: urllib.request.Request) -> tuple[str, bool]:
-    """Makes one attempt. Returns (the fault or "", whether a retry may help).
+@dataclass(frozen=True)
+class _Attempt:
+    """The outcome of one attempt: the fault or "", and whether a retry may help.
 
     The fault does not contain the address, which may be a secret.
     """
+
+    fault: str = ""
+    may_pass: bool = False
+
+
+def _attempt(request: urllib.request.Request) -> _Attempt:
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
             answer.read(1024)
     except urllib.error.HTTPError as error:
         error.close()
-        return f"the webhook answers {error.code} {error.reason}", error.code in MAY_PASS or error.code >= 500
+        may_pass = error.code in MAY_PASS or error.code >= 500
+        return _Attempt(f"the webhook answers {error.code} {error.reason}", may_pass)
     except urllib.error.URLError as error:
-        return f"the webhook cannot be reached: {error.reason}", True
+        return _Attempt(f"the webhook cannot be reached: {error.reason}", may_pass=True)
     except (OSError, http.client.HTTPException) as error:
-        return f"the webhook cannot be reached: {type(error).__name__}: {error}", True
-    return "", False
+        return _Attempt(f"the webhook cannot be reached: {type(error).__name__}: {error}", may_pass=True)
+    return _Attempt()

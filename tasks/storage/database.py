@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential
 
 from ringmaster.tasks.storage.releases import check_tables
 from ringmaster.tasks.storage.schema import METADATA
@@ -69,34 +69,30 @@ class Database:
 
     def _patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
         try:
-            return self._try_patiently(act, writes=writes)
+            return Retrying(
+                retry=retry_if_exception(_may_pass),
+                wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
+                stop=stop_before_delay(self._patience_s),
+                before_sleep=_report_first,
+                sleep=self._wait,
+                reraise=True,
+            )(lambda: self._try_once(act, writes=writes))
         finally:
             if self._closing.is_set():  # closed meanwhile: this connection went back to a pool that was already emptied
                 self._engine.pool.dispose()
 
-    def _try_patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
-        deadline_s = time.monotonic() + self._patience_s
-        wait_s = FIRST_WAIT_S
-        while True:
-            try:
-                with (
-                    self._engine.connect().execution_options(ringmaster_writes=writes) as connection,
-                    connection.begin(),
-                ):
-                    if writes and connection.dialect.name == "postgresql":
-                        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
-                    return act(connection)
-            except DBAPIError as error:
-                if not _may_pass(error) or time.monotonic() + wait_s > deadline_s:
-                    raise
-                if wait_s == FIRST_WAIT_S:
-                    logger.warning("the pool's database does not answer, trying again: %s", error.orig)
-            except NoConnectionFree:  # many threads wait for an unavailable database: no reason to give up
-                if time.monotonic() + wait_s > deadline_s:
-                    raise
-            if self._closing.wait(wait_s):
-                raise DatabaseClosed(f"{self.url} was closed while it was away")
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+    def _try_once(self, act: Callable[[Connection], T], *, writes: bool) -> T:
+        with (
+            self._engine.connect().execution_options(ringmaster_writes=writes) as connection,
+            connection.begin(),
+        ):
+            if writes and connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+            return act(connection)
+
+    def _wait(self, wait_s: float) -> None:
+        if self._closing.wait(wait_s):
+            raise DatabaseClosed(f"{self.url} was closed while it was away")
 
 
 def _prepare(connection: Connection) -> None:
@@ -114,8 +110,19 @@ def file_url(file: Path) -> str:
     return f"sqlite:///{file.absolute()}"
 
 
-def _may_pass(error: DBAPIError) -> bool:
-    """Whether a retry may succeed: the server is unavailable or has no space for now."""
+def _report_first(attempt: RetryCallState) -> None:
+    """Logs the first failed attempt of a transaction."""
+    error = attempt.outcome.exception() if attempt.outcome is not None else None
+    if attempt.attempt_number == 1 and isinstance(error, DBAPIError):
+        logger.warning("the pool's database does not answer, trying again: %s", error.orig)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a retry may succeed: the server is unavailable or has no space for now, or all connections are in use."""
+    if isinstance(error, NoConnectionFree):  # many threads wait for an unavailable database: no reason to give up
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
     if error.connection_invalidated:
         return True
     state = getattr(error.orig, "sqlstate", None)

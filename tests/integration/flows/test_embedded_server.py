@@ -14,11 +14,17 @@ import os
 from ringmaster.flows import settings
 settings.embed(settings.home())
 import ringmaster.flows.train_batch
-from prefect.server.api.server import SubprocessASGIServer
-server = SubprocessASGIServer()
-server.start()
-print(server.api_url, os.environ["PREFECT_API_AUTH_STRING"], server.server_process.pid, flush=True)
-input()
+import psutil
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
+from ringmaster.flows.services.embedded_server import embedded_server
+assert not psutil.Process().children() and PREFECT_API_URL.value() is None  # an import starts nothing
+with embedded_server(), get_client(sync_client=True) as client:
+    client.read_flows()
+    (server,) = psutil.Process().children()
+    print(PREFECT_API_URL.value(), PREFECT_API_AUTH_STRING.value(), server.pid, flush=True)
+    assert "PREFECT_API_AUTH_STRING" not in os.environ
+    input()
 """
 
 

@@ -1,15 +1,27 @@
-"""Command and environment of the embedded server of a run without a pool, tested without starting it."""
+"""The embedded server of a run without a pool: its command, its environment, and who uses it, without starting it."""
 
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from prefect.server.api.server import SubprocessASGIServer
+from prefect import flow
+from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from ringmaster.flows.services import embedded_server
-from ringmaster.flows.services.embedded_server import ServerNotStarted, protect_embedded_server, start_server
+from ringmaster.flows.retrain_daily import retrain_daily
+from ringmaster.flows.services import embedded_server as module
+from ringmaster.flows.services.embedded_server import (
+    LocalFlow,
+    ServerNotStarted,
+    embedded_server,
+    has_lasting_server,
+    start_server,
+)
 from ringmaster.flows.services.hosts import ALLOWED_HOSTS
+from ringmaster.flows.sweep import sweep
+from ringmaster.flows.train_batch import train_batch
 from tests.ports import free_port
 
 AUTH = "ringmaster:secret-word"
@@ -26,18 +38,30 @@ def started(monkeypatch):
 
 
 @pytest.fixture
-def known():
-    """Prefect's servers of this process, restored after the test."""
-    before = dict(SubprocessASGIServer._instances)
-    SubprocessASGIServer._instances.clear()
-    yield SubprocessASGIServer._instances
-    SubprocessASGIServer._instances.clear()
-    SubprocessASGIServer._instances.update(before)
+def without_a_server(monkeypatch):
+    """This process as before its first run, with Prefect's settings restored after the test."""
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "_shared", None)
+    refresh_global_settings_context()
+    yield
+    monkeypatch.undo()
+    refresh_global_settings_context()
+
+
+@pytest.fixture
+def answering(monkeypatch, started, without_a_server):
+    """Servers that answer at once; as `started`."""
+    monkeypatch.setattr(module, "_wait_until_it_answers", lambda url, process: None)
+    return started
+
+
+def settings_now():
+    return PREFECT_API_URL.value(), PREFECT_API_AUTH_STRING.value()
 
 
 def test_it_asks_for_the_password_that_its_clients_know_and_checks_who_asks(started):
-    with temporary_settings({PREFECT_API_AUTH_STRING: AUTH}):
-        start_server(8123)
+    start_server(8123, user=AUTH)
     ((command, options),) = started
     environment = options["env"]
     assert environment["PREFECT_SERVER_API_AUTH_STRING"] == environment["PREFECT_API_AUTH_STRING"] == AUTH
@@ -46,40 +70,75 @@ def test_it_asks_for_the_password_that_its_clients_know_and_checks_who_asks(star
     assert "ringmaster.flows.services.prefect_server" in command and "--until-stdin-ends" in command
     assert "secret-word" not in " ".join(command)
     assert options["stdin"] == subprocess.PIPE
+    assert options["start_new_session"]
 
 
-def test_without_a_password_it_is_not_started(started):
-    with (
-        temporary_settings(restore_defaults={PREFECT_API_AUTH_STRING}),
-        pytest.raises(RuntimeError, match="To fix: set PREFECT_API_AUTH_STRING"),
-    ):
-        start_server(8123)
-    assert not started
+@pytest.mark.parametrize("run", [train_batch, sweep, retrain_daily, sweep.with_options(name="another")])
+def test_a_flow_that_is_called_without_a_server_starts_it(run, started, without_a_server):
+    with pytest.raises(ServerNotStarted, match=r"ended with exit code 7.*To fix: run it again"):
+        run()
+    assert len(started) == 1
 
 
-def test_it_is_what_prefect_starts(started, known):
-    with temporary_settings({PREFECT_API_AUTH_STRING: AUTH}, restore_defaults={PREFECT_API_URL}):
-        protect_embedded_server()
-        server = SubprocessASGIServer()
-        server.port = free_port()
-        with pytest.raises(ServerNotStarted, match=r"ended with exit code 7.*To fix: run it again"):
-            server.start()
-    assert not server.running
-    ((command, _),) = started
-    assert command[-3:] == ["--port", str(server.port), "--until-stdin-ends"]
+def test_all_runs_and_threads_use_one_server_and_later_processes_get_no_password(answering):
+    with embedded_server():
+        api, user = settings_now()
+        assert not has_lasting_server()
+    ((command, options),) = answering
+    assert api == f"http://127.0.0.1:{command[command.index('--port') + 1]}/api"
+    assert options["env"]["PREFECT_SERVER_API_AUTH_STRING"] == user
+    with embedded_server(), ThreadPoolExecutor() as threads:
+        assert threads.submit(settings_now).result() == (api, user)
+    assert len(answering) == 1
+    assert not {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING"} & set(os.environ)
+
+
+def test_a_run_within_settings_of_its_own_uses_the_server_too(answering):
+    with temporary_settings({"flows.heartbeat_frequency": None}):
+        with embedded_server():
+            inside = settings_now()
+        assert settings_now() == (None, None)
+    assert settings_now() == inside != (None, None)
+    assert len(answering) == 1
+
+
+def test_a_password_that_the_user_has_set_is_kept(answering):
+    with temporary_settings({PREFECT_API_AUTH_STRING: AUTH}), embedded_server():
+        assert PREFECT_API_AUTH_STRING.value() == AUTH
+    ((_, options),) = answering
+    assert options["env"]["PREFECT_SERVER_API_AUTH_STRING"] == AUTH
 
 
 def test_a_slow_start_is_told_of_and_given_up_in_the_end(monkeypatch, capfd):
     times = iter(range(0, 2000, 20))
-    monkeypatch.setattr(embedded_server.time, "monotonic", lambda: next(times))
-    monkeypatch.setattr(embedded_server.time, "sleep", lambda _: None)
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
     process = SimpleNamespace(poll=lambda: None)
     with pytest.raises(ServerNotStarted, match=r"has not answered for 6.. s: this machine is busy"):
-        embedded_server._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process)
+        module._wait_until_it_answers(f"http://127.0.0.1:{free_port()}/api/health", process)
     assert capfd.readouterr().err.count("it is waited for") > 3
 
 
-def test_where_another_server_is_named_nothing_is_changed(known):
+def test_where_another_server_is_named_none_is_started(started):
     with temporary_settings({PREFECT_API_URL: "http://elsewhere:4200/api"}):
-        protect_embedded_server()
-    assert not known
+        with embedded_server():
+            assert PREFECT_API_URL.value() == "http://elsewhere:4200/api"
+        assert has_lasting_server()
+    assert not started
+
+
+def test_without_a_server_there_is_none_that_lasts(without_a_server):
+    assert not has_lasting_server()
+
+
+def test_a_local_flow_keeps_what_the_flow_has():
+    @LocalFlow.of
+    @flow(name="sum", persist_result=False)
+    def add(a: int, b: int = 2) -> int:
+        """Adds."""
+        return a + b
+
+    assert (add.name, add.description, add.fn(1)) == ("sum", "Adds.", 3)
+    assert [*add.parameters.properties] == ["a", "b"]
+    other = add.with_options(name="other")
+    assert isinstance(other, LocalFlow) and other.name == "other"

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 from sqlalchemy import func, insert, select
+from sqlalchemy.exc import OperationalError
 
-from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.database import Database, DatabaseClosed, file_url
 from ringmaster.tasks.storage.schema import COMMANDS
 
 
@@ -56,3 +57,69 @@ def test_a_connection_that_is_in_use_when_the_database_is_closed_is_closed_after
     reader.join()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         used[0].execute("SELECT 1")
+
+
+class FakeClosing(threading.Event):
+    """The event that a database waits for between attempts; it is set at a given wait, and never by default."""
+
+    def __init__(self, *, set_at: int = -1) -> None:
+        super().__init__()
+        self.waits_s: list[float] = []
+        self._set_at = set_at
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits_s.append(timeout)
+        if len(self.waits_s) == self._set_at:
+            self.set()
+        return self.is_set()
+
+
+def away(num_times, *, why="database is locked"):
+    """A transaction that fails a number of times, and then returns its number of attempts."""
+    attempts = []
+
+    def act(connection):
+        attempts.append(connection)
+        if len(attempts) <= num_times:
+            raise OperationalError("SELECT 1", {}, sqlite3.OperationalError(why))
+        return len(attempts)
+
+    return act
+
+
+@pytest.fixture
+def database(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), synced=False)
+    yield database
+    database.close()
+
+
+def test_an_outage_is_waited_for_with_growing_delays_and_reported_once(database, monkeypatch, caplog):
+    closing = FakeClosing()
+    monkeypatch.setattr(database, "_closing", closing)
+    assert database.write(away(7)) == 8
+    assert closing.waits_s == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert [record.message.partition(": ")[0] for record in caplog.records] == [
+        "the pool's database does not answer, trying again"
+    ]
+
+
+def test_a_fault_that_stays_is_raised_at_once(database, monkeypatch):
+    closing = FakeClosing()
+    monkeypatch.setattr(database, "_closing", closing)
+    with pytest.raises(OperationalError, match="no such table"):
+        database.read(away(1, why="no such table"))
+    assert closing.waits_s == []
+
+
+def test_who_waits_for_a_database_that_is_closed_gives_up(database, monkeypatch):
+    monkeypatch.setattr(database, "_closing", FakeClosing(set_at=3))
+    with pytest.raises(DatabaseClosed, match="was closed while it was away"):
+        database.read(away(9))
+
+
+def test_without_patience_the_first_fault_is_raised(tmp_path):
+    database = Database(file_url(tmp_path / "pool.db"), patience_s=0.0, synced=False)
+    with pytest.raises(OperationalError, match="locked"):
+        database.read(away(1))
+    database.close()

@@ -193,6 +193,66 @@ def test_what_keeps_the_rules_is_let_alone(file: str, source: str, tmp_path: Pat
     assert [told for rule in RULES for told in violations(imports(tmp_path), rule)] == []
 
 
+PRIVATE = re.compile(r"_[^_]|__.*(?<!__)$")
+
+
+def private_prefect_names(root: Path) -> list[str]:
+    """Uses of names with a leading underscore from Prefect, in imports or as attributes of what is imported from it."""
+    found = []
+    for file in modules(root):
+        tree = ast.parse((root / file).read_text())
+        imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        of_prefect = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in imported
+            for alias, module in zip(node.names, _imported(node, file), strict=True)
+            if module.partition(".")[0] == "prefect"
+        }
+        for node in ast.walk(tree):
+            names = [name for name in _imported(node, file) if name.partition(".")[0] == "prefect"]
+            if isinstance(node, ast.Attribute) and _first_name(node) in of_prefect:
+                names.append(node.attr)
+            private = [name for name in names if any(PRIVATE.match(part) for part in name.split("."))]
+            found += [f"{file}:{node.lineno} uses {name}" for name in private]
+    return found
+
+
+def _first_name(node: ast.AST) -> str:
+    """`a` of `a.b`, `a().b` and `a[0].b`."""
+    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def test_no_private_name_of_prefect_is_used():
+    assert private_prefect_names(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import prefect._internal",
+        "from prefect._internal import concurrency",
+        "from prefect.context import _settings",
+        "from prefect.server.api.server import SubprocessASGIServer as Server\nServer._instances.pop(None)",
+        "import prefect.context\nprefect.context._settings()",
+        "from prefect import get_client\nget_client()._client",
+    ],
+)
+def test_a_private_name_of_prefect_is_found(source: str, tmp_path: Path):
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "a.py").write_text(source)
+    (told,) = private_prefect_names(tmp_path)
+    assert told.startswith(f"flows/a.py:{len(source.splitlines())} uses ")
+
+
+def test_public_names_of_prefect_and_private_ones_of_others_are_let_alone(tmp_path: Path):
+    (tmp_path / "flows").mkdir()
+    source = "import prefect\nfrom a import b\nfrom prefect import flow\nb._c\nflow.__name__\nprefect.__version__\n"
+    (tmp_path / "flows" / "a.py").write_text(source)
+    assert private_prefect_names(tmp_path) == []
+
+
 def without_root(found: Iterable[Import]) -> list[str]:
     """Imports of our packages from the top of the import path, which would load a module twice under two names."""
     return [f"{i.file}:{i.line} imports {i.module}" for i in found if i.module.partition(".")[0] in PACKAGES]
