@@ -18,7 +18,7 @@ import pytest
 
 from ringmaster.flows.process.interrupts import STOPPING
 from tests.attacks import expect_closed_prefect, open_to_others
-from tests.integration.flows.counting_frames import FILE
+from tests.integration.counting_frames import FILE
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose
 
 # `exact` leaves one option to a model with dropout, so that every run of it must end with bit-equal weights.
@@ -63,7 +63,7 @@ pytestmark = pytest.mark.timeout(1200)  # three runs in one test
 class Place:
     """A folder with a batch file, and the home of its runs. program: the module that is run as the command."""
 
-    program = "tests.integration.flows.counting_frames"
+    program = "tests.integration.counting_frames"
 
     def __init__(self, folder):
         self.folder, self.home = folder, folder / "home"
