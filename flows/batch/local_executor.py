@@ -8,19 +8,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact
 from ringmaster.flows.batch.context import RunContext
 from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
 from ringmaster.flows.batch.records import failure, log_decision
+from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.engine import Engine
+from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engines.registry import LOCAL, build_engine
 from ringmaster.tasks.execution.events import JobEnded, Listener
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.tasks.execution.local.step_events import StepEvents
 from ringmaster.tasks.execution.replanning.plan_manager import MakePlan
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
@@ -56,9 +61,11 @@ def execute(
     seed: seed of the planner.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
+    engine = _engine(run_context, measured=measured)
+    cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
+    run_context = replace(run_context, node_context=replace(run_context.node_context, cluster=cluster))
     failures = _begin(run_context, profiled, sweep_scheduler=sweep_scheduler)
     together = _choose_together(run_context, profiled, seed=seed)
-    engine = LocalEngine(run_context.node_context.server, spawn=as_task, telemetry=measured)
     with ExitStack() as stack:
         listeners = stack.enter_context(
             _listeners(run_context, profiled, failures=failures, sweep_scheduler=sweep_scheduler)
@@ -84,7 +91,7 @@ def execute(
         # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
         stack.callback(run_context.node_context.leases.give_back, run_context.node_context.device_names)
         stack.callback(engine.close)
-        stack.enter_context(stopped_by_signals(partial(_stop, executor, engine)))
+        stack.enter_context(stopped_by_signals(partial(_stop, executor)))
         executor.run()
 
 
@@ -233,7 +240,22 @@ def _planner(run_context: RunContext, *, seed: int, start: Plan | None) -> MakeP
     return lambda problem: later(problem) if run_context.journal.plans() else first(problem)
 
 
-def _stop(executor: Executor, engine: LocalEngine) -> None:
+def _engine(run_context: RunContext, *, measured: SegmentTelemetry | None) -> Engine:
+    """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""
+    context = EngineContext(
+        folder=run_context.run_paths.folder,
+        cluster=run_context.node_context.cluster,
+        server=run_context.node_context.server,
+        spawn=as_task,
+        telemetry=measured,
+    )
+    try:
+        return build_engine(settings.engine(default=LOCAL), context)
+    except ValueError as error:
+        raise InputError([str(error)]) from error
+
+
+def _stop(executor: Executor) -> None:
     """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
     executor.stop()
-    engine.stop_all()
+    executor.call(executor.stop_segments)

@@ -102,7 +102,7 @@ class PoolBench:
         self.database, self.clock = database, clock
         led = led or database
         self.plans = []
-        self.engine = PoolEngine(led)
+        self.engine = PoolEngine(led, timeouts=Timeouts(), clock=clock)
         self.controller = PoolController(
             led,
             engine=self.engine,
