@@ -71,15 +71,18 @@ class FakeEngine:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def add(self, name, num_devices=1, *, ends_s=math.inf, faults=None):
-        """Adds a node, or another incarnation of it. It is gone, and fenced, once the clock reaches `ends_s`."""
+    def add(self, name, num_devices=1, *, ends_s=math.inf, is_announced=True, faults=None):
+        """Adds a node, or another incarnation of it. It is gone, and fenced, once the clock reaches `ends_s`.
+
+        is_announced: whether the engine knows when the node ends.
+        """
         self.num_incarnations += 1
         self.ends_s[name] = ends_s
         self.there[name] = EngineNode(
             name=name,
             devices=cpu_devices(num_devices),
             incarnation=str(self.num_incarnations),
-            until_s=None if ends_s == math.inf else self.epoch_s + ends_s,
+            until_s=self.epoch_s + ends_s if is_announced and ends_s < math.inf else None,
             faults=faults or {},
         )
 

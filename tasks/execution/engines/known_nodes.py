@@ -47,7 +47,7 @@ class KnownNodes:
     def __init__(self, engine: Engine, executor: Movable, *, wall_clock: Callable[[], float] = time.time) -> None:
         self._engine, self._executor, self._wall_clock = engine, executor, wall_clock
         self.there: Mapping[str, EngineNode] = {}
-        self._lost_nodes: dict[str, Node] = {}
+        self._lost_nodes: dict[str, Node] = {}  # while the executor has yet to end a segment that ran there
         self._usable: Mapping[DeviceId, Device] = {}
         self._leaving: set[str] = set()
 
@@ -94,7 +94,7 @@ class KnownNodes:
         self._lost_nodes = {
             name: node
             for name, node in self._lost_nodes.items()
-            if name not in self.there and (is_first or self._is_draining(name))
+            if name not in self.there and (is_first or not self._executor.is_free(name))
         }
         cluster, out = cluster_of(self.there, lost_nodes=self._lost_nodes)
         usable = {device: cluster.device(*device) for device in cluster.lease_names() if device not in out}
@@ -102,10 +102,6 @@ class KnownNodes:
             self._usable = usable
             logger.info("%s: %d devices of %d can be used", why, len(usable), len(cluster.devices))
             self._executor.move_to(cluster, why=why, out=out)
-
-    def _is_draining(self, node: str) -> bool:
-        """Returns whether a segment that ran on a node that is gone has yet to end, or may still run there."""
-        return not self._executor.is_free(node) or not self._engine.is_fenced(node)
 
     def _hold_leaving(self) -> None:
         """Keeps the executor from starting segments on nodes that leave."""
