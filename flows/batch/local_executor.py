@@ -21,6 +21,7 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engines.known_nodes import following
 from ringmaster.tasks.execution.engines.registry import LOCAL, build_engine
 from ringmaster.tasks.execution.events import JobEnded, Listener
 from ringmaster.tasks.execution.executor import Executor
@@ -91,6 +92,7 @@ def execute(
         # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
         stack.callback(run_context.node_context.leases.give_back, run_context.node_context.device_names)
         stack.callback(engine.close)
+        stack.enter_context(following(engine, executor, cluster=cluster))
         stack.enter_context(stopped_by_signals(partial(_stop, executor)))
         executor.run()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,6 +16,7 @@ from ringmaster.tasks.execution.engine import Engine, EngineNode
 
 logger = logging.getLogger(__name__)
 
+LOOK_EVERY_S = 1.0
 EMPTY_BEFORE_S = 120.0
 """How long before its end a node takes no new segments, and those that run there stop: time for their checkpoints."""
 
@@ -35,20 +38,32 @@ class Movable(Protocol):
     def is_free(self, node: str) -> bool:
         """Returns whether no segment runs on a node."""
 
+    def call(self, action: Callable[[], None]) -> None:
+        """Runs an action on the executor's thread. From any thread."""
+
 
 class KnownNodes:
     """Tells one executor of the nodes that come, leave and go. All methods are called on the executor's thread.
 
     A device of a lost node is not used again before the node is fenced, also if the node has come back.
 
+    cluster: the cluster of healthy nodes that the executor has been given already, if any.
     wall_clock: seconds since the epoch.
     """
 
-    def __init__(self, engine: Engine, executor: Movable, *, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        executor: Movable,
+        *,
+        cluster: Cluster | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._engine, self._executor, self._wall_clock = engine, executor, wall_clock
         self.there: Mapping[str, EngineNode] = {}
         self._lost_nodes: dict[str, Node] = {}  # while the executor has yet to end a segment that ran there
-        self._usable: Mapping[DeviceId, Device] = {}
+        known = cluster or Cluster(nodes=())
+        self._usable: Mapping[DeviceId, Device] = {device: known.device(*device) for device in known.lease_names()}
         self._leaving: set[str] = set()
 
     def begin(self, *, lost_nodes: Mapping[str, Node], why: str) -> None:
@@ -111,6 +126,32 @@ class KnownNodes:
         for name in sorted(self._leaving - leaving):
             self._executor.release(name)
         self._leaving = leaving
+
+
+@contextmanager
+def following(engine: Engine, executor: Movable, *, cluster: Cluster) -> Iterator[None]:
+    """Inside the context, passes the changes of an engine's nodes on to an executor whose cluster they are."""
+    known_nodes, is_over, is_done = KnownNodes(engine, executor, cluster=cluster), threading.Event(), threading.Event()
+
+    def look() -> None:
+        known_nodes.look()
+        known_nodes.release_empty()
+        is_done.set()
+
+    def keep_looking() -> None:
+        is_done.set()
+        while not is_over.wait(LOOK_EVERY_S):
+            if is_done.is_set():  # otherwise the executor has yet to come to the last look
+                is_done.clear()
+                executor.call(look)
+
+    thread = threading.Thread(target=keep_looking, name="nodes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def cluster_of(
