@@ -20,9 +20,10 @@ LOST = "lost"
 class EngineNode:
     """A machine that an engine provides.
 
+    name: unique at any time. The node's devices have it in their names in leases, too.
     devices: the node's devices. The number of a device is its position among them.
     incarnation: changes when all that ran on the node has been lost although the node is there, for example because it
-        was started anew. The names of nodes are unique at any time.
+        was started anew.
     until_s: when the node goes away, in seconds since the epoch; None if that is not known.
     is_leaving: whether the node takes no new segments. Those that run there have to stop.
     faults: by device number, why that device must not be used.

@@ -41,15 +41,12 @@ def build_engine(name: str, context: EngineContext) -> Engine:
     path = find("engine", name, _every())
     engine = resolve(path)(context)
     if not isinstance(engine, Engine):
-        lacking = [method for method in _METHODS if not hasattr(engine, method)]
+        lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
         raise ValueError(
             f"engine {name!r} ({path}) is no engine: it lacks {', '.join(lacking)}. "
             "To fix: give it all methods of ringmaster.tasks.execution.engine.Engine"
         )
     return engine
-
-
-_METHODS = ("nodes", "request", "release", "is_fenced", "start", "adopt", "send", "close")
 
 
 def _every() -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, begin
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, begin
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.unit.execution.clocked import clocked_bench
@@ -176,6 +176,21 @@ def test_a_batch_of_which_nothing_runs_says_why_there_is_no_plan(tmp_path):
     pool.at(20.0, lambda: pool.lose("a"))
     with pytest.raises(ProblemError, match="no plan any more"):
         pool.executor.run()
+
+
+def test_all_that_runs_is_stopped_with_the_executor(tmp_path):
+    pool = Pool(tmp_path, ["a", "b", "c"])
+
+    def stop():
+        pool.executor.stop()
+        pool.executor.call(pool.executor.stop_segments)
+
+    pool.at(30.0, stop)
+    pool.executor.replan_soon(why="begin")
+    assert not pool.executor.run()
+    assert [command for _, command in pool.gangs.heard] == [STOP, STOP]
+    assert pool.gangs.steps == {"a": 30, "b": 30}
+    assert pool.statuses == dict.fromkeys("abc", WAITING)
 
 
 def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
