@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -62,7 +62,18 @@ def execute(
     seed: seed of the planner.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    engine = _engine(run_context, measured=measured)
+    with closing(_engine(run_context, measured=measured)) as engine:
+        _execute(run_context, profiled, engine, seed=seed, sweep_scheduler=sweep_scheduler)
+
+
+def _execute(
+    run_context: RunContext,
+    profiled: Profiled,
+    engine: Engine,
+    *,
+    seed: int,
+    sweep_scheduler: SweepScheduler | None,
+) -> None:
     cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
     run_context = replace(run_context, node_context=replace(run_context.node_context, cluster=cluster))
     failures = _begin(run_context, profiled, sweep_scheduler=sweep_scheduler)

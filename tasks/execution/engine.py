@@ -109,4 +109,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Ends what the engine has started in this process. Gangs end if they cannot outlive this process."""
+        """Ends what the engine has started in this process. Gangs end if they cannot outlive this process.
+
+        May be called again.
+        """
