@@ -10,6 +10,7 @@ from pathlib import Path
 from ringmaster.flows.faults import InputError
 from ringmaster.flows.process import ownership
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.tasks.execution.engines.registry import check_engine_name
 
 JSON_RESULTS = {
     # A parent flow reads its child's result only where that is stored. It must not be a pickle.
@@ -25,6 +26,9 @@ NOTIFY = "RINGMASTER_NOTIFY"
 """Environment variable for the target of a pool's alarms: a webhook's URL, or TYPE/NAME of a Prefect notification
 block.
 """
+
+ENGINE = "RINGMASTER_ENGINE"
+"""Environment variable for the name of the engine that runs segments."""
 
 # The MLflow writer waits on its own for a server that is away, and can be stopped. MLflow's own retries take minutes.
 MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
@@ -104,6 +108,25 @@ def pool() -> PoolAddress | None:
         names = " and ".join(missing)
         raise InputError([f"RINGMASTER_DATABASE names a pool, whose {names} the environment must name too"])
     return PoolAddress(**said)
+
+
+def choose_engine(name: str) -> None:
+    """Makes an engine that of this process and its children; an empty name leaves the choice as it is.
+
+    Raises InputError, with the known names, where the engine that is chosen now is unknown.
+    """
+    if name:
+        os.environ[ENGINE] = name
+    if chosen := os.environ.get(ENGINE):
+        try:
+            check_engine_name(chosen)
+        except ValueError as error:
+            raise InputError([str(error)]) from None
+
+
+def engine(*, default: str) -> str:
+    """Returns the name of the engine that runs segments: RINGMASTER_ENGINE, or the usual one of the process."""
+    return os.environ.get(ENGINE) or default
 
 
 def tracking_uri(folder: Path) -> str:

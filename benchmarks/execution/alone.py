@@ -20,7 +20,8 @@ from ringmaster.techniques.interface import registry
 from tests.cluster.jobs import Trace
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import until
-from tests.unit.execution.clocked import ClockedGangs, clocked_bench
+from tests.fake_engine import FakeEngine
+from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +161,7 @@ def _one_draw(folder: Path, seed: int, *, num_steps: int = 1000) -> float:
         for name, options in profiles.items()
         for p in options
     }
-    gangs = ClockedGangs(true_s)
+    gangs = FakeEngine(true_s)
     jobs = [job(name, num_steps=num_steps) for name in profiles]
     policy = Policy(every=0.1, worth_s=0.0)
     bench = clocked_bench(folder, jobs, gangs, make_plan=solve, policy=policy, profiles=profiles, num_devices=8)

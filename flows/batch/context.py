@@ -72,11 +72,6 @@ class NodeContext:
     is_pool_node: bool
 
     @property
-    def device_names(self) -> tuple[str, ...]:
-        """The lease names of all devices."""
-        return tuple(self.cluster.lease_names().values())
-
-    @property
     def holder(self) -> str:
         """The name under which this batch holds devices, for others that wait for them."""
         return f"batch {self.batch.name}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, show_plan
 from ringmaster.flows.batch.context import RunContext, open_run_context
 from ringmaster.flows.batch.fusing import ChosenGroups, choose_together, goals_in
@@ -23,11 +24,15 @@ from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.parents import with_orphans
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.engine import Engine
+from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engines.known_nodes import following
+from ringmaster.tasks.execution.engines.registry import LOCAL, build_engine
 from ringmaster.tasks.execution.events import JobEnded, Listener, Planned
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.local.device_metrics import watching
-from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.tasks.execution.local.step_events import StepEvents
 from ringmaster.tasks.execution.replanning.plan_manager import problem_left
 from ringmaster.tasks.execution.replanning.replanner import POLICY, Replanner
@@ -54,8 +59,8 @@ def open_local_run(
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
-    with open_run_context(batch, options) as context:
-        run = LocalRun(context, options, sweep_scheduler=sweep_scheduler)
+    with open_run_context(batch, options) as context, ExitStack() as stack:
+        run = LocalRun(context, options, sweep_scheduler=sweep_scheduler, stack=stack)
         try:
             yield run
         finally:
@@ -68,12 +73,16 @@ class LocalRun:
 
     context: its resources.
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
+    stack: what is to be closed at the end of the run.
     """
 
     patience_s: float | None = None  # the default: a person waits for the end
 
-    def __init__(self, context: RunContext, options: RunOptions, *, sweep_scheduler: SweepScheduler | None) -> None:
-        self._context, self._options, self.sweep_scheduler = context, options, sweep_scheduler
+    def __init__(
+        self, context: RunContext, options: RunOptions, *, sweep_scheduler: SweepScheduler | None, stack: ExitStack
+    ) -> None:
+        self._context, self._options, self.sweep_scheduler, self._stack = context, options, sweep_scheduler, stack
+        self._cluster = context.node_context.cluster
         self.batch, self.journal, self.recorder = context.node_context.batch, context.journal, context.recorder
         self.is_begun = self.is_recorded = False
         self._profiled: Profiled | None = None
@@ -122,14 +131,14 @@ class LocalRun:
         """
         profiled = self._profiled
         assert profiled is not None, "the jobs are profiled"
-        if not self.is_begun:
-            self._begin(profiled)
-        node_context = self._context.node_context
+        self._engine = self._open_engine()
+        self._cluster = Cluster(nodes=tuple(Node(name=n.name, devices=n.devices) for n in self._engine.nodes()))
+        self._begin(profiled)
         self._groups = choose_together(
             profiled,
             jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
             name=self.batch.name,
-            cluster=node_context.cluster,
+            cluster=self._cluster,
             journal=self.journal,
             goals=goals_in(self.journal.jobs()),
             add_terms=self._add_terms,
@@ -139,7 +148,7 @@ class LocalRun:
         )
         job_table = JobTable(self.journal)
         job_table.add(self._entries())
-        problem = problem_left(job_table, node_context.cluster, name=self.batch.name, add_terms=self._add_terms)
+        problem = problem_left(job_table, self._cluster, name=self.batch.name, add_terms=self._add_terms)
         if problem is None:
             return
         is_first = not self.journal.plans()
@@ -150,13 +159,11 @@ class LocalRun:
     @contextmanager
     def executor(self) -> Iterator[Executor]:
         """Yields the executor of the batch, which Ctrl-C and SIGTERM stop."""
-        node_context = self._context.node_context
+        node_context, engine = self._context.node_context, self._engine
         with ExitStack() as stack:
-            measured = stack.enter_context(watching(node_context.cluster))
-            engine = LocalEngine(node_context.server, spawn=as_task, telemetry=measured)
             executor = Executor(
                 name=self.batch.name,
-                cluster=node_context.cluster,
+                cluster=self._cluster,
                 leases=node_context.leases,
                 holder=node_context.holder,
                 entries=self._entries(),
@@ -174,9 +181,10 @@ class LocalRun:
                     executor.direct, later=executor.call, started_s=float(self.journal.get("started_s"))
                 )
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
-            stack.callback(node_context.leases.give_back, node_context.device_names)
+            stack.callback(node_context.leases.give_back, tuple(self._cluster.lease_names().values()))
             stack.callback(engine.close)
-            stack.enter_context(stopped_by_signals(partial(_stop, executor, engine)))
+            stack.enter_context(following(engine, executor, cluster=self._cluster))
+            stack.enter_context(stopped_by_signals(partial(_stop, executor)))
             yield executor
 
     def result(self, *, faults: Sequence[str] = ()) -> BatchResult:
@@ -195,13 +203,28 @@ class LocalRun:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _open_engine(self) -> Engine:
+        """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""
+        node_context = self._context.node_context
+        context = EngineContext(
+            folder=self._context.run_paths.folder,
+            cluster=node_context.cluster,
+            server=node_context.server,
+            spawn=as_task,
+            telemetry=self._stack.enter_context(watching(node_context.cluster)),
+        )
+        try:
+            return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), context)))
+        except ValueError as error:
+            raise InputError([str(error)]) from error
+
     def _begin(self, profiled: Profiled) -> None:
         """Records the jobs that are about to run, and those that have failed already."""
         self.is_begun = True
         every = {job.name: job for job in (*self.batch.jobs, *profiled.jobs)}
         self.recorder.begin(
             JobsToRecord(jobs=every, preflights=profiled.preflights, profiles=profiled.profiles),
-            devices=self._context.node_context.device_names,
+            devices=tuple(self._cluster.lease_names().values()),
             num_trials=profiled.num_trials,
         )
         begin(self.journal, self.batch.jobs, faults=profiled.faults)
@@ -211,8 +234,7 @@ class LocalRun:
             self.recorder.listen(event)
         if self.sweep_scheduler is not None:
             jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
-            num_slots = len(self._context.node_context.cluster.devices)
-            self.sweep_scheduler.begin(self.journal, jobs, num_slots=num_slots)
+            self.sweep_scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
             for name, details in self.sweep_scheduler.details().items():
                 self.journal.write_job(name, details=details)
 
@@ -307,7 +329,7 @@ class LocalRun:
         return time.time() - float(self.journal.get("started_s"))
 
 
-def _stop(executor: Executor, engine: LocalEngine) -> None:
+def _stop(executor: Executor) -> None:
     """Stops the batch: gangs write checkpoints, and the journal records where to resume."""
     executor.stop()
-    engine.stop_all()
+    executor.call(executor.stop_segments)

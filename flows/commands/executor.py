@@ -11,12 +11,18 @@ from ringmaster.flows.faults import InputError
 from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
 
 
-def executor(seed: Annotated[int, typer.Option(help="Of the planner.")] = 0) -> None:
+def executor(
+    seed: Annotated[int, typer.Option(help="Of the planner.")] = 0,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="What runs the segments; by default RINGMASTER_ENGINE, or `workers`.")
+    ] = "",
+) -> None:
     """Plan and decide for the pool, until SIGTERM or Ctrl-C; where another executor leads, stand by for it.
 
     One a pool is enough; a second one, on another machine, takes over within seconds where the first one dies.
     """
     log_to_stderr(Role.CONTROLLER)
+    settings.choose_engine(engine)
     pool = settings.pool()
     if pool is None:
         remedy = "run `ringmaster up` in this home, or name the pool by RINGMASTER_DATABASE and its servers"

@@ -57,11 +57,19 @@ def run(
         Profiles,
         typer.Option(help="For --dry-run and --ask: measure jobs that are not known, or predict without any trial."),
     ] = "measure",
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What runs the segments; by default RINGMASTER_ENGINE, or `local`. A pool's executor has its own.",
+        ),
+    ] = "",
     verbose: Verbose = False,
 ) -> None:
     """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
     if dry_run and ask:
         raise InputError(["--dry-run trains nothing, so there is nothing to --ask. To fix: give one of the two"])
+    settings.choose_engine(engine)
     announce(f"reading {batch_file}")
     from ringmaster.tasks.batch import load_batch
 

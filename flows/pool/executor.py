@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
@@ -14,6 +15,8 @@ from typing import Protocol
 from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
+from ringmaster.flows import settings
+from ringmaster.flows.faults import InputError
 from ringmaster.flows.pool.alarms import PoolAlarms
 from ringmaster.flows.pool.runs.batch_runs import BatchRuns
 from ringmaster.flows.pool.runs.crashed_runs import CrashedRuns
@@ -25,11 +28,13 @@ from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.engine import Engine
+from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.execution.engines.registry import WORKERS, build_engine
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.leadership import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.leases import PoolLeases
 from ringmaster.tasks.pool.submissions import Submissions
@@ -89,7 +94,8 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
     """Yields an executor in the recovered state of the former one, with its controller, engine and watchers."""
     with ExitStack() as stack:
         segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
-        engine = PoolEngine(database)
+        failure: Future[None] = Future()  # of the engine; it may fail before there is an executor to end
+        engine = _engine(database, on_failure=partial(failure.set_result, None))
         stack.callback(engine.close)
         controller = PoolController(database, engine=engine, timeouts=Timeouts.of_environment(), seed=seed)
         replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
@@ -107,8 +113,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
             replanner=replanner,
         )
         controller.take_over(executor)
-        engine.on_deaf = partial(executor.call, _give_up)
-        engine.listen()
+        failure.add_done_callback(lambda _: executor.call(_give_up))
         pacemaker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
@@ -123,6 +128,15 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         for name, watcher in watchers.items():
             threading.Thread(target=watcher.keep_looking, args=(stopping,), name=name, daemon=True).start()
         yield executor
+
+
+def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
+    """Builds the engine that RINGMASTER_ENGINE names, by default that of process workers."""
+    context = EngineContext(folder=settings.home(), database=database, on_failure=on_failure)
+    try:
+        return build_engine(settings.engine(default=WORKERS), context)
+    except ValueError as error:
+        raise InputError([str(error)]) from error
 
 
 def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
@@ -167,7 +181,7 @@ def _resign(leadership: Leadership, address: PoolAddress) -> None:
 
 def _give_up() -> None:
     """Ends this process from the executor's thread, so that another executor leads."""
-    raise RuntimeError("what gangs say cannot be read any more: the log says why. The next executor goes on")
+    raise RuntimeError("the engine of this pool has failed: the log says why. The next executor goes on")
 
 
 def _end_at_once() -> None:

@@ -269,6 +269,10 @@ class Executor:
         """Allows segments to start on a node again."""
         self._starter.held_nodes.discard(node)
 
+    def stop_segments(self) -> None:
+        """Commands every running segment to checkpoint and stop."""
+        self._stop_gangs(self._plan_progress.running.values())
+
     def awaited(self) -> set[DeviceId]:
         """Returns the devices of segments that may start and lack only these devices."""
         return self._starter.awaited()

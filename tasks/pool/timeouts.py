@@ -8,6 +8,11 @@ from typing import Self
 
 VARIABLE = "RINGMASTER_PATIENCE"
 
+BLIND_S = 10.0
+"""The time between two checks of nodes or requests after which, unless said otherwise, all silences are measured
+anew.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:

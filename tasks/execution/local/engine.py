@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 
-from ringmaster.tasks.execution.engine import LOST, SegmentCall
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.engine import LOST, EngineNode, SegmentCall
+from ringmaster.tasks.execution.engines.context import EngineContext, Spawn, in_a_thread
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
-from ringmaster.techniques.runtime.processes.reporter import STOP
 
 END_TIMEOUT_S = 30.0
 
-Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
-"""Runs a function in the background, under a label that a person sees."""
 
-
-def in_a_thread(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
-    """Runs a function on a thread of its own."""
-    future: Future[Outcome] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(run())
-        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
-            future.set_exception(error)
-
-    threading.Thread(target=work, name=label, daemon=True).start()
-    return future
+def local(context: EngineContext) -> LocalEngine:
+    """Builds the engine of this machine."""
+    if context.server is None:
+        raise ValueError("engine 'local' runs segments where `ringmaster run` runs. To fix: name another engine")
+    return LocalEngine(context.server, cluster=context.cluster, spawn=context.spawn, telemetry=context.telemetry)
 
 
 class LocalEngine:
     """Runs segments on this machine; their gangs end with this process.
 
+    cluster: the devices of this machine that may be used.
     spawn: runs what waits for a gang.
     telemetry: adds device metrics to the events of each segment, or None.
     """
 
     def __init__(
-        self, server: ForkServer, *, spawn: Spawn = in_a_thread, telemetry: SegmentTelemetry | None = None
+        self,
+        server: ForkServer,
+        *,
+        cluster: Cluster,
+        spawn: Spawn = in_a_thread,
+        telemetry: SegmentTelemetry | None = None,
     ) -> None:
         self._server, self._spawn, self._telemetry = server, spawn, telemetry
+        self._nodes = tuple(EngineNode(name=node.name, devices=node.devices) for node in cluster.nodes)
         self._ended = threading.Condition()
         self._gangs: dict[int, Gang] = {}  # by segment
         self._early: dict[int, list[str]] = {}  # commands to gangs that have not started yet
-        self._stopping = False
+
+    def nodes(self) -> Sequence[EngineNode]:
+        """Returns this machine."""
+        return self._nodes
+
+    def request(self, num_nodes: int) -> None:
+        """Does nothing: this machine is all there is."""
+
+    def release(self, node: str) -> None:
+        """Does nothing: this machine stays."""
+
+    def is_fenced(self, node: str) -> bool:
+        """Returns True: this machine is never lost without this process."""
+        return True
 
     def start(self, call: SegmentCall) -> Future[Outcome]:
         """Starts a segment; returns the future of its outcome."""
@@ -67,8 +78,6 @@ class LocalEngine:
                 self._gangs[call.number] = gang
                 for command in self._early.pop(call.number, ()):
                     gang.send(command)
-                if self._stopping:
-                    gang.send(STOP)
             try:
                 return gang.wait(on_event)
             finally:
@@ -83,13 +92,6 @@ class LocalEngine:
                 self._gangs[number].send(command)
             else:
                 self._early.setdefault(number, []).append(command)
-
-    def stop_all(self) -> None:
-        """Commands every gang, including those started later, to checkpoint and end."""
-        with self._ended:
-            self._stopping = True
-            for gang in self._gangs.values():
-                gang.send(STOP)
 
     def close(self) -> None:
         """Kills every gang, and waits until all devices are free, for at most `END_TIMEOUT_S` seconds."""

@@ -1,4 +1,4 @@
-"""The pool controller: connects one executor to the nodes, batches and requests of a pool.
+"""The pool controller: connects one executor to the engine's nodes, the batches and the requests of a pool.
 
 All of it runs in the executor's thread, between two of the executor's messages, so nothing here needs a lock. A timer
 thread only requests the next `tick`. Decisions are written to the database before they are carried out. An executor
@@ -18,9 +18,8 @@ from functools import partial
 
 from sqlalchemy import select
 
-from ringmaster.tasks.cluster import Device, Node
-from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.engine import LOST
+from ringmaster.tasks.execution.engine import LOST, Engine
+from ringmaster.tasks.execution.engines.known_nodes import KnownNodes
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -36,7 +35,6 @@ from ringmaster.tasks.pool.controller.active_batches import (
     entries_of,
     fault_of,
 )
-from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.failover import (
     RecoveredState,
     nodes_of,
@@ -45,11 +43,9 @@ from ringmaster.tasks.pool.controller.failover import (
     read_recovered_state,
     speeds_of,
 )
-from ringmaster.tasks.pool.controller.node_watch import NodeWatch, cluster_of
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import LEAVING, Nodes
 from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
@@ -80,7 +76,7 @@ class PoolController:
         self,
         database: Database,
         *,
-        engine: PoolEngine,
+        engine: Engine,
         timeouts: Timeouts,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -95,17 +91,8 @@ class PoolController:
             EventLog(database),
             MessageStore(database),
         )
-        self._watch = NodeWatch(
-            Nodes(database),
-            clock=clock,
-            lost_after_s=timeouts.lost_after_s,
-            blind_after_s=timeouts.blind_after_s,
-        )
         self._standing: dict[str, ActiveBatch] = {}
         self._terms = combined_terms(())
-        self._lost_nodes: dict[str, Node] = {}
-        self._usable: Mapping[DeviceId, Device] = {}
-        self._leaving: set[str] = set()
         self._heard_before: dict[int, int] = {}  # by adopted segment, the number of its events in the event log
         self._may_have_ended: set[str] = set()
         self._looked_s = -NODES_EVERY_S
@@ -148,15 +135,12 @@ class PoolController:
             clock=self._clock,
             silent_s=self._timeouts.lost_after_s,
         )
-        self._watch.look()
-        for record in self._watch.there.values():
-            self._engine.meet(record)
+        self._known_nodes = KnownNodes(self._engine, executor, wall_clock=self._wall_clock)
         recovered_batches = [read_recovered_state(self._database, batch) for batch in self._new_batches()]
         self._end_strays({recovered.batch.id for recovered in recovered_batches})
         unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
-        self._lost_nodes = nodes_of(unsettled)
         self._give_back_leases(unsettled)
-        self._move(why="an executor began", is_first=True)
+        self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
         for recovered in recovered_batches:
             self._inherit(recovered)
         self._is_due.set()
@@ -173,65 +157,25 @@ class PoolController:
         self._look_at_nodes()
         self._look_at_batches()
         self._request_handler.answer_all()
-        self._request_handler.read_loans(self._watch.there)
-        self._request_handler.grant(self._watch.there)
+        self._request_handler.read_loans(self._known_nodes.there)
+        self._request_handler.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
             self._end_batch(batch)
         self._tidy_up()
         self._is_due.set()
+
+    def _look_at_nodes(self) -> None:
+        now_s = self._clock()
+        if now_s - self._looked_s >= NODES_EVERY_S:
+            self._looked_s = now_s
+            self._known_nodes.look()
+            self._known_nodes.release_empty(is_lent=self._request_handler.lends)
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= maintenance.EVERY_S:
             self._tidied_s = self._clock()
             num_dropped = maintenance.tidy(self._database, now_s=self._wall_clock())
             logger.info("%d rows that nobody needs any more were dropped", num_dropped)
-
-    # -- nodes -------------------------------------------------------------------------------------------------------
-
-    def _look_at_nodes(self) -> None:
-        now_s = self._clock()
-        if now_s - self._looked_s < NODES_EVERY_S:
-            return
-        self._looked_s = now_s
-        before = dict(self._watch.there)
-        gone = self._watch.look()
-        for each in gone:
-            logger.warning("node %s is gone: %s", each.node, each.why)
-            self._lost_nodes[each.node] = Node(name=each.node, devices=before[each.node].devices)
-            self._engine.lose(each.node, each.incarnation)
-        there = self._watch.there
-        came = [name for name, record in there.items() if _incarnation(before.get(name)) != record.incarnation]
-        for name in came:
-            self._engine.meet(there[name])
-        self._hold_leaving()
-        why = [f"node {each.node} is gone ({each.why})" for each in gone] + [f"node {name} came" for name in came]
-        self._move(why=", ".join(why) or "the health of devices has changed")
-
-    def _move(self, *, why: str, is_first: bool = False) -> None:
-        """Reports the devices to the executor if the set of usable devices has changed."""
-        there = self._watch.there
-        self._lost_nodes = {
-            n: g for n, g in self._lost_nodes.items() if n not in there and (is_first or self._is_draining(n))
-        }
-        cluster, out = cluster_of(there, lost_nodes=self._lost_nodes)
-        usable = {device: cluster.device(*device) for device in cluster.lease_names() if device not in out}
-        if is_first or usable != self._usable:
-            self._usable = usable
-            logger.info("%s: %d devices of %d can be used", why, len(usable), len(cluster.devices))
-            self._executor.move_to(cluster, why=why, out=out)
-
-    def _is_draining(self, node: str) -> bool:
-        """Returns whether the executor has yet to end a segment that ran on a node that is gone."""
-        return self._engine.is_busy(node) or not self._executor.is_free(node)
-
-    def _hold_leaving(self) -> None:
-        """Keeps the executor from starting segments on nodes that leave."""
-        leaving = {name for name, record in self._watch.there.items() if record.status == LEAVING}
-        for name in sorted(leaving - self._leaving):
-            self._executor.hold(name)
-        for name in sorted(self._leaving - leaving):
-            self._executor.release(name)
-        self._leaving = leaving
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -358,10 +302,6 @@ class PoolController:
         if stale:
             leases.give_back(stale)
         self._request_handler.give_back_what_nobody_needs()
-
-
-def _incarnation(record: object) -> str | None:
-    return getattr(record, "incarnation", None)
 
 
 def _at_once(outcome: Outcome) -> Future[Outcome]:

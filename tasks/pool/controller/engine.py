@@ -1,26 +1,32 @@
-"""The engine of a pool: orders segments from nodes, and passes on the events of their gangs, through the database.
+"""The engine of process workers: orders segments from the nodes of a pool, and passes on the events of their gangs.
 
-The engine makes no decisions. Orders and events outlive it: the engine of the next executor `adopt`s a segment,
-receives all of its gang's events so far, once and in order, and then the new ones.
+Orders, events and the registry of nodes are in the pool's database. The engine makes no decisions. Orders and events
+outlive it: the engine of the next executor `adopt`s a segment, receives all of its gang's events so far, once and in
+order, and then the new ones.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.engine import LOST, SegmentCall
+from ringmaster.tasks.execution.engine import LOST, EngineNode, SegmentCall
+from ringmaster.tasks.execution.engines.context import EngineContext
+from ringmaster.tasks.pool.controller.node_watch import NodeWatch
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
-from ringmaster.tasks.pool.nodes import NodeRecord
+from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import GIVEN, KILL, OUTCOME, TAKEN, GangEvent, MessageStore, OrderRecord
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
-from ringmaster.techniques.runtime.processes.reporter import STOP
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.1
-END_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
 
 
@@ -40,20 +46,31 @@ class _Flight:
 
 
 class PoolEngine:
-    """Runs segments on the nodes of a pool.
+    """Runs segments on the nodes of a pool, which process workers serve.
 
-    All methods are thread-safe. Only `join` waits for gangs. All of them wait while the database is unreachable. From
-    `listen` to `close`, a thread reads the gangs' events every `LOOK_EVERY_S`.
+    All methods are thread-safe. All of them wait while the database is unreachable. From `listen` to `close`, a thread
+    reads the gangs' events every `LOOK_EVERY_S`.
 
-    on_deaf: a callback for the unexpected end of the thread that reads events; may be set by the owner.
+    clock: monotonic seconds, by which the silence of workers is measured.
+    on_deaf: a callback for the unexpected end of the thread that reads events.
     """
 
-    def __init__(self, database: Database) -> None:
-        self.on_deaf: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        database: Database,
+        *,
+        timeouts: Timeouts,
+        clock: Callable[[], float] = time.monotonic,
+        on_deaf: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_deaf = on_deaf
         self._message_store = MessageStore(database)
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = threading.RLock()
         self._flights: dict[int, _Flight] = {}
-        self._nodes: dict[str, NodeRecord] = {}
+        self._watch = NodeWatch(
+            Nodes(database), clock=clock, lost_after_s=timeouts.lost_after_s, blind_after_s=timeouts.blind_after_s
+        )
+        self._nodes: Mapping[str, NodeRecord] = {}
         self._cursor = self._message_store.newest_word()
         self._closing = threading.Event()
         self._poller = threading.Thread(target=self._poll, name="words", daemon=True)
@@ -70,26 +87,34 @@ class PoolEngine:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def meet(self, node: NodeRecord) -> None:
-        """Adds a node's incarnation, so that segments may be ordered from it."""
-        with self._changed:
-            self._nodes[node.name] = node
+    def nodes(self) -> Sequence[EngineNode]:
+        """Checks the registry; returns the nodes that are there.
 
-    def lose(self, node: str, incarnation: str) -> None:
-        """Removes a worker that is gone for good; its shares are lost, unless they had ended before."""
+        The shares of workers that are gone are lost, unless they had ended before.
+        """
         with self._changed:
-            known = self._nodes.get(node)
-            if known is not None and known.incarnation == incarnation:
-                del self._nodes[node]
-            self.look()
-            for flight in list(self._flights.values()):
-                if flight.nodes.get(node) == incarnation and node not in flight.outcomes:
-                    self._lose_share(flight, node)
+            gone = self._watch.look()
+            self._nodes = self._watch.there
+            if gone:
+                self.look()
+            for each in gone:
+                logger.warning("node %s is gone: %s", each.node, each.why)
+                for flight in list(self._flights.values()):
+                    if flight.nodes.get(each.node) == each.incarnation and each.node not in flight.outcomes:
+                        self._lose_share(flight, each.node)
+            return [_as_node(record) for record in self._nodes.values()]
 
-    def is_busy(self, node: str) -> bool:
-        """Returns whether a segment that has not ended has a share on a node."""
-        with self._changed:
-            return any(node in flight.nodes for flight in self._flights.values())
+    def request(self, num_nodes: int) -> None:
+        """Does nothing: people add nodes, by starting workers."""
+
+    def release(self, node: str) -> None:
+        """Does nothing: a node serves until its worker ends."""
+
+    def is_fenced(self, node: str) -> bool:
+        """Returns True: a node ends its own ranks some time before it counts as gone, as `Timeouts` says, and a worker
+        that ends or is started anew leaves none.
+        """
+        return True
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
@@ -114,7 +139,7 @@ class PoolEngine:
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
         """Adopts a segment that another executor ordered; all of its events are passed on again, from the first.
 
-        The present nodes must have been added by `meet` before. A segment that was never ordered is lost.
+        A segment that was never ordered is lost.
         """
         with self._changed:
             orders = self._message_store.shares(number)
@@ -139,19 +164,6 @@ class PoolEngine:
             if number in self._flights:
                 self._message_store.command(number, command)
 
-    def stop_all(self) -> None:
-        """Commands every gang to write a checkpoint and end."""
-        self._tell_all(STOP)
-
-    def kill_all(self) -> None:
-        """Ends every gang at once."""
-        self._tell_all(KILL)
-
-    def join(self, *, timeout_s: float = END_TIMEOUT_S) -> bool:
-        """Waits until all segments have ended; returns whether they have."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._flights, timeout=timeout_s)
-
     def look(self) -> None:
         """Passes on the events that gangs have reported since the last call."""
         with self._changed:
@@ -169,7 +181,7 @@ class PoolEngine:
             self._closing.set()
         finally:
             if not self._closing.is_set():
-                self.on_deaf()
+                self._on_deaf()
 
     def _hear(self, word: GangEvent) -> None:
         """Acts on an event once: an adopted segment's events arrive through both `adopt` and `look`."""
@@ -204,7 +216,6 @@ class PoolEngine:
             self._end_peers(flight)
         if len(flight.outcomes) == len(flight.nodes) and flight.number in self._flights:
             del self._flights[flight.number]
-            self._changed.notify_all()
             flight.future.set_result(merged(flight.outcomes, speaker=next(iter(flight.nodes))))
 
     def _end_peers(self, flight: _Flight) -> None:
@@ -215,10 +226,24 @@ class PoolEngine:
         if len(flight.outcomes) < len(flight.nodes):
             self._message_store.command(flight.number, KILL)
 
-    def _tell_all(self, command: str) -> None:
-        with self._changed:
-            for flight in self._flights.values():
-                self._message_store.command(flight.number, command)
+
+def workers(context: EngineContext) -> PoolEngine:
+    """Builds the engine of process workers, which reads events from now on."""
+    if context.database is None:
+        raise ValueError("engine 'workers' runs segments on the nodes of a pool. To fix: start it by `ringmaster up`")
+    engine = PoolEngine(context.database, timeouts=Timeouts.of_environment(), on_deaf=context.on_failure)
+    engine.listen()
+    return engine
+
+
+def _as_node(record: NodeRecord) -> EngineNode:
+    return EngineNode(
+        name=record.name,
+        devices=record.devices,
+        incarnation=record.incarnation,
+        is_leaving=record.status == LEAVING,
+        faults={int(number): why for number, why in record.health.items()},
+    )
 
 
 def _at_once(outcome: Outcome) -> Future[Outcome]:

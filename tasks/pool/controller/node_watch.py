@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
-
-BLIND_S = 10.0  # between two checks, after which all silences are measured anew
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.timeouts import BLIND_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +81,3 @@ class NodeWatch:
         for name, record in registered.items():
             self._seen.setdefault(name, _Seen(record, now_s)).record = record
         return gone
-
-
-def cluster_of(
-    there: Mapping[str, NodeRecord], *, lost_nodes: Mapping[str, Node]
-) -> tuple[Cluster, frozenset[DeviceId]]:
-    """Returns the devices of all nodes, and those that must not be used: unhealthy ones, and those of leaving nodes.
-
-    lost_nodes: nodes that are gone, by name, while a segment that ran there has yet to end.
-    """
-    draining = [lost_node for name, lost_node in lost_nodes.items() if name not in there]
-    nodes = [*draining, *(Node(name=record.name, devices=record.devices) for record in there.values())]
-    out = {(lost_node.name, number) for lost_node in draining for number in range(len(lost_node.devices))}
-    for record in there.values():
-        numbers = record.health if record.status != LEAVING else range(len(record.devices))
-        out |= {(record.name, int(number)) for number in numbers}
-    return Cluster(nodes=tuple(sorted(nodes, key=lambda node: node.name))), frozenset(out)

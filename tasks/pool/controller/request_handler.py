@@ -7,11 +7,10 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch
-from ringmaster.tasks.pool.controller.node_watch import BLIND_S
 from ringmaster.tasks.pool.leases import LOAN, PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.pool.requests import (
     CANCEL,
     DIRECT,
@@ -31,6 +30,7 @@ from ringmaster.tasks.pool.requests import (
     Silences,
 )
 from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.timeouts import BLIND_S
 from ringmaster.tasks.profiling.lending import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, JobRecord, Journal
@@ -204,7 +204,7 @@ class RequestHandler:
 
     # -- requests for idle devices -----------------------------------------------------------------------------------
 
-    def read_loans(self, there: Mapping[str, NodeRecord]) -> None:
+    def read_loans(self, there: Mapping[str, EngineNode]) -> None:
         """Reads the requests for devices, open and granted; ends those whose node is gone or that are not renewed."""
         loans = {}
         asked = [*self._requests.open(LEND, status=GRANTED), *self._requests.open(LEND)]
@@ -223,24 +223,28 @@ class RequestHandler:
             self.give_back_what_nobody_needs()
         self._loans = loans
 
-    def grant(self, there: Mapping[str, NodeRecord]) -> None:
+    def grant(self, there: Mapping[str, EngineNode]) -> None:
         """Lends idle devices, oldest request first; has devices vacated for requests that press."""
         asking = {number: loan for number, loan in self._loans.items() if loan.status == OPEN}
         busy, vacated = {*self._leases.held()} if asking else set(), set[DeviceId]()
         awaited = self._executor.awaited() if asking else ()
-        busy |= {lease_name(there[node], device) for node, device in awaited if node in there}
+        busy |= {lease_name(there[name], device) for name, device in awaited if name in there}
         for number, loan in asking.items():
-            record, wanted = there[loan.content["node"]], _wanted(loan)
-            usable = [device for device in range(len(record.devices)) if str(device) not in record.health]
-            idle = [device for device in usable if lease_name(record, device) not in busy]
+            node, wanted = there[loan.content["node"]], _wanted(loan)
+            usable = [device for device in range(len(node.devices)) if device not in node.faults]
+            idle = [device for device in usable if lease_name(node, device) not in busy]
             lent = wanted.of(idle, are_others_at_work=bool(self._standing))
-            names = [lease_name(record, device) for device in lent]
+            names = [lease_name(node, device) for device in lent]
             if names and self._leases.take(names, holder=LOAN.format(number)):
                 self._requests.answer(number, status=GRANTED, answer={"devices": names})
                 busy |= {*names}
             elif wanted.presses:
-                vacated |= {(record.name, device) for device in usable[: wanted.least]}
+                vacated |= {(node.name, device) for device in usable[: wanted.least]}
         self._executor.vacate(vacated)
+
+    def lends(self, node: str) -> bool:
+        """Returns whether devices of a node are lent."""
+        return any(loan.content.get("node") == node for loan in self._requests.open(LEND, status=GRANTED))
 
     def give_back_what_nobody_needs(self) -> None:
         """Ends the leases of requests that are not granted any more."""
@@ -250,7 +254,7 @@ class RequestHandler:
             self._leases.give_back(stale)
 
 
-def lease_name(node: NodeRecord, device: int) -> str:
+def lease_name(node: EngineNode, device: int) -> str:
     """Returns the name of a node's device in leases."""
     return f"{node.name}:{node.devices[device].kind}:{device}"
 

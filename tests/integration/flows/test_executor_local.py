@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.local.engine import LocalEngine
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
@@ -26,23 +27,16 @@ def segment(number, order, layout, on_event=lambda event: None):
 
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
-def test_stopping_all_checkpoints_what_runs_and_what_is_still_to_come(bench, tmp_path, layout):
-    engine, job = LocalEngine(bench.server), bench.job(num_steps=ENDLESS)
-
-    def run(number, on_event):
-        return engine.start(segment(number, bench.order(job, layout, tmp_path / str(number)), layout, on_event))
-
-    running = run(1, lambda event: engine.stop_all() if event["event"] == "steps" else None).result()
-    late = run(2, lambda _: None).result()
-    for outcome in (running, late):
-        assert outcome.status == "preempted"
-        assert 0 < outcome.result["step"] < ENDLESS
-    assert late.result["step"] == 1
+def test_a_gang_that_is_stopped_before_it_starts_checkpoints_its_first_step(bench, tmp_path, layout):
+    engine, job = LocalEngine(bench.server, cluster=Cluster(nodes=())), bench.job(num_steps=ENDLESS)
+    engine.send(1, STOP)
+    outcome = engine.start(segment(1, bench.order(job, layout, tmp_path / "gang"), layout)).result()
+    assert (outcome.status, outcome.result["step"]) == ("preempted", 1)
 
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
 def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tmp_path, layout):
-    engine, job = LocalEngine(bench.server), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(bench.server, cluster=Cluster(nodes=())), bench.job(num_steps=ENDLESS)
     order = bench.order(job, layout, tmp_path / "gang", last_step=5)
     last_steps = []
 
@@ -61,7 +55,7 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
 
 
 def test_closing_ends_gangs_side_by_side(bench, tmp_path):
-    engine, job = LocalEngine(bench.server), bench.job(num_steps=ENDLESS)
+    engine, job = LocalEngine(bench.server, cluster=Cluster(nodes=())), bench.job(num_steps=ENDLESS)
     trains = threading.Event()
 
     def on_event(event):
@@ -82,4 +76,4 @@ def test_what_cannot_be_started_is_reported_to_the_caller(bench, tmp_path, monke
     monkeypatch.setattr("ringmaster.tasks.execution.local.engine.Gang", lambda *_, **__: 1 / 0)
     order = bench.order(bench.job(num_steps=1), SINGLE, tmp_path / "gang")
     with pytest.raises(ZeroDivisionError):
-        LocalEngine(bench.server).start(segment(1, order, SINGLE)).result()
+        LocalEngine(bench.server, cluster=Cluster(nodes=())).start(segment(1, order, SINGLE)).result()

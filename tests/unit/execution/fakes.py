@@ -1,11 +1,9 @@
-"""Fake planner, runner and leases for tests of the executor, which then needs no gang."""
+"""Fake planner, engine and leases for tests of the executor, which then needs no gang."""
 
 import random
-from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
-from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobState
@@ -15,6 +13,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from tests.fake_engine import FakeEngine, cpu_devices
 
 
 def open_journal(folder, cls=Journal):
@@ -35,8 +34,7 @@ def profile(technique="single", num_devices=1, step_s=1.0):
 
 
 def cluster(num_devices):
-    devices = [Device(kind="cpu", index=i, name="cpu", memory_bytes=1 << 30, cores=(i,)) for i in range(num_devices)]
-    return Cluster(nodes=(Node(name="here", devices=tuple(devices)),))
+    return Cluster(nodes=(Node(name="here", devices=cpu_devices(num_devices)),))
 
 
 def in_a_row(problem, *, num_parts=1):
@@ -59,25 +57,16 @@ def in_a_row(problem, *, num_parts=1):
     return Plan(problem.name, tuple(segments))
 
 
-@dataclass
-class FakeRunner:
+class FakeRunner(FakeEngine):
     """Gangs that end when the executor's inbox is empty, in an order drawn from `seed`.
 
     script: by job, functions that make the outcomes of its next gangs, each called with (call, runner); later gangs end
     as done. `steps` stands for the checkpoints on disk, which outlive an executor.
     """
 
-    seed: int = 0
-    script: dict = field(default_factory=dict)
-    steps: dict = field(default_factory=dict)
-    calls: list = field(default_factory=list)
-    now_s: float = 0.0
-
-    def clock(self):
-        return self.now_s
-
-    def __post_init__(self):
-        self.draw, self.running = random.Random(self.seed), []
+    def __init__(self, seed=0, *, script=None, steps=None):
+        super().__init__(steps={} if steps is None else steps)
+        self.draw, self.script, self.running = random.Random(seed), {} if script is None else script, []
 
     def start(self, call):
         future = Future()
@@ -87,6 +76,12 @@ class FakeRunner:
 
     def send(self, number, command):
         """Gangs here end by themselves."""
+
+    def _go_on_until(self, until_s):
+        if not self.running:
+            return super()._go_on_until(until_s)
+        self.end_one()
+        return True
 
     def end_one(self):
         call, future = self.running.pop(self.draw.randrange(len(self.running)))
@@ -152,25 +147,6 @@ class LeasesInMemory:
         return dict(self._held)
 
 
-class Inbox:
-    """An executor's inbox: when the executor waits for a message, one gang ends."""
-
-    def __init__(self, runner):
-        self.runner, self.messages = runner, deque()
-
-    def put(self, message):
-        self.messages.append(message)
-
-    def get(self, timeout=None):
-        while not self.messages:
-            if not self.runner.running:
-                assert timeout is not None, "it waits for what never comes"
-                self.runner.now_s += timeout
-                return 0, None
-            self.runner.end_one()
-        return self.messages.popleft()
-
-
 class Bench:
     """One batch under test with its journal in `folder`. A new instance on the same folder stands for a new process."""
 
@@ -200,7 +176,8 @@ class Bench:
             listeners=[self.events.append, self._watch_devices],
             clock=self.runner.clock,
         )
-        self.executor._inbox = Inbox(self.runner)
+        self.runner.messages.clear()  # those of a former executor
+        self.executor._inbox = self.runner
         self._busy = {}
 
     def entry(self, job, *profiles):

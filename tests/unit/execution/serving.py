@@ -9,8 +9,8 @@ from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from tests.unit.execution.clocked import ClockedGangs, clocked_bench
+from tests.fake_engine import FakeEngine
+from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
 
 CALM = Policy(every=10.0, surprise=10.0)  # re-plans only where it must
@@ -45,29 +45,12 @@ class Pool:
     def __init__(self, folder, names, *, num_steps=100, make_plan=over_nodes, nodes=None, step_s=1.0):
         self.jobs = [job(name, num_steps=num_steps) for name in names]
         speeds = {(n, registry.dotted_path("single"), 1): step_s for n in [*names, "x", "y"]}
-        self.gangs = ClockedGangs(speeds)
+        self.gangs = FakeEngine(speeds)
         self.bench = clocked_bench(folder, self.jobs, self.gangs, make_plan=make_plan, policy=CALM)
-        self.executor, self.moments = self.bench.executor, []
+        self.executor, self.at = self.bench.executor, self.gangs.at
         self.executor._plan_manager.cluster = nodes or two_nodes()
-        plain_get = self.gangs.get
-
-        def get(timeout=None):
-            due = [m for m in self.moments if m[0] <= self.gangs.now_s]
-            if due:
-                self.moments.remove(due[0])
-                return 0, due[0][1]
-            next_s = min((m[0] for m in self.moments), default=None)
-            if next_s is None:
-                return plain_get(timeout)
-            left_s = next_s - self.gangs.now_s
-            return plain_get(left_s if timeout is None else min(timeout, left_s))
-
-        self.gangs.get = get
         begin(self.bench.journal, self.jobs, faults={})
         self.executor.job_table.refresh()
-
-    def at(self, moment_s, action):
-        self.moments.append((moment_s, action))
 
     def serve(self, *, until_s):
         self.at(until_s, self.executor.stop)
@@ -76,9 +59,7 @@ class Pool:
 
     def lose(self, name):
         """Removes the gang of a job, as if its node had vanished."""
-        folder = next(f for f, g in self.gangs.gangs.items() if g.call.order.job.name == name)
-        gang = self.gangs.gangs.pop(folder)
-        gang.future.set_result(Outcome(status=LOST, message="its node is gone"))
+        self.gangs.end(self.gangs.gang(name), LOST, "its node is gone")
 
     @property
     def statuses(self):

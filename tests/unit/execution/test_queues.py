@@ -11,8 +11,8 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.interface.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
-from ringmaster.techniques.runtime.processes.gang import Outcome
-from tests.unit.execution.clocked import ClockedGangs, _Gang, clocked_bench
+from tests.fake_engine import FakeEngine, FakeGang
+from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.groups.grouped import GroupBench
 from tests.unit.execution.replanning.test_replan_policy import by_rules
@@ -32,7 +32,7 @@ QUEUE = Profile(
 
 
 @dataclass
-class Turns(_Gang):
+class Turns(FakeGang):
     """A gang whose jobs take turns. Its step counts are the gang's, not one job's."""
 
     @classmethod
@@ -52,7 +52,7 @@ class Turns(_Gang):
         return steps_taken(self.left, at_once=self.at_once, after=after)
 
 
-class Queues(ClockedGangs):
+class Queues(FakeEngine):
     """Clocked gangs in which the jobs of a group take turns."""
 
     def start(self, call):
@@ -82,10 +82,9 @@ class Queues(ClockedGangs):
         if gang.step < gang.last_step and not gang.stops:
             self._begin_chunk(gang)
             return
-        del self.gangs[gang.call.number]
         mine, *theirs = [self._outcome(order) for order in gang.every]
         named = {order.job.name: its for order, its in zip(gang.every[1:], theirs, strict=True)}
-        gang.future.set_result(Outcome(status=mine.pop("status"), result={**mine, "first_step": 0, "fellows": named}))
+        self.end(gang, mine.pop("status"), **mine, first_step=0, fellows=named)
 
     def _outcome(self, order):
         step = self.steps[order.job.name]

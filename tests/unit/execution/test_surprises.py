@@ -11,7 +11,6 @@ from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, begin
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
 
@@ -65,9 +64,8 @@ class Surprises:
         if kept > gang.first_step:
             gang.call.on_event({"event": "checkpoint", "step": kept, "seconds": 0.1})
         self.gangs.steps[name] = kept
-        del self.gangs.gangs[gang.call.number]
         result = {"step": kept, **result} if status == "preempted" else {}
-        gang.future.set_result(Outcome(status=status, message="as it should", result=result))
+        self.gangs.end(gang, status, "as it should", **result)
 
     def think_a_while(self, think):
         """A background planner whose plan arrives some seconds after the request, whatever has happened since."""

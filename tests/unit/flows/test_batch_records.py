@@ -2,6 +2,7 @@
 
 import io
 import logging
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from ringmaster.tasks.execution.events import JobEnded, Waiting
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.storage.journal import DONE, FAILED, Journal
 from ringmaster.techniques.interface.preflight import Preflight, Refusal
-from tests.unit.execution.fakes import job, profile
+from tests.unit.execution.fakes import cluster, job, profile
 
 WHY = "rank 0: RuntimeError: boom (in its trial)"
 
@@ -91,14 +92,14 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     journal.write_job("b", status=DONE)
     began, heard = [], []
     context = SimpleNamespace(
-        node_context=SimpleNamespace(batch=batch, device_names=["cpu:0"]),
+        node_context=SimpleNamespace(batch=batch, cluster=cluster(1)),
         journal=journal,
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
     )
     profiled = Profiled(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    LocalRun(context, RunOptions(), sweep_scheduler=None)._begin(profiled)
+    LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled)
     assert heard == [JobEnded(job="a", status=FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()

@@ -17,6 +17,7 @@ from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.reporter import STOP
+from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import job, profile
 from tests.unit.pool.workers import Worker
@@ -96,13 +97,14 @@ class PoolBench:
     """An executor process on a database. A second instance on the same database is the next executor.
 
     led: the database through which this executor writes, by default `database`.
+    engine: a fake engine instead of that of process workers.
     """
 
-    def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row):
+    def __init__(self, database, clock, *, led=None, make_plan=plan_in_a_row, engine=None):
         self.database, self.clock = database, clock
         led = led or database
         self.plans = []
-        self.engine = PoolEngine(led)
+        self.engine = engine or PoolEngine(led, timeouts=Timeouts(), clock=clock)
         self.controller = PoolController(
             led,
             engine=self.engine,
@@ -144,7 +146,10 @@ class PoolBench:
     def step(self, *, seconds=0.0):
         """Advances the clock, and lets the executor do all that is due."""
         self.clock.now_s += seconds
-        self.engine.look()
+        if isinstance(self.engine, FakeEngine):
+            self.engine.advance(self.clock.now_s)
+        else:
+            self.engine.look()
         self.executor.call(self.controller.tick)
         self.inbox.is_empty = False
         while not self.inbox.is_empty:

@@ -1,15 +1,11 @@
 """Fake nodes of a pool without processes: a test takes their orders and sends the events of their gangs."""
 
-from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.storage.message_store import KILL, OUTCOME, TAKEN, MessageStore
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
+from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job
-
-
-def devices(number):
-    return tuple(Device(kind="cpu", index=i, name="cpu", memory_bytes=1 << 30, cores=(i,)) for i in range(number))
 
 
 class Worker:
@@ -19,7 +15,7 @@ class Worker:
         incarnation = incarnation or f"{name}-one"
         self.message_store, self.nodes, self.numbers = MessageStore(database), Nodes(database), {}
         self.record = NodeRecord(
-            name=name, incarnation=incarnation, address=f"10.0.0.{name}", devices=devices(num_devices)
+            name=name, incarnation=incarnation, address=f"10.0.0.{name}", devices=cpu_devices(num_devices)
         )
         self.name, self.incarnation = name, incarnation
         self.nodes.register(self.record)

@@ -10,7 +10,7 @@ from ringmaster.tasks.sweeping.space import Choice, Range
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stopping import Stopping
 from ringmaster.techniques.runtime.processes.gang import Outcome
-from tests.unit.execution.fakes import Bench, FakeRunner, Inbox
+from tests.unit.execution.fakes import Bench, FakeRunner
 
 TEMPLATE = {
     "model": {"architecture": "ViTForImageClassification", "config": {"image_size": 8, "patch_size": 2}},
@@ -47,18 +47,17 @@ class Killed(Exception):
     """Stands for the sudden death of the process."""
 
 
-class DyingInbox(Inbox):
+class DyingInbox:
     """An inbox that ends the process after a number of messages."""
 
-    def __init__(self, runner, num_messages):
-        super().__init__(runner)
-        self.left = num_messages
+    def __init__(self, inbox, num_messages):
+        self.inbox, self.put, self.left = inbox, inbox.put, num_messages
 
     def get(self, timeout=None):
         self.left -= 1
         if self.left < 0:
             raise Killed
-        return super().get(timeout)
+        return self.inbox.get(timeout)
 
 
 class Gangs(FakeRunner):

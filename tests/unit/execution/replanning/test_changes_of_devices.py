@@ -5,7 +5,6 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import SegmentStarted
 from ringmaster.tasks.storage.journal import CANCELLED, DONE, WAITING
-from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.serving import Pool, two_nodes
 
 
@@ -86,8 +85,7 @@ def test_what_crashes_on_a_device_that_must_not_be_used_is_not_put_back_there(tm
 
     def fail():
         pool.executor.move_to(two_nodes(), out={("n1", 0)}, why="n1's device has errors")
-        gang = pool.gangs.gangs.pop(next(iter(pool.gangs.gangs)))
-        gang.future.set_result(Outcome(status="crashed", message="CUDA error"))
+        pool.gangs.end(pool.gangs.gang("a"), "crashed", "CUDA error")
         pool.executor._plan_manager.replanner.void()
         pool.executor._plan_manager.replanner._retry_s = pool.gangs.now_s + 10.0  # the next plan is due later
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,9 +10,8 @@ import pytest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import ProblemError
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, begin
+from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, PAUSED, WAITING, begin
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile
@@ -75,8 +75,7 @@ def test_a_cancelled_job_stays_cancelled_whatever_its_gang_comes_to(tmp_path, st
 
     def cancel():
         pool.executor.cancel(["a"], message="no longer wanted")
-        gang = pool.gangs.gangs.pop(next(iter(pool.gangs.gangs)))
-        gang.future.set_result(Outcome(status=status, message="its loss is no number"))
+        pool.gangs.end(pool.gangs.gang("a"), status, "its loss is no number")
 
     pool.at(50.0, cancel)
     pool.serve(until_s=100.0)
@@ -179,13 +178,26 @@ def test_a_batch_of_which_nothing_runs_says_why_there_is_no_plan(tmp_path):
         pool.executor.run()
 
 
+def test_all_that_runs_is_stopped_with_the_executor(tmp_path):
+    pool = Pool(tmp_path, ["a", "b", "c"])
+
+    def stop():
+        pool.executor.stop()
+        pool.executor.call(pool.executor.stop_segments)
+
+    pool.at(30.0, stop)
+    pool.executor.replan_soon(why="begin")
+    assert not pool.executor.run()
+    assert [command for _, command in pool.gangs.heard] == [STOP, STOP]
+    assert pool.gangs.steps == {"a": 30, "b": 30}
+    assert pool.statuses == dict.fromkeys("abc", WAITING)
+
+
 def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
     pool = Pool(tmp_path, ["a", "b"])
     pool.serve(until_s=30.0)  # this executor stops, and its gangs continue
     running = [r for r in pool.bench.journal.segments() if r.outcome is None]
     assert {r.job for r in running} == {"a", "b"}
-    gangs = {g.call.order.job.name: g for g in pool.gangs.gangs.values()}
-    pool.gangs.messages.clear()
     again = clocked_bench(
         tmp_path, pool.jobs, pool.gangs, make_plan=over_nodes, policy=CALM, journal=pool.bench.journal
     )
@@ -194,12 +206,9 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
         again.leases.take([name], holder="test")
     again.executor.job_table.refresh()
     for record in running:
-        future = Future()
-        gang = gangs[record.job]
-        gang.future = future
-        gang.call = replace(gang.call, on_event=lambda event, n=record.id: again.executor.said(n, event))
+        future = pool.gangs.adopt(record.id, on_event=partial(again.executor.said, record.id))
         again.executor.adopt(record.id, record, future)
-    pool.moments.append((300.0, again.executor.stop))
+    pool.at(300.0, again.executor.stop)
     again.executor.replan_soon(why="adopted")
     again.executor.serve()
     assert again.statuses == {"a": DONE, "b": DONE}
@@ -234,9 +243,7 @@ def test_what_is_nobodys_fault_is_tried_again_without_end(tmp_path, status):
     pool = Pool(tmp_path, ["a"])
 
     def end_one():
-        folder = next(iter(pool.gangs.gangs))
-        gang = pool.gangs.gangs.pop(folder)
-        gang.future.set_result(Outcome(status=status, message="spot", result={"step": 0}))
+        pool.gangs.end(pool.gangs.gang("a"), status, "spot", step=0)
 
     for i in range(8):
         pool.at(10.0 * (i + 1), end_one)

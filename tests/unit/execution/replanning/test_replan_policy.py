@@ -14,7 +14,8 @@ from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.storage.journal import DONE
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
-from tests.unit.execution.clocked import ClockedGangs, clocked_bench
+from tests.fake_engine import FakeEngine
+from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import in_a_row, job, profile
 
 OFTEN = Policy(every=0.1, worth_s=0.0)
@@ -36,7 +37,7 @@ def true_speeds(profiles, factors):
 
 def bench_of(folder, profiles, factors, *, num_steps=100, make_plan=by_rules, policy=OFTEN, **options):
     jobs = [job(name, num_steps=num_steps) for name in profiles]
-    gangs = ClockedGangs(true_speeds(profiles, factors))
+    gangs = FakeEngine(true_speeds(profiles, factors))
     return clocked_bench(folder, jobs, gangs, make_plan=make_plan, policy=policy, profiles=profiles, **options)
 
 

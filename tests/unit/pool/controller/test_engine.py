@@ -7,6 +7,7 @@ import pytest
 
 from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
+from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.gang import Outcome
@@ -27,11 +28,10 @@ def made(database):
     """A factory of engines, which are closed after the test."""
     every = []
 
-    def make(*workers):
-        engine = PoolEngine(database)
+    def make(on_deaf=lambda: None):
+        engine = PoolEngine(database, timeouts=Timeouts(), on_deaf=on_deaf)
         every.append(engine)
-        for worker in workers:
-            engine.meet(worker.record)
+        engine.nodes()
         return engine
 
     yield make
@@ -41,7 +41,7 @@ def made(database):
 
 def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
     worker, heard = Worker(database), []
-    engine = made(worker)
+    engine = made()
     future = engine.start(call(1, on_event=heard.append, devices=[("n", 1)]))
     share = worker.take_all()[1]
     assert (share.num_ranks, share.num_ranks_in_all, share.first_rank, share.meeting) == (1, 1, 0, "")
@@ -51,16 +51,15 @@ def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
     engine.look()
     engine.look()
     assert [event["event"] for event in heard] == ["ready", "checkpoint"]
-    assert not future.done() and engine.is_busy("n")
+    assert not future.done()
     worker.end(1, step=10)
     engine.look()
     assert future.result(timeout=0) == Outcome(status="done", result={"step": 10})
-    assert not engine.is_busy("n") and engine.join(timeout_s=0)
 
 
 def test_it_listens_by_itself_once_started(database, made):
     worker, heard = Worker(database), queue.SimpleQueue()
-    engine = made(worker)
+    engine = made()
     engine.listen()
     future = engine.start(call(1, on_event=heard.put))
     worker.take_all()
@@ -73,8 +72,7 @@ def test_it_listens_by_itself_once_started(database, made):
 def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     worker, told = Worker(database), threading.Event()
-    engine = made(worker)
-    engine.on_deaf = told.set
+    engine = made(on_deaf=told.set)
     engine.listen()
     engine.start(call(1))
     worker.take_all()
@@ -84,7 +82,7 @@ def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, mo
 
 def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, made):
     a, b, heard = Worker(database, "1"), Worker(database, "2"), []
-    engine = made(a, b)
+    engine = made()
     devices = [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
     future = engine.start(call(1, on_event=heard.append, devices=devices, num_ranks=4))
     shares = [a.take_all()[1], b.take_all()[1]]
@@ -107,7 +105,7 @@ def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, mad
 
 def test_one_share_that_fails_ends_its_peers_and_explains_them(database, made):
     a, b, c = (Worker(database, name) for name in "123")
-    engine = made(a, b, c)
+    engine = made()
     future = engine.start(call(1, devices=[("1", 0), ("2", 0), ("3", 0)]))
     a.take_all(), b.take_all()  # the third one has not polled yet
     b.end(1, "out_of_memory", "rank 1: no room")
@@ -128,13 +126,14 @@ def test_the_worst_outcome_counts(worse):
 
 def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
     a, b = Worker(database, "1"), Worker(database, "2")
-    engine = made(a, b)
+    engine = made()
     ended, lost, kept = (engine.start(call(n, devices=[(str(d), 0)])) for n, d in ((1, 1), (2, 1), (3, 2)))
     a.take_all(), b.take_all()
     a.end(1, step=10)  # sent before the node died, and not read yet
-    engine.lose("1", "another")
+    a.nodes.remove("1", incarnation="1-one")
     assert not lost.done()
-    engine.lose("1", "1-one")
+    assert [node.name for node in engine.nodes()] == ["2"]
+    assert engine.is_fenced("1")
     assert ended.result(timeout=0).status == "done"
     assert lost.result(timeout=0) == Outcome(status="lost", message="node 1 is lost")
     assert not kept.done()
@@ -148,11 +147,12 @@ def test_a_lost_incarnation_loses_its_segments_and_no_others(database, made):
 
 def test_a_node_lost_of_a_gang_ends_the_rest_of_it(database, made):
     a, b = Worker(database, "1"), Worker(database, "2")
-    engine = made(a, b)
+    engine = made()
     future = engine.start(call(1, devices=[("1", 0), ("2", 0)]))
     a.take_all(), b.take_all()
-    engine.lose("2", "2-one")
-    assert a.is_killed(1) and not future.done() and engine.is_busy("2")
+    b.nodes.remove("2", incarnation="2-one")
+    engine.nodes()
+    assert a.is_killed(1) and not future.done()
     a.end(1, "crashed", "its peer vanished")
     engine.look()
     assert future.result(timeout=0).status == "lost"
@@ -160,25 +160,24 @@ def test_a_node_lost_of_a_gang_ends_the_rest_of_it(database, made):
 
 def test_commands_go_to_the_gang_of_a_folder(database, made):
     worker = Worker(database)
-    engine = made(worker)
+    engine = made()
     first, second = call(1), call(2)
     engine.start(first), engine.start(second)
     engine.send(1, "until 20")
     engine.send(9, "stop")
-    engine.stop_all()
-    assert worker.told(1) == ["until 20", "stop"]
-    assert worker.told(2) == ["stop"]
+    assert worker.told(1) == ["until 20"]
+    assert worker.told(2) == worker.told(9) == []
 
 
 def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     worker, first, second = Worker(database), [], []
-    former = made(worker)
+    former = made()
     former.start(call(1, on_event=first.append))
     worker.take_all()
     worker.say(1, "ready", step=0)
     former.look()
     worker.say(1, "checkpoint", step=4)  # the former executor has been killed, and has not read this
-    engine = made(worker)
+    engine = made()
     worker.say(1, "checkpoint", step=5)
     future = engine.adopt(1, on_event=second.append)
     worker.say(1, "checkpoint", step=6)
@@ -192,13 +191,13 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
 
 def test_what_ended_while_no_executor_was_there_is_found(database, made):
     worker = Worker(database)
-    former = made(worker)
+    former = made()
     for number in (1, 2, 3):
         former.start(call(number))
     worker.take_all()
     worker.end(1, step=10)
     worker.end(2, "crashed", "rank 0 vanished")
-    engine = made(worker)
+    engine = made()
     done, crashed, runs, unordered = (engine.adopt(n, on_event=lambda event: None) for n in (1, 2, 3, 4))
     assert done.result(timeout=0).status == "done"
     assert crashed.result(timeout=0).status == "crashed"
@@ -208,21 +207,24 @@ def test_what_ended_while_no_executor_was_there_is_found(database, made):
 
 def test_an_order_that_nobody_has_taken_still_stands_for_the_next_executor(database, made):
     worker = Worker(database)
-    made(worker).start(call(1))
-    future = made(worker).adopt(1, on_event=lambda event: None)
+    made().start(call(1))
+    future = made().adopt(1, on_event=lambda event: None)
     assert not future.done()
     assert worker.take_all().keys() == {1}
 
 
 def test_what_ran_on_a_node_that_is_gone_or_new_is_lost_to_the_next_executor(database, made):
     a, b, c = Worker(database, "1"), Worker(database, "2"), Worker(database, "3")
-    former = made(a, b, c)
+    former = made()
     for number, node in ((1, "1"), (2, "2"), (3, "3")):
         former.start(call(number, devices=[(node, 0)]))
     for worker in (a, b, c):
         worker.take_all()
-    former.lose("3", "3-one")  # then it was killed, before it recorded the result of the segment
-    engine = made(a, Worker(database, "2", incarnation="two"), c)
+    c.nodes.remove("3", incarnation="3-one")
+    former.nodes()  # then it was killed, before it recorded the result of the segment
+    c.nodes.register(c.record)
+    Worker(database, "2", incarnation="two")
+    engine = made()
     futures = [engine.adopt(number, on_event=lambda event: None) for number in (1, 2, 3)]
     assert [future.done() for future in futures] == [False, True, True]
     assert [future.result(timeout=0).status for future in futures[1:]] == ["lost", "lost"]
@@ -230,7 +232,7 @@ def test_what_ran_on_a_node_that_is_gone_or_new_is_lost_to_the_next_executor(dat
 
 def test_an_order_given_twice_is_one(database, made):
     worker = Worker(database)
-    engine = made(worker)
+    engine = made()
     engine.start(call(1))
     taken = worker.take_all()
     MessageStore(database).give(1, batch="b", shares={"n": ("n-one", taken[1])})

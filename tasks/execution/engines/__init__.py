@@ -1,0 +1,1 @@
+"""Engines by name, and the executor's view of their nodes."""

@@ -1,0 +1,54 @@
+"""What the process that hosts an executor offers to the engine that it builds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
+from ringmaster.tasks.storage.database import Database
+from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.gang import Outcome
+
+Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
+"""Runs a function in the background, under a label that a person sees."""
+
+
+def in_a_thread(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
+    """Runs a function on a thread of its own."""
+    future: Future[Outcome] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:  # noqa: BLE001 - the caller of `result` gets it
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=label, daemon=True).start()
+    return future
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineContext:
+    """What an engine may use of its host: `ringmaster run` on this machine, or the executor of a pool.
+
+    folder: where the engine may write files of its own: the folder of the run, or the home of the pool's executor.
+    cluster: the devices of this machine that the run may use; empty in the executor of a pool.
+    server: starts processes on this machine; None in the executor of a pool.
+    database: the pool's database, with the leader's guarded write access; None outside of a pool.
+    spawn: runs what waits for a gang.
+    telemetry: adds device metrics to the events of segments on this machine; None where there is nothing to measure.
+    on_failure: to be called, at most once and from any thread, when the engine can no longer do its work.
+    """
+
+    folder: Path
+    cluster: Cluster = field(default_factory=lambda: Cluster(nodes=()))
+    server: ForkServer | None = None
+    database: Database | None = None
+    spawn: Spawn = in_a_thread
+    telemetry: SegmentTelemetry | None = None
+    on_failure: Callable[[], None] = lambda: None
