@@ -1,4 +1,4 @@
-"""The engine of this machine: runs gangs through a fork server."""
+"""The engine of this machine: runs gangs as its own processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 from ringmaster.tasks.execution.engine import LOST, SegmentCall
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
 END_TIMEOUT_S = 30.0
@@ -36,14 +36,15 @@ def in_a_thread(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
 class LocalEngine:
     """Runs segments on this machine; their gangs end with this process.
 
+    launcher: starts the processes of gangs.
     spawn: runs what waits for a gang.
     telemetry: adds device metrics to the events of each segment, or None.
     """
 
     def __init__(
-        self, server: ForkServer, *, spawn: Spawn = in_a_thread, telemetry: SegmentTelemetry | None = None
+        self, launcher: Launcher, *, spawn: Spawn = in_a_thread, telemetry: SegmentTelemetry | None = None
     ) -> None:
-        self._server, self._spawn, self._telemetry = server, spawn, telemetry
+        self._launcher, self._spawn, self._telemetry = launcher, spawn, telemetry
         self._ended = threading.Condition()
         self._gangs: dict[int, Gang] = {}  # by segment
         self._early: dict[int, list[str]] = {}  # commands to gangs that have not started yet
@@ -62,7 +63,7 @@ class LocalEngine:
     def run(self, call: SegmentCall) -> Outcome:
         """Runs a gang to its end; returns its outcome once its devices are free."""
         with nullcontext(call.on_event) if self._telemetry is None else self._telemetry.segment(call) as on_event:
-            gang = Gang(self._server, call.order, num_ranks=call.num_ranks)
+            gang = Gang(self._launcher, call.order, num_ranks=call.num_ranks)
             with self._ended:
                 self._gangs[call.number] = gang
                 for command in self._early.pop(call.number, ()):
