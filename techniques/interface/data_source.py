@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.values import SINCE_LATER
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,19 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampleTensor:
+    """One tensor of each sample.
+
+    dtype: torch's name for it, such as "int64".
+    shape: of one sample.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreparedData:
     """Data that is ready to be read, with the properties that a model depends on.
 
@@ -47,6 +61,8 @@ class PreparedData:
     image_size, num_channels: of images; image_size in pixels, for square images only.
     source: the path, URI or dotted name that the data comes from.
     folder: the folder of the prepared arrays; "" for factories.
+    tensors: the tensors of a sample, for data of which the kind alone does not tell them: () means tokens or images,
+        and labels. Samples are made up from them where the data is on another machine, or memory is estimated.
     """
 
     name: str
@@ -62,6 +78,7 @@ class PreparedData:
     num_channels: int | None = None
     source: str
     folder: str = ""
+    tensors: tuple[SampleTensor, ...] = field(default=(), metadata=SINCE_LATER)
 
     @property
     def tokenizer_dir(self) -> Path | None:

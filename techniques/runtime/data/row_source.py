@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.interface.data_source import PreparedData, Row
+from ringmaster.techniques.interface.data_source import PreparedData, Row, SampleTensor
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
+from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, open_columns
 from ringmaster.techniques.runtime.data.file_rows import Reading, preparation_of_files, rows_of_files
 from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.sources.hugging_face import load_splits, preparation_of_dataset
@@ -116,10 +116,19 @@ class RowSource(StoredSource):
             raise ValueError(f"{where} holds no row to train on. To fix: check the path, or lower held_out")
         if spec.held_out > 0 and not writer.num_rows("held_out"):
             raise ValueError(f"{where} holds no row to evaluate on. To fix: raise held_out, or set it to 0")
+        tensors = self._tensors(folder)
         if encoder is None:
-            return described(folder)
+            return replace(described(folder), tensors=tensors)
         encoder.save(folder / "tokenizer")
-        return described(folder, vocab_size=encoder.vocab_size, end_of_text_id=encoder.end_of_text_id)
+        found = described(folder, vocab_size=encoder.vocab_size, end_of_text_id=encoder.end_of_text_id)
+        return replace(found, tensors=tensors)
+
+    def _tensors(self, folder: Path) -> tuple[SampleTensor, ...]:
+        batch = self.collate({name: column[:1] for name, column in open_columns(folder, "training").items()})
+        return tuple(
+            SampleTensor(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape[1:]))
+            for name, tensor in batch.items()
+        )
 
     def _documents(self, rows: Iterable[Row], spec: DataSpec) -> Iterator[Document]:
         for row in rows:

@@ -61,6 +61,11 @@ def data_source_of(spec: DataSpec) -> DataSource:
     return data_source_named(DEFAULTS[given[0]])
 
 
+def installed_source(spec: DataSpec) -> str | None:
+    """Returns the dotted path of the class of an installed data source that a spec names; None for built-in ones."""
+    return None if spec.kind is None or spec.kind in BUILTIN else find("kind of data", spec.kind, _every())
+
+
 def _every() -> dict[str, str]:
     # Built-in sources come first, and cannot be shadowed.
     return {**BUILTIN, **installed(ENTRY_POINT_GROUP), **BUILTIN}
