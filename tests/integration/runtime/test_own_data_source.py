@@ -109,7 +109,7 @@ def test_rows_of_a_named_data_set_are_checked_by_what_it_reads(site, folder):
     (folder / "test.jsonl").write_text(json.dumps(row) + "\n")
     qa = {"splits": {"train": "questions.jsonl", "test": "test.jsonl"}}
     named = {"path": None, "name": "qa", "held_out_split": "test"}
-    with pytest.raises(BatchFileError, match=r"1 row of the evaluation split are among .*test.jsonl, line 1, which is .*, line 4"):
+    with pytest.raises(BatchFileError, match=r"1 row of the evaluation split .*test.jsonl, line 1, which .*, line 4"):
         batch_of(folder, datasets={"qa": qa}, **named)
     (folder / "test.jsonl").write_text(json.dumps({**row, "reply": "7"}) + "\n")
     (job,) = batch_of(folder, datasets={"qa": qa}, **named).jobs
