@@ -3,6 +3,7 @@
 The package imports no transformers either.
 """
 
+from ringmaster.techniques.interface.data_source import DataSource
 from ringmaster.techniques.interface.job import (
     AdaptationSpec,
     Adapter,
@@ -21,6 +22,7 @@ from ringmaster.techniques.interface.technique import GangShape, Technique
 __all__ = [
     "AdaptationSpec",
     "Adapter",
+    "DataSource",
     "DataSpec",
     "EvaluationSpec",
     "GangShape",

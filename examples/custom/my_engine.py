@@ -19,10 +19,10 @@ class TwoNodes:
     """Runs gangs through the fork server of the run. Each gang has one of its threads."""
 
     def __init__(self, context: EngineContext) -> None:
-        if context.server is None or len(context.cluster.devices) < 2:
+        if context.launcher is None or len(context.cluster.devices) < 2:
             raise ValueError("engine 'two-nodes' needs a machine with two devices. To fix: write `devices: {cpu: 2}`")
         devices = context.cluster.devices
-        self._server, half = context.server, len(devices) // 2
+        self._launcher, half = context.launcher, len(devices) // 2
         parts = {"left": devices[:half], "right": devices[half:]}
         self._nodes = [EngineNode(name=name, devices=part) for name, part in parts.items()]
         self._threads = ThreadPoolExecutor(max_workers=len(devices))  # a gang has a device at least
@@ -71,7 +71,7 @@ class TwoNodes:
 
     def _run(self, call: SegmentCall) -> Outcome:
         with self._lock:
-            gang = self._gangs[call.number] = Gang(self._server, call.order, num_ranks=call.num_ranks)
+            gang = self._gangs[call.number] = Gang(self._launcher, call.order, num_ranks=call.num_ranks)
             for command in self._early.pop(call.number, ()):
                 gang.send(command)
         try:

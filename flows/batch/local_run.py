@@ -209,7 +209,7 @@ class LocalRun:
         context = EngineContext(
             folder=self._context.run_paths.folder,
             cluster=node_context.cluster,
-            server=node_context.server,
+            launcher=node_context.server,
             spawn=as_task,
             telemetry=self._stack.enter_context(watching(node_context.cluster)),
         )

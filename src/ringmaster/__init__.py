@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques import (
         AdaptationSpec,
         Adapter,
+        DataSource,
         DataSpec,
         EvaluationSpec,
         Job,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         register,
     )
     from ringmaster.techniques.interface.data_parallel import DataParallel
+    from ringmaster.techniques.runtime.data.row_source import RowSource
 
 __all__ = [
     "AdaptationSpec",
@@ -48,6 +50,7 @@ __all__ = [
     "BatchFailed",
     "BatchResult",
     "DataParallel",
+    "DataSource",
     "DataSpec",
     "EvaluationSpec",
     "Job",
@@ -55,6 +58,7 @@ __all__ = [
     "ModelSpec",
     "OptimizerSpec",
     "RingmasterError",
+    "RowSource",
     "ScheduleSpec",
     "Technique",
     "profile_batch",
@@ -68,6 +72,7 @@ _MODULES = {
     "BatchResult": "ringmaster.flows.batch.result",
     "DataParallel": "ringmaster.techniques.interface.data_parallel",
     "RingmasterError": "ringmaster.model_lineage.faults",
+    "RowSource": "ringmaster.techniques.runtime.data.row_source",
     "profile_batch": "ringmaster.flows.profile_batch",
     "train_batch": "ringmaster.flows.train_batch",
 }

@@ -6,7 +6,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.field_types import ColumnType, Factory, FileFormat, Folder, Kwargs, Positive, Source, Whole
+from ringmaster.tasks.batch.field_types import (
+    ColumnType,
+    DataKind,
+    Factory,
+    FileFormat,
+    Folder,
+    Kwargs,
+    Positive,
+    Source,
+    Whole,
+)
 from ringmaster.techniques.interface import job
 from ringmaster.techniques.runtime.data.rows import FORMATS
 
@@ -27,7 +37,10 @@ class Window(Section):
 
 
 class Data(Section):
-    """The source of the samples: exactly one of source, path, dataset, factory, and the name of a data set."""
+    """The source of the samples: exactly one of source, path, dataset, factory, and the name of a data set.
+
+    A kind of data that brings its own rows needs none of them.
+    """
 
     source: Source | None = Field(
         default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
@@ -41,8 +54,11 @@ class Data(Section):
         default=None,
         description='"package.module:function", which returns (training, held_out), such as my_data:load',
     )
+    kind: DataKind | None = Field(
+        default=None, description="what makes samples of the rows, such as text, or leave the key out"
+    )
     kwargs: Kwargs = Field(
-        default={}, description="the arguments of the factory or of load_dataset, such as {name: en}"
+        default={}, description="the arguments of the factory, of load_dataset, or of the kind, such as {name: en}"
     )
     seq_len: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="the number of tokens of a text sample, such as 128"

@@ -10,6 +10,7 @@ from ringmaster.techniques.interface import job
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data import SOURCES
 from ringmaster.techniques.runtime.data.rows import FORMATS
+from ringmaster.techniques.runtime.data.sources.registry import data_source_names
 
 COLUMN_TYPES = tuple(
     kind + mark for kind in ("text", "integer", "number", "boolean", "time", "tokens", "any") for mark in ("", "?")
@@ -35,6 +36,9 @@ Source = Annotated[
     str,
     AfterValidator(references.one_of(tuple(SOURCES))),
     WithJsonSchema({"enum": list(SOURCES)}),
+]
+DataKind = Annotated[
+    str, AfterValidator(references.data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
 ]
 AdapterKind = Annotated[
     str, AfterValidator(references.one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})

@@ -31,6 +31,7 @@ from ringmaster.techniques.interface.job import Adapter
 from ringmaster.techniques.metrics.registry import metric_names
 from ringmaster.techniques.runtime.data.files import is_url, matching
 from ringmaster.techniques.runtime.data.rows import SUFFIXES
+from ringmaster.techniques.runtime.data.sources.registry import data_source_names
 
 MAX_LISTED = 16
 """The most names that a remedy lists beside its best guess."""
@@ -77,6 +78,11 @@ def technique(name: str) -> str:
 def metric(name: str) -> str:
     """Checks that a metric is registered."""
     return one_of(metric_names())(name)
+
+
+def data_kind(name: str) -> str:
+    """Checks that a data source is registered."""
+    return one_of(data_source_names())(name)
 
 
 def objective(name: str) -> str:

@@ -39,7 +39,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     job = _mapping(raw)
     yield from _not_finite(job, place=())
     yield from _one_of(job, "model", ("architecture", "from_pretrained", "factory", "command"), section=Model)
-    yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data)
+    yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data, unless="kind")
     yield from _files(job)
     yield from _arguments(job)
     yield from _length(job)
@@ -67,8 +67,10 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
             yield replace(finding, place=place(finding.place))
 
 
-def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section]) -> Iterator[Finding]:
-    """Yields a fault unless exactly one of `keys` is given in the section `name`."""
+def _one_of(
+    job: Raw, name: str, keys: Sequence[str], *, section: type[Section], unless: str | None = None
+) -> Iterator[Finding]:
+    """Yields a fault unless exactly one of `keys` is given in the section `name`, or none with the key `unless`."""
     raw = job.get(name)
     if not isinstance(raw, Mapping):
         return
@@ -76,7 +78,7 @@ def _one_of(job: Raw, name: str, keys: Sequence[str], *, section: type[Section])
     remedy = f"give exactly one of {', '.join(keys)}"
     if len(given) > 1:
         yield Finding((name,), f"has {' and '.join(given)}", remedy)
-    elif not given and not misspelt(raw, section) & set(keys):
+    elif not given and raw.get(unless) is None and not misspelt(raw, section) & set(keys):
         yield Finding((name,), "does not say where it comes from", remedy)
 
 
@@ -109,7 +111,7 @@ def _files(job: Raw) -> Iterator[Finding]:
 def _arguments(job: Raw) -> Iterator[Finding]:
     for name in ("model", "data"):
         section = _mapping(job.get(name))
-        takers = ("factory", "dataset") if name == "data" else ("factory", "command")
+        takers = ("factory", "dataset", "kind") if name == "data" else ("factory", "command")
         if section.get("kwargs") and all(section.get(taker) is None for taker in takers):
             message = f"are arguments for no {' or '.join(takers)}"
             yield Finding((name, "kwargs"), message, f"give a {takers[0]} too, or remove kwargs")
@@ -167,7 +169,8 @@ def _length(job: Raw) -> Iterator[Finding]:
 def _text(job: Raw) -> Iterator[Finding]:
     data = _mapping(job.get("data"))
     if data.get("seq_len") is None and (
-        data.get("source") == "python-stdlib" or str(data.get("path")).endswith(".txt")
+        data.get("source") == "python-stdlib"
+        or (data.get("kind") in (None, "text") and str(data.get("path")).endswith(".txt"))
     ):
         yield Finding(("data", "seq_len"), "is missing", "give the number of tokens of a sample of text, such as 128")
 

@@ -13,7 +13,7 @@ from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest, to_json
 from ringmaster.techniques.runtime.data.files import matching
 from ringmaster.techniques.runtime.data.rows import content_hash, format_of
-from ringmaster.techniques.runtime.data.sources.text_files import rows_of
+from ringmaster.techniques.runtime.data.sources.registry import data_source_of
 
 MOST_REMEMBERED = 256
 
@@ -87,7 +87,10 @@ def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
     """Yields parts without a row, and rows that are both trained on and evaluated on."""
     trained: dict[str, str] = {}
     held_out: list[tuple[str, str]] = []
-    for row in rows_of(spec):
+    rows = data_source_of(spec).rows(spec)
+    if rows is None:
+        return
+    for row in rows:
         key, place = content_hash(row.content), f"{row.file}, line {row.number}"
         if row.held_out:
             held_out.append((key, place))
@@ -104,9 +107,9 @@ def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
         yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
     if leaked:
         (first, second), num = leaked[0], len(leaked)
-        rows = "1 row" if num == 1 else f"{num} rows"
+        said = "1 row" if num == 1 else f"{num} rows"
         yield (
-            f"{label}: {rows} of the evaluation split are among those that are trained on, the first at {second}, "
+            f"{label}: {said} of the evaluation split are among those that are trained on, the first at {second}, "
             f"which is {first}",
             "take them out of one of the two: what was trained on says nothing in an evaluation",
         )

@@ -17,7 +17,7 @@ from ringmaster.tasks.datasets.resolving import resolved
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest, from_json
 
-READ = ("name", "version", "path", "held_out_path", "window", "held_out", "text_column")
+READ = ("name", "version", "path", "held_out_path", "window", "held_out", "text_column", "kind", "kwargs")
 """The fields that determine which rows of a data set are read."""
 
 

@@ -23,6 +23,8 @@ from ringmaster.tasks.cluster import Device
 # NVIDIA, "GPU Debug Guidelines" and "Xid Errors": 48 double-bit ECC error, 64 row remapping failed, 74 NVLink error,
 # 79 fallen off the bus, 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
 BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
+# The modules that are run as commands of which a rank is a part.
+RANK_MODULES = frozenset(("ringmaster.techniques.runtime.processes.forkserver", "ringmaster.techniques.runtime.rank"))
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied)  # processes that end while they are read, or forbid it
 INITIAL_PIDS = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO, the only namespace in which NVML's PIDs are ours
 
@@ -223,12 +225,13 @@ def family(pid: int) -> list[psutil.Process]:
 def is_ours(pid: int, *, own_pid: int) -> bool:
     """Returns whether a process is ours: this one, a descendant, a rank of any Ringmaster gang, or unidentifiable.
 
-    A gang's rank descends from a fork server, possibly of another process (trials of a batch).
+    A gang's rank descends from a fork server, possibly of another process (trials of a batch), or is started by the
+    command of a rank.
     """
     with suppress(*GONE):
         process = psutil.Process(pid)
         line = [process, *process.parents()]
-        return any(each.pid == own_pid or _is_fork_server(each) for each in line)
+        return any(each.pid == own_pid or _runs_ranks(each) for each in line)
     return True
 
 
@@ -240,7 +243,7 @@ def pids_are_known(root: Path = Path("/")) -> bool:
         return False
 
 
-def _is_fork_server(process: psutil.Process) -> bool:
+def _runs_ranks(process: psutil.Process) -> bool:
     with suppress(*GONE):
-        return "ringmaster.techniques.runtime.processes.forkserver" in process.cmdline()
+        return not RANK_MODULES.isdisjoint(process.cmdline())
     return False

@@ -18,10 +18,10 @@ from torch import nn
 
 from ringmaster.techniques.adaptations.folders import CONFIG, FACTORY, QUANTIZATION
 from ringmaster.techniques.adaptations.int8 import Int8Linear
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import AdaptationSpec, ModelSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 
 WEIGHTS = "model.safetensors"
 DYNAMIC = "dynamic-int8"

@@ -15,8 +15,8 @@ from ringmaster.techniques.adaptations.distilling import Teacher, distilled_loss
 from ringmaster.techniques.adaptations.folders import model_of_folder
 from ringmaster.techniques.adaptations.pruning import LocalMasks, is_two_of_four, local_masks, mask_gradients, prune
 from ringmaster.techniques.adaptations.quantizing import is_quantized
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DISTILLED, PRUNED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 from ringmaster.techniques.runtime.models import build_model
 from ringmaster.techniques.runtime.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.runtime.training.losses import Loss, loss_of

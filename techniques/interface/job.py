@@ -30,6 +30,7 @@ class ModelSpec:
 
     architecture: a Hugging Face class built from `config` with fresh weights, e.g. "LlamaForCausalLM".
     from_pretrained: a local folder or a hub name; only safetensors weights are read. `config` overrides its fields.
+    kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
     factory: "package.module:function", called with `kwargs`, which returns a torch module.
     attention: the implementation in a Hugging Face model, which changes the last digits: "auto" (transformers' default,
         "sdpa" where the model has it), "sdpa" (PyTorch's, whose kernels on a GPU are FlashAttention's or
@@ -56,12 +57,13 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Where samples come from: exactly one of `source`, `path`, `dataset` and `factory`; always map-style.
+    """Where samples come from: one of `source`, `path`, `dataset` and `factory`, and how they are made: `kind`.
 
     source: a data set that every machine has: "python-stdlib" (text) or "digits" (8x8 images, 10 classes); or
         "command", for a model's command that reads its own data.
     path: a glob of text, JSONL or Parquet files.
     dataset: a Hugging Face `datasets` name or folder.
+    kwargs: the arguments of the factory, of `load_dataset`, or of the `kind`.
     factory: "package.module:function", called with `kwargs`, which returns (training, held_out): two objects with
         `__len__` and `__getitem__(index) -> dict of tensors`.
     seq_len: tokens of a text sample.
@@ -75,6 +77,8 @@ class DataSpec:
     format: the format of files whose names do not show it.
     window: the rows of `path` to use: {"last_days": n}, {"last_rows": n} or {"since": time, "until": time}.
     time_column: the column with a row's time.
+    kind: the name of the data source (`data_source.DataSource`) that makes the samples; None for the one that fits:
+        text for language models from a `path`, and a `dataset` as it is.
     """
 
     source: str | None = None
@@ -95,6 +99,7 @@ class DataSpec:
     format: str | None = field(default=None, metadata=SINCE_LATER)
     window: Mapping[str, Any] | None = field(default=None, metadata=SINCE_LATER)
     time_column: str | None = field(default=None, metadata=SINCE_LATER)
+    kind: str | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

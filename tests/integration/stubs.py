@@ -24,6 +24,7 @@ from ringmaster.techniques.runtime.dropout import DrawSites
 from ringmaster.techniques.runtime.training import segment_loop, trainer
 from ringmaster.techniques.shared_base import SharedBase
 from ringmaster.techniques.single import Single
+from tests.integration import targets
 
 
 def loss_of_some_tokens(output, batch):
@@ -36,6 +37,11 @@ def loss_of_some_tokens(output, batch):
 
 def loss_that_fails(output, batch):
     raise RuntimeError("no such luck")
+
+
+def loss_that_prints(output, batch):
+    print("a loss is computed")
+    return loss_of_some_tokens(output, batch)
 
 
 def loss_of_few(output, batch):
@@ -235,6 +241,15 @@ class Boxed(BlackBox):
 
     def run(self, order, reporter):
         return order.job.model.kwargs["result"]
+
+
+class Lingering(Boxed):
+    """Starts a child process and waits forever."""
+
+    name = "lingering"
+
+    def run(self, order, reporter):
+        targets.linger(reporter._channel, None)
 
 
 class NoRoom(Single):

@@ -11,8 +11,8 @@ from pathlib import Path
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
 from ringmaster.tasks.storage.database import Database
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Outcome
+from ringmaster.techniques.runtime.processes.launcher import Launcher
 
 Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
 """Runs a function in the background, under a label that a person sees."""
@@ -38,7 +38,7 @@ class EngineContext:
 
     folder: where the engine may write files of its own: the folder of the run, or the home of the pool's executor.
     cluster: the devices of this machine that the run may use; empty in the executor of a pool.
-    server: starts processes on this machine; None in the executor of a pool.
+    launcher: starts processes on this machine; None in the executor of a pool.
     database: the pool's database, with the leader's guarded write access; None outside of a pool.
     spawn: runs what waits for a gang.
     telemetry: adds device metrics to the events of segments on this machine; None where there is nothing to measure.
@@ -47,7 +47,7 @@ class EngineContext:
 
     folder: Path
     cluster: Cluster = field(default_factory=lambda: Cluster(nodes=()))
-    server: ForkServer | None = None
+    launcher: Launcher | None = None
     database: Database | None = None
     spawn: Spawn = in_a_thread
     telemetry: SegmentTelemetry | None = None

@@ -1,4 +1,4 @@
-"""The engine of this machine: runs gangs through a fork server."""
+"""The engine of this machine: runs gangs as its own processes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import LOST, EngineNode, SegmentCall
 from ringmaster.tasks.execution.engines.context import EngineContext, Spawn, in_a_thread
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.launcher import Launcher
 
 END_TIMEOUT_S = 30.0
 
 
 def local(context: EngineContext) -> LocalEngine:
     """Builds the engine of this machine."""
-    if context.server is None:
+    if context.launcher is None:
         raise ValueError("engine 'local' runs segments where `ringmaster run` runs. To fix: name another engine")
-    return LocalEngine(context.server, cluster=context.cluster, spawn=context.spawn, telemetry=context.telemetry)
+    return LocalEngine(context.launcher, cluster=context.cluster, spawn=context.spawn, telemetry=context.telemetry)
 
 
 class LocalEngine:
     """Runs segments on this machine; their gangs end with this process.
 
+    launcher: starts the processes of gangs.
     cluster: the devices of this machine that may be used.
     spawn: runs what waits for a gang.
     telemetry: adds device metrics to the events of each segment, or None.
@@ -34,13 +35,13 @@ class LocalEngine:
 
     def __init__(
         self,
-        server: ForkServer,
+        launcher: Launcher,
         *,
         cluster: Cluster,
         spawn: Spawn = in_a_thread,
         telemetry: SegmentTelemetry | None = None,
     ) -> None:
-        self._server, self._spawn, self._telemetry = server, spawn, telemetry
+        self._launcher, self._spawn, self._telemetry = launcher, spawn, telemetry
         self._nodes = tuple(EngineNode(name=node.name, devices=node.devices) for node in cluster.nodes)
         self._ended = threading.Condition()
         self._gangs: dict[int, Gang] = {}  # by segment
@@ -73,7 +74,7 @@ class LocalEngine:
     def run(self, call: SegmentCall) -> Outcome:
         """Runs a gang to its end; returns its outcome once its devices are free."""
         with nullcontext(call.on_event) if self._telemetry is None else self._telemetry.segment(call) as on_event:
-            gang = Gang(self._server, call.order, num_ranks=call.num_ranks)
+            gang = Gang(self._launcher, call.order, num_ranks=call.num_ranks)
             with self._ended:
                 self._gangs[call.number] = gang
                 for command in self._early.pop(call.number, ()):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ringmaster.tasks.storage.message_store import KILL, Share
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
@@ -30,12 +30,12 @@ class RunningGang(Protocol):
         """Passes on the events of rank 0 until all ranks have ended; returns the outcome."""
 
 
-StartGang = Callable[[ForkServer, GangOrder, int], RunningGang]
+StartGang = Callable[[Launcher, GangOrder, int], RunningGang]
 
 
-def start_gang(server: ForkServer, order: GangOrder, num_ranks: int) -> RunningGang:
-    """Starts a gang of processes on the fork server."""
-    return Gang(server, order, num_ranks=num_ranks)
+def start_gang(launcher: Launcher, order: GangOrder, num_ranks: int) -> RunningGang:
+    """Starts a gang of processes."""
+    return Gang(launcher, order, num_ranks=num_ranks)
 
 
 @dataclass(kw_only=True)
@@ -61,10 +61,10 @@ class _Run:
 
 
 class Gangs:
-    """The shares that run from one fork server, by segment. Safe between threads."""
+    """The shares that run from one launcher, by segment. Safe between threads."""
 
-    def __init__(self, server: ForkServer, *, start_gang: StartGang = start_gang) -> None:
-        self._server, self._start_gang = server, start_gang
+    def __init__(self, launcher: Launcher, *, start_gang: StartGang = start_gang) -> None:
+        self._launcher, self._start_gang = launcher, start_gang
         self._changed = threading.Condition()
         self._runs: dict[int, _Run] = {}
         self._told: dict[int, list[str]] = {}  # by segment, the commands so far
@@ -100,7 +100,7 @@ class Gangs:
             ordered_at_s=time.monotonic(),  # by this machine's clock
         )
         try:
-            gang = self._start_gang(self._server, order, share.num_ranks)
+            gang = self._start_gang(self._launcher, order, share.num_ranks)
         except (OSError, RuntimeError) as error:
             return run.overruled or Outcome(status=CRASHED, message=f"the gang could not be started: {error}")
         with self._changed:

@@ -4,9 +4,10 @@
 samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
 """
 
-from ringmaster.techniques.runtime.data.loading import SOURCES, open_data, prepare
-from ringmaster.techniques.runtime.data.prepared import Dataset, PreparedData
+from ringmaster.techniques.interface.data_source import Dataset, PreparedData
+from ringmaster.techniques.runtime.data.loading import open_data, prepare
 from ringmaster.techniques.runtime.data.samples import fetch
 from ringmaster.techniques.runtime.data.sampling import batch_indices
+from ringmaster.techniques.runtime.data.sources.registry import SOURCES
 
 __all__ = ["SOURCES", "Dataset", "PreparedData", "batch_indices", "fetch", "open_data", "prepare"]

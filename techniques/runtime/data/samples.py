@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.runtime.data.arrays import Array, open_columns
-from ringmaster.techniques.runtime.data.prepared import Dataset
+from ringmaster.techniques.interface.data_source import Dataset
+from ringmaster.techniques.runtime.data.arrays import Array
 
 if TYPE_CHECKING:
     import torch
 
 Indices = Sequence[int] | NDArray[np.int64]
+Collate = Callable[[Mapping[str, Array]], "dict[str, torch.Tensor]"]
 
 
 @runtime_checkable
@@ -29,18 +29,12 @@ class Batched(Protocol):
 class ArraySamples:
     """Samples over memory-mapped columns: {name: [rows, ...]}.
 
-    Integers become int64. A column `pixel_values` of bytes becomes float32 in -1..1. If there are `input_ids` and no
-    `labels`, the labels are the same tensor: a language model's loss shifts them.
+    collate: makes a batch of some rows of the columns.
     """
 
-    def __init__(self, columns: Mapping[str, Array]) -> None:
-        self._columns = dict(columns)
+    def __init__(self, columns: Mapping[str, Array], *, collate: Collate) -> None:
+        self._columns, self._collate = dict(columns), collate
         self._num_samples = min((len(column) for column in self._columns.values()), default=0)
-
-    @classmethod
-    def open(cls, folder: Path, split: str) -> ArraySamples:
-        """Opens the samples of `split` ("training" or "held_out") that were prepared into `folder`."""
-        return cls(open_columns(folder, split))
 
     def __len__(self) -> int:
         return self._num_samples
@@ -52,13 +46,22 @@ class ArraySamples:
 
     def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked: {name: [len(indices), ...]}."""
-        import torch
-
         chosen = np.asarray(indices, dtype=np.int64)
-        batch = {name: torch.from_numpy(_values(name, c[chosen])) for name, c in self._columns.items()}
-        if "input_ids" in batch:
-            batch.setdefault("labels", batch["input_ids"])
-        return batch
+        return self._collate({name: column[chosen] for name, column in self._columns.items()})
+
+
+def as_tensors(columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    """Returns columns as tensors.
+
+    Integers become int64. A column `pixel_values` of bytes becomes float32 in -1..1. If there are `input_ids` and no
+    `labels`, the labels are the same tensor: a language model's loss shifts them.
+    """
+    import torch
+
+    batch = {name: torch.from_numpy(_values(name, column)) for name, column in columns.items()}
+    if "input_ids" in batch:
+        batch.setdefault("labels", batch["input_ids"])
+    return batch
 
 
 def fetch(

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import ColumnWriter, fingerprint
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 
 END_OF_TEXT = "<|endoftext|>"
 # Merges hardly change beyond this much text, and training time grows with it.
@@ -54,7 +54,7 @@ def write_tokens(
         raise ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
     seq_len = spec.seq_len or _common_length(first, documents(), where=where)
     if isinstance(first.content, str):
-        encoder = _given(spec.tokenizer) if spec.tokenizer else _trained(documents(), spec.vocab_size)
+        encoder = encoder_of(spec, documents())
         stream, vocab_size = _encoded(documents(), encoder), encoder.vocab_size
         encoder.save(folder / "tokenizer")
         end_of_text_id = encoder.end_of_text_id
@@ -80,6 +80,11 @@ def write_tokens(
         num_held_out=num_held_out,
         end_of_text_id=end_of_text_id,
     )
+
+
+def encoder_of(spec: DataSpec, documents: Iterable[Document]) -> Encoder:
+    """Returns the tokenizer that the spec names, or else one that is trained on the training documents."""
+    return _given(spec.tokenizer) if spec.tokenizer else _trained(documents, spec.vocab_size)
 
 
 def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:

@@ -110,10 +110,11 @@ def _beside_tokens(job: Job, data: PreparedData, order: PreflightOrder) -> list[
 
     A technique that packs samples does not pass these columns to the model.
     """
-    if order.describe_data:  # the data need not be there
-        return []
-    training, _ = open_data(job.data, cache_dir=Path(order.cache_dir), prepared=data)
-    return sorted(fetch(training, [0]).keys() - {"input_ids", "labels"})
+    names = {tensor.name for tensor in data.tensors}
+    if not names and not order.describe_data:  # otherwise the data need not be there
+        training, _ = open_data(job.data, cache_dir=Path(order.cache_dir), prepared=data)
+        names = set(fetch(training, [0]))
+    return sorted(names - {"input_ids", "labels"})
 
 
 def _black_box(technique: Technique, job: Job) -> str | None:

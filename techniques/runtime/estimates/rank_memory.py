@@ -184,7 +184,7 @@ def _stand_in(scene: Scene) -> None:
         (draws, "kept", _mask),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]
-    if prepared.kind in ("tokens", "images"):
+    if prepared.tensors or prepared.kind in ("tokens", "images"):
         samples = _Samples(prepared)
         replaced.append((trainers, "open_data", lambda *_, **__: (samples, samples)))
     for place, name, value in replaced:
@@ -226,6 +226,8 @@ class _Samples:
     def rows(self, indices: Any) -> dict[str, Tensor]:
         data, num_rows = self._prepared, len(indices)
         with unset_fake_temporarily():
+            if data.tensors:
+                return {t.name: torch.ones(num_rows, *t.shape, dtype=getattr(torch, t.dtype)) for t in data.tensors}
             if data.kind == "tokens":
                 tokens = torch.ones(num_rows, data.seq_len or 1, dtype=torch.int64)
                 return {"input_ids": tokens, "labels": tokens}

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 
 if TYPE_CHECKING:
     from torch import nn

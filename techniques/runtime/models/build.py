@@ -15,9 +15,9 @@ from ringmaster.techniques.adaptations.folders import quantization_of
 from ringmaster.techniques.adaptations.quantizing import load_quantized
 from ringmaster.techniques.adapters.peft_format import base_of, is_adapter
 from ringmaster.techniques.interface.attention import IMPLEMENTATIONS, check_attention
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Adapter, ModelSpec
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 from ringmaster.techniques.runtime.models.architectures import (
     architecture,
     fresh_config,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.model_facts import Decoder, LayerModule
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 

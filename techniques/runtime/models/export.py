@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import ModelSpec
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.checkpoints.publish import publish
-from ringmaster.techniques.runtime.data.prepared import PreparedData
 from ringmaster.techniques.runtime.models.architectures import instantiate
 from ringmaster.techniques.runtime.models.build import WEIGHTS, no_progress_bar, skeleton
 

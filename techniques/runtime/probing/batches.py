@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ringmaster.techniques.interface.data_source import PreparedData, SampleTensor
 from ringmaster.techniques.interface.metric import IGNORED
-from ringmaster.techniques.runtime.data import PreparedData
 
 LONGEST = 32  # tokens
 
@@ -26,6 +26,8 @@ def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Te
 def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:
     """Random samples of the shapes that `data` describes, for data that is not available; None if it lacks shapes."""
     draw = torch.Generator().manual_seed(0)
+    if data.tensors:
+        return {tensor.name: _made_up_tensor(tensor, data, number, draw) for tensor in data.tensors}
     if data.kind == "tokens" and data.vocab_size and data.seq_len:
         tokens = torch.randint(data.vocab_size, (number, min(data.seq_len, LONGEST)), generator=draw)
         return {"input_ids": tokens, "labels": tokens}
@@ -34,6 +36,17 @@ def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:
         labels = torch.randint(data.num_labels or 2, (number,), generator=draw)
         return {"pixel_values": torch.randn(shape, generator=draw), "labels": labels}
     return None
+
+
+def _made_up_tensor(tensor: SampleTensor, data: PreparedData, number: int, draw: torch.Generator) -> torch.Tensor:
+    shape, dtype = (number, *tensor.shape), getattr(torch, tensor.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=draw, dtype=dtype)
+    if tensor.name == "input_ids":
+        return torch.randint(data.vocab_size or 2, shape, generator=draw)
+    if tensor.name == "labels":
+        return torch.randint(data.num_labels or data.vocab_size or 2, shape, generator=draw)
+    return torch.ones(shape, dtype=dtype)  # such as a mask
 
 
 def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

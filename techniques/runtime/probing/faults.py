@@ -87,7 +87,7 @@ def faults_of_labels(
 
 
 def _shape_fault(job: Job, labels: Tensor, logits: Tensor) -> str:
-    if job.data.factory is None and labels.shape[1:] and not logits.shape[2:]:
+    if job.data.factory is None and job.data.kind is None and labels.shape[1:] and not logits.shape[2:]:
         return (
             "data: text has no labels, and the model predicts one class a sample. To fix: give a data factory whose "
             "samples have labels, or train a language model"

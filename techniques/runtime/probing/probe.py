@@ -18,6 +18,7 @@ from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import Job
 from ringmaster.techniques.interface.values import digest, from_json, to_json
 from ringmaster.techniques.runtime.data import Dataset, PreparedData, fetch, open_data
+from ringmaster.techniques.runtime.data.sources.registry import installed_source
 from ringmaster.techniques.runtime.dropout import DrawSites, find_sites, name_modules
 from ringmaster.techniques.runtime.models.architectures import misspelt, undeclared_fields
 from ringmaster.techniques.runtime.models.build import seeded
@@ -185,7 +186,8 @@ def _read(cls: type[T], file: Path) -> T | None:
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
     """The cache file of a result, with a digest of all inputs in its name."""
     loss, metrics = (job.loss, job.evaluation.metrics) if what != "draws" else (None, ())
-    code = [_state_of(name) for name in (job.model.factory, job.data.factory, loss) if name is not None]
+    names = (job.model.factory, job.data.factory, loss, installed_source(job.data))
+    code = [_state_of(name) for name in names if name is not None]
     versions = (torch.__version__, transformers.__version__)
     key = digest([FORMAT, job.model, loss, metrics, replace(data, folder=""), code, versions], length=32)
     return cache_dir.absolute() / "probes" / f"{what}-{key}.json"

@@ -32,13 +32,11 @@ import traceback
 from pathlib import Path
 
 from ringmaster.techniques.interface.dotted_names import resolve
-from ringmaster.techniques.runtime.processes.channel import Channel
+from ringmaster.techniques.runtime.processes.channel import HANG_UP, TELL_S, Channel
 from ringmaster.techniques.runtime.processes.fence import TICK, Fence
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _LIBC = ctypes.CDLL(None)
-TELL_S = 1.0  # timeout of sending a child's exit status, where the channel is full
-HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def serve(socket_path: Path, *, fence_after_s: float, preload: tuple[str, ...]) -> None:

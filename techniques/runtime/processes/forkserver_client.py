@@ -1,4 +1,4 @@
-"""Client of the fork server: starts the server, requests worker processes, and ends the server."""
+"""Client of the fork server: starts the server, requests worker processes, and ends the server. It is a `Launcher`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from typing import Any, Self
 
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
 from ringmaster.techniques.runtime.processes.fence import TICK, seconds_since_boot
+from ringmaster.techniques.runtime.processes.launcher import rank_argument, rank_environment
+from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.scratch import ScratchFolder
 
+WORKER = "ringmaster.techniques.runtime.processes.worker:main"
 # Imports of every worker. Optimizers import torch._dynamo at their first step, which takes seconds if not preloaded.
 PRELOAD = (
     "torch.distributed:init_process_group",
@@ -26,7 +29,7 @@ PRELOAD = (
     "torch.distributed.tensor:DTensor",
     "torch._dynamo:disable",
     "transformers:PreTrainedModel",
-    "ringmaster.techniques.runtime.processes.worker:main",
+    WORKER,
 )
 START_TIMEOUT_S = 300.0
 
@@ -77,6 +80,13 @@ class ForkServer:
         with contextlib.suppress(ChannelClosed):  # a closed fence refuses the child: receiving raises ChannelClosed
             channel.send({"target": target, "argument": argument, "log": str(log)})
         return channel
+
+    def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
+        """Starts one rank of an order; returns the channel to it.
+
+        Raises OSError or RuntimeError where no process can be started.
+        """
+        return self.spawn(target=WORKER, argument=rank_argument(order, rank=rank), log=log)
 
     def tick(self, heard_s: float | None = None) -> None:
         """Reports to the server that its workers may continue. Never waits: a server that is starting needs no tick.
@@ -133,7 +143,7 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=rank_environment(),
                 preexec_fn=_restore_signals,
             )
         assert process.stdin is not None and process.stdout is not None
@@ -152,29 +162,6 @@ class ForkServer:
                 tail = self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
         return process
-
-
-def _environment() -> dict[str, str]:
-    """Returns this process's environment with changes for workers.
-
-    Our packages come first on the import path, workers start with one thread until they know their cores, and telemetry
-    is off.
-    """
-    source = str(Path(__file__).absolute().parents[4])
-    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "OMP_NUM_THREADS": "1",
-        # Otherwise MKL's order of summation on AMD CPUs depends on the memory address of a result, and a job that is
-        # resumed, or trained in a group, would not end with the same bits.
-        "MKL_CBWR": os.environ.get("MKL_CBWR", "AUTO"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "DO_NOT_TRACK": "true",
-        # A gang on one machine communicates over loopback.
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
 
 
 def _restore_signals() -> None:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.interface.values import storable, to_json
+from ringmaster.techniques.interface.values import storable
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
-from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
+from ringmaster.techniques.runtime.processes.launcher import Launcher
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
 
-WORKER = "ringmaster.techniques.runtime.processes.worker:main"
 DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
 LOST = "lost"
 
@@ -38,7 +37,7 @@ class Outcome:
         server's fence ended the ranks: this machine's part was given up).
     message: explanation for a person.
     result: the last result of rank 0 (step, metrics, profile, ...).
-    was_killed: whether an external cause (a signal, or the end of the fork server) ended it, so that another try may
+    was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
         succeed.
     """
 
@@ -55,19 +54,23 @@ class Outcome:
 class Gang:
     """The running ranks of one order. `wait` supervises them; other threads may call `send` and `kill`.
 
+    launcher: starts the ranks.
     num_ranks: ranks on this machine. In an order over several machines, each machine supervises its own ranks, and only
         the `wait` on the machine of rank 0 passes on events.
     """
 
-    def __init__(self, server: ForkServer, order: GangOrder, *, num_ranks: int) -> None:
+    def __init__(self, launcher: Launcher, order: GangOrder, *, num_ranks: int) -> None:
         self._folder = Path(order.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         rendezvous(order).unlink(missing_ok=True)  # left by an earlier try of the same order, whose ranks have ended
-        argument = to_json(order)
-        self._ranks = [
-            _Rank(rank, server.spawn(target=WORKER, argument={**argument, "rank": rank}, log=self.log(rank)))
-            for rank in range(order.first_rank, order.first_rank + num_ranks)
-        ]
+        self._ranks: list[_Rank] = []
+        try:
+            for rank in range(order.first_rank, order.first_rank + num_ranks):
+                self._ranks.append(_Rank(rank, launcher.start_rank(order, rank=rank, log=self.log(rank))))
+        except (OSError, RuntimeError):
+            for started in self._ranks:
+                started.channel.close()  # ends it, as it would wait for the others
+            raise
 
     def log(self, rank: int) -> Path:
         """Returns the file with the output of a rank."""
@@ -229,7 +232,7 @@ class _Rank:
 def was_killed(exit_status: int | None) -> bool:
     """Returns whether a process that ended without a message was ended from outside.
 
-    The status is None where the fork server ended with the process.
+    The status is None where the launcher ended with the process.
     """
     return exit_status is None or exit_status in (-signal.SIGKILL, -signal.SIGTERM)
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import digest
-from ringmaster.techniques.runtime.data.prepared import PreparedData, Source
+from ringmaster.techniques.runtime.data.prepared import Preparation
+from ringmaster.techniques.runtime.data.stored_source import StoredSource
 
-NAME = "command"
 
+class CommandsOwn(StoredSource):
+    """No samples, and a constant digest."""
 
-def of_command(spec: DataSpec) -> Source:
-    """Returns the source of `data: {source: command}`: no samples, and a constant digest."""
+    name = "command"
 
-    def write(folder: Path) -> PreparedData:
-        return PreparedData(name=NAME, digest=digest(NAME), num_samples=0, num_held_out=0, kind="other", source=NAME)
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns a preparation that writes nothing."""
+        name = self.name
 
-    return Source(name=NAME, location=NAME, state=None, write=write)
+        def write(folder: Path) -> PreparedData:
+            return PreparedData(
+                name=name, digest=digest(name), num_samples=0, num_held_out=0, kind="other", source=name
+            )
+
+        return Preparation(name=name, location=name, state=None, write=write)

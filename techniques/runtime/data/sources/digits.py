@@ -6,25 +6,29 @@ from pathlib import Path
 
 import numpy as np
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, fingerprint
-from ringmaster.techniques.runtime.data.prepared import PreparedData, Source
+from ringmaster.techniques.runtime.data.prepared import Preparation
 from ringmaster.techniques.runtime.data.splits import is_held_out
+from ringmaster.techniques.runtime.data.stored_source import StoredSource
 
 IMAGE_SIZE, NUM_CLASSES = 8, 10
 
 
-def digits(spec: DataSpec) -> Source:
-    """Returns the source of images [1, 8, 8] with their digits.
+class Digits(StoredSource):
+    """Images [1, 8, 8] with their digits. The pixels have mean 0 and standard deviation 1 over the training images."""
 
-    The pixels have mean 0 and standard deviation 1 over the training images.
-    """
-    return Source(
-        name="digits",
-        location="sklearn.datasets.load_digits",
-        state=None,
-        write=lambda folder: _write(folder, share=spec.held_out),
-    )
+    name = "digits"
+
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns how the images are normalised and divided."""
+        return Preparation(
+            name=self.name,
+            location="sklearn.datasets.load_digits",
+            state=None,
+            write=lambda folder: _write(folder, share=spec.held_out),
+        )
 
 
 def _write(folder: Path, *, share: float) -> PreparedData:

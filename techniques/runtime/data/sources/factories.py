@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ringmaster.techniques.interface.data_source import Dataset, DataSource, PreparedData, check_same
 from ringmaster.techniques.interface.dotted_names import resolve
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.prepared import Dataset, PreparedData
 
 # Enough samples to detect other data, few enough to read them each time.
 MAX_FINGERPRINTED = 128
+
+
+class Factory(DataSource):
+    """The samples that a user's function returns. Nothing is stored: each process calls the function."""
+
+    name = "factory"
+    reads = ("factory",)
+
+    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+        """Calls the factory and describes its samples."""
+        return describe_factory(spec, open_factory(spec))
+
+    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
+        """Calls the factory, and compares its samples with those that were prepared."""
+        datasets = open_factory(spec)
+        if prepared is not None:
+            check_same(describe_factory(spec, datasets), prepared)
+        return datasets
 
 
 def open_factory(spec: DataSpec) -> tuple[Dataset, Dataset]:

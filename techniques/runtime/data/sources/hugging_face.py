@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ringmaster.techniques.interface.data_source import PreparedData
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter, fingerprint, open_columns
-from ringmaster.techniques.runtime.data.prepared import PreparedData, Source, stamp
+from ringmaster.techniques.runtime.data.arrays import Array, ColumnWriter
+from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
 from ringmaster.techniques.runtime.data.splits import is_held_out
+from ringmaster.techniques.runtime.data.stored_source import StoredSource, described
 from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
 
 ROWS_PER_CALL = 256
@@ -19,26 +21,37 @@ ROWS_PER_CALL = 256
 RENAMED = {"image": "pixel_values", "img": "pixel_values", "label": "labels"}
 
 
-def hugging_face(spec: DataSpec) -> Source:
-    """Returns the source of the splits `split` and `held_out_split`.
+class HuggingFace(StoredSource):
+    """The splits `split` and `held_out_split`, as text for language models, or with their columns as they are.
 
     Without `held_out_split`, a share `held_out` of the rows of `split` is held out. A folder has the output of
     `save_to_disk`, or files that `load_dataset` reads; `kwargs` go to `load_dataset` (name, revision, data_files, ...).
     A hub data set is read once: to follow its changes, give a revision.
     """
+
+    name = "hugging-face"
+    reads = ("dataset",)
+
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns how text becomes tokens, and how other columns are stored."""
+        return preparation_of_dataset(spec, write=lambda folder: _write(folder, spec))
+
+
+def preparation_of_dataset(spec: DataSpec, *, write: Callable[[Path], PreparedData]) -> Preparation:
+    """Returns how the samples of a data set are prepared by `write`."""
     assert spec.dataset is not None
     folder = Path(spec.dataset)
     files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
-    return Source(
+    return Preparation(
         name=spec.dataset,
         location=str(folder.absolute()) if folder.is_dir() else f"hf://{spec.dataset}",
         state=[(p.relative_to(folder).as_posix(), *stamp(p)) for p in files],
-        write=lambda to: _write(to, spec),
+        write=write,
     )
 
 
 def _write(folder: Path, spec: DataSpec) -> PreparedData:
-    splits = _load(spec)
+    splits = load_splits(spec)
     names = splits[0].column_names
     is_text = spec.text_column in names
     if is_text or ("input_ids" in names and spec.seq_len is not None):
@@ -48,8 +61,8 @@ def _write(folder: Path, spec: DataSpec) -> PreparedData:
     return _write_columns(folder, splits, spec)
 
 
-def _load(spec: DataSpec) -> list[Any]:
-    """The training split and, where one is named, the held-out split."""
+def load_splits(spec: DataSpec) -> list[Any]:
+    """Returns the training split and, where one is named, the held-out split. Raises ValueError without them."""
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -97,7 +110,9 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedD
                 )
                 writer.append("training", {name: column[~held_out] for name, column in batch.items()})
                 writer.append("held_out", {name: column[held_out] for name, column in batch.items()})
-    return _describe(folder, splits[0], writer)
+    features = splits[0].features
+    label = next((features[name] for name in ("label", "labels") if name in features), None)
+    return described(folder, num_labels=getattr(label, "num_classes", None))
 
 
 def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
@@ -127,31 +142,3 @@ def _array(value: Any) -> Array:
         return np.asarray(value)
     image = np.asarray(value if value.mode in ("L", "RGB") else value.convert("RGB"))
     return image[None] if image.ndim == 2 else np.moveaxis(image, -1, 0)
-
-
-def _describe(folder: Path, split: Any, writer: ColumnWriter) -> PreparedData:
-    columns = [open_columns(folder, name) for name in ("training", "held_out")]
-    shapes = {name: column.shape[1:] for name, column in columns[0].items()}
-    image = shapes.get("pixel_values", ())
-    kind = "tokens" if "input_ids" in shapes else "images" if image else "other"
-
-    def num_values(name: str) -> int:
-        return 1 + max(int(part[name].max(initial=0)) for part in columns if name in part)
-
-    label = next((split.features[name] for name in ("label", "labels") if name in split.features), None)
-    num_labels = getattr(label, "num_classes", None)
-    if num_labels is None and shapes.get("labels") == () and columns[0]["labels"].dtype.kind in "iu":
-        num_labels = num_values("labels")
-    return PreparedData(
-        name="",
-        source="",
-        digest=fingerprint(folder),
-        kind=kind,
-        num_labels=num_labels,
-        num_samples=writer.num_rows("training"),
-        num_held_out=writer.num_rows("held_out"),
-        vocab_size=num_values("input_ids") if kind == "tokens" else None,
-        seq_len=shapes["input_ids"][0] if kind == "tokens" else None,
-        image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
-        num_channels=image[0] if len(image) == 3 else None,
-    )

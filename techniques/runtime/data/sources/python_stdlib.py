@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ringmaster.techniques.interface.job import DataSpec
-from ringmaster.techniques.runtime.data.prepared import Source, stamp
+from ringmaster.techniques.runtime.data.prepared import Preparation, stamp
 from ringmaster.techniques.runtime.data.splits import held_out_keys
+from ringmaster.techniques.runtime.data.stored_source import StoredSource
 from ringmaster.techniques.runtime.data.tokens import Document, write_tokens
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
@@ -32,23 +33,33 @@ LEFT_OUT = frozenset(
 )
 
 
-def python_stdlib(spec: DataSpec) -> Source:
-    """Returns the source of the running Python's modules, each a document; it is split by file."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = list(_files(root))
+class PythonStdlib(StoredSource):
+    """The running Python's modules, each a document; they are split by file."""
 
-    def documents() -> Iterator[Document]:
-        held_out = held_out_keys(files, share=spec.held_out)
-        for name in files:
-            text = (root / name).read_bytes().decode("utf-8", errors="replace")
-            yield Document(content=text, held_out=name in held_out)
+    name = "python-stdlib"
 
-    return Source(
-        name="python-stdlib",
-        location=str(root),
-        state=[(name, *stamp(root / name)) for name in files],
-        write=lambda folder: write_tokens(folder, spec=spec, documents=documents, where="python-stdlib"),
-    )
+    def check(self, spec: DataSpec) -> None:
+        """Requires the length of a sample, as there is no common length of documents."""
+        if spec.seq_len is None:
+            raise ValueError("data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
+
+    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
+        """Returns how the modules become tokens."""
+        root = Path(sysconfig.get_path("stdlib"))
+        files = list(_files(root))
+
+        def documents() -> Iterator[Document]:
+            held_out = held_out_keys(files, share=spec.held_out)
+            for name in files:
+                text = (root / name).read_bytes().decode("utf-8", errors="replace")
+                yield Document(content=text, held_out=name in held_out)
+
+        return Preparation(
+            name=self.name,
+            location=str(root),
+            state=[(name, *stamp(root / name)) for name in files],
+            write=lambda folder: write_tokens(folder, spec=spec, documents=documents, where=self.name),
+        )
 
 
 def _files(root: Path) -> Iterator[str]:

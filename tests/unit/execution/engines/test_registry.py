@@ -57,7 +57,7 @@ def other(tmp_path, monkeypatch):
 def context(tmp_path):
     database = Database(file_url(tmp_path / "pool.db"), synced=False)
     with ForkServer() as server:  # not started
-        yield EngineContext(folder=tmp_path, cluster=cluster(2), server=server, database=database)
+        yield EngineContext(folder=tmp_path, cluster=cluster(2), launcher=server, database=database)
     database.close()
 
 

@@ -11,7 +11,7 @@ import torch
 from ringmaster.techniques.interface.job import DataSpec
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.runtime.data.prepared import Source, prepare_once
+from ringmaster.techniques.runtime.data.prepared import Preparation, prepare_once
 from tests.unit.runtime.data.preparing import prepare_here
 
 USERS = """
@@ -140,7 +140,7 @@ def test_a_factory_gives_samples_of_any_kind(users, tmp_path):
     [
         ({}, "none given.*exactly one"),
         ({"source": "digits", "path": "x"}, "source and path given"),
-        ({"source": "digit"}, "did you mean digits.*python-stdlib, digits"),
+        ({"source": "digit"}, "did you mean 'digits'.*python-stdlib, digits"),
         ({"source": "digits", "held_out": 1.0}, "no share"),
         ({"source": "python-stdlib"}, "seq_len is missing"),
         ({"source": "python-stdlib", "seq_len": 1}, "too short"),
@@ -162,7 +162,7 @@ class CountingSource:
     num_writes = 0
 
     def source(self):
-        return Source(name="counted", location="memory", state=1, write=self.write)
+        return Preparation(name="counted", location="memory", state=1, write=self.write)
 
     def write(self, folder):
         self.num_writes += 1

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from ringmaster.techniques.runtime.fused.base.linear import _product
-from ringmaster.techniques.runtime.processes import forkserver_client
+from ringmaster.techniques.runtime.processes.launcher import rank_environment
 
 SIDES = (1, 2, 3, 8, 64, 257)
 
 
 def test_tests_compute_as_gangs_do():
     """One thread is used, as several divide a product's sums differently. Results do not depend on memory addresses."""
-    gangs = forkserver_client._environment()
+    gangs = rank_environment()
     for name in ("OMP_NUM_THREADS", "MKL_CBWR"):
         assert os.environ[name] == gangs[name]
     assert torch.get_num_threads() == 1

@@ -1,0 +1,150 @@
+"""The `DataSource` interface: what a kind of data reads, and how it becomes the samples of a job.
+
+Samples are prepared once for each content, and then read in an order that the runtime chooses: the batch of a step is a
+function of the job's seed and the step. A data source never shuffles, draws or divides.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.interface.values import SINCE_LATER
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Dataset(Protocol):
+    """Map-style data set: each sample is a dict of tensors, with the same shapes in all samples.
+
+    A sample has the arguments of the model's `forward` by their names, and "labels". A position whose label is
+    `metric.IGNORED` does not count in losses and metrics.
+    """
+
+    def __len__(self) -> int:
+        """Returns the number of samples."""
+
+    def __getitem__(self, index: int, /) -> dict[str, torch.Tensor]:
+        """Returns sample `index`, 0 <= index < len."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleTensor:
+    """One tensor of each sample.
+
+    dtype: torch's name for it, such as "int64".
+    shape: of one sample.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """Data that is ready to be read, with the properties that a model depends on.
+
+    name: a name for people, e.g. "python-stdlib".
+    digest: identifies the samples' content: equal samples have the same digest on every machine. Of a factory's samples
+        only a part is fingerprinted, see `sources.factories`.
+    num_samples, num_held_out: number of samples for training, and for evaluation.
+    kind: "tokens", "images" or "other".
+    vocab_size, seq_len: of token samples; seq_len in tokens.
+    end_of_text_id: the token between documents.
+    num_labels: number of labels of labelled samples.
+    image_size, num_channels: of images; image_size in pixels, for square images only.
+    source: the path, URI or dotted name that the data comes from.
+    folder: the folder of the prepared arrays; "" for factories.
+    tensors: the tensors of a sample, for data of which the kind alone does not tell them: () means tokens or images,
+        and labels. Samples are made up from them where the data is on another machine, or memory is estimated.
+    """
+
+    name: str
+    digest: str
+    num_samples: int
+    num_held_out: int
+    kind: str
+    vocab_size: int | None = None
+    seq_len: int | None = None
+    end_of_text_id: int | None = None
+    num_labels: int | None = None
+    image_size: int | None = None
+    num_channels: int | None = None
+    source: str
+    folder: str = ""
+    tensors: tuple[SampleTensor, ...] = field(default=(), metadata=SINCE_LATER)
+
+    @property
+    def tokenizer_dir(self) -> Path | None:
+        """The folder with the tokenizer's files, or None where the data has no tokenizer of its own."""
+        folder = Path(self.folder) / "tokenizer"
+        return folder if self.folder and folder.is_dir() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a file.
+
+    number: its number in the file, from 1.
+    value: the row as it was read: a mapping, or the whole text of a text file.
+    content: what a job reads of it, as a JSON value.
+    """
+
+    file: str
+    number: int
+    value: Any
+    content: Any
+    held_out: bool
+
+
+class DataSource(ABC):
+    """A kind of data, a class without arguments in one file.
+
+    Most kinds make a sample of each row of a file or a data set: `runtime.data.row_source.RowSource` implements
+    everything except the columns and the sample.
+
+    name: the name in batch files. An entry point has the same name.
+    reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
+        source that needs none.
+    """
+
+    name: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, spec: DataSpec) -> None:  # noqa: B027 - most sources have nothing to check
+        """Raises ValueError, with a remedy, where `spec` is wrong in itself, without reading any data."""
+
+    @abstractmethod
+    def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+        """Does the slow work once for each content, under `cache_dir`. Several processes may call it at the same time.
+
+        Raises ValueError, with a remedy, where the data is unknown, empty, unreadable or too short.
+        """
+
+    @abstractmethod
+    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
+        """Opens the training and the held-out samples.
+
+        prepared: the result of an earlier `prepare`, whose samples are opened even if the files have changed since.
+
+        Raises ValueError where they no longer exist and the files now have other content.
+        """
+
+    def rows(self, spec: DataSpec) -> Iterator[Row] | None:
+        """Returns every row that a job reads of files, before any work on it; None where these are unknown."""
+        return None
+
+
+def check_same(found: PreparedData, wanted: PreparedData) -> None:
+    """Raises ValueError where data has other samples than an earlier `prepare` found."""
+    if found.digest != wanted.digest:
+        raise ValueError(
+            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
+            f"To fix: start the job anew, or bring back the data from {wanted.source}"
+        )

@@ -1,0 +1,139 @@
+"""The rows of the files that a job reads, divided into training and held-out rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ringmaster.techniques.interface.data_source import PreparedData, Row
+from ringmaster.techniques.interface.job import DataSpec
+from ringmaster.techniques.runtime.data.files import Matched, is_url, local_copies, matching
+from ringmaster.techniques.runtime.data.manifest import Manifest
+from ringmaster.techniques.runtime.data.prepared import Preparation
+from ringmaster.techniques.runtime.data.rows import format_of, read_rows
+from ringmaster.techniques.runtime.data.splits import held_out_keys, is_held_out
+from ringmaster.techniques.runtime.data.windows import in_window, moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a job reads of a row.
+
+    columns: the columns that are needed; where the format allows it, others are not read. None for all.
+    content: returns what is read of a row as a JSON value; called with the row and its place in messages. The content
+        of a text file is its whole text, without a call.
+    """
+
+    columns: Sequence[str] | None
+    content: Callable[[Any, str], Any]
+
+
+def rows_of_files(spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """Yields every row that a job reads, local or at a URL, and whether it is held out.
+
+    Without `held_out_path`, several files are split by file, and a single file by row. A single text file is split at
+    the line where its held-out share begins. Raises ValueError where a file or a row cannot be read.
+    """
+    assert spec.path is not None
+    main = partial(_main_rows, spec, reading)
+    yield from in_window(main, spec.window, moment_s=partial(_moment_s, spec.time_column))
+    if spec.held_out_path is not None:
+        files = _matching(spec.held_out_path, spec.format)
+        for name in files.names:
+            yield from _rows(files.path(name), spec, reading, held_out=True)
+
+
+def preparation_of_files(
+    spec: DataSpec,
+    *,
+    cache_dir: Path,
+    rows: Callable[[DataSpec], Iterator[Row]],
+    write: Callable[[Path, DataSpec, str], PreparedData],
+) -> Preparation:
+    """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
+
+    rows: returns the rows that a spec of local files reads.
+    write: writes the samples of a spec of local files into a folder, with what messages call the data.
+    """
+    assert spec.path is not None
+    patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
+    found = [_matching(pattern, spec.format) for pattern in patterns]
+
+    def write_local(folder: Path) -> PreparedData:
+        paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
+        local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
+        where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
+        prepared = write(folder, local, where)
+        if spec.name is not None:
+            Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
+        return prepared
+
+    return Preparation(
+        name=spec.name or spec.path,
+        location=spec.path if is_url(spec.path) else str(Path(spec.path).absolute()),
+        state=[entry for files in found for entry in files.state()],
+        write=write_local,
+    )
+
+
+def _main_rows(spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    assert spec.path is not None
+    files = _matching(spec.path, spec.format)
+    if spec.held_out_path is not None:
+        held_out = frozenset[str]()
+    elif len(files.names) == 1:
+        yield from _split_rows(files.path(files.names[0]), spec, reading)
+        return
+    else:
+        held_out = held_out_keys(files.names, share=spec.held_out)
+    for name in files.names:
+        yield from _rows(files.path(name), spec, reading, held_out=name in held_out)
+
+
+def _matching(pattern: str, format: str | None) -> Matched:
+    found = matching(pattern)
+    for name in found.names:
+        try:
+            format_of(name, format)
+        except ValueError as error:
+            raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
+    return found
+
+
+def _split_rows(path: str, spec: DataSpec, reading: Reading) -> Iterator[Row]:
+    """The rows of a single file, with a share of them held out."""
+    is_text = format_of(path, spec.format) == "text"
+    for row in _rows(path, spec, reading, held_out=False):
+        if not is_text:
+            key = row.content if isinstance(row.content, str) else json.dumps(row.content, default=str)
+            yield replace(row, held_out=is_held_out(key, share=spec.held_out))
+            continue
+        text = row.value
+        cut = round(len(text) * (1 - spec.held_out))
+        cut = text.rfind("\n", 0, cut) + 1 or cut if spec.held_out else len(text)
+        yield replace(row, content=text[:cut])
+        if text[cut:]:
+            yield replace(row, content=text[cut:], held_out=True)
+
+
+def _rows(path: str, spec: DataSpec, reading: Reading, *, held_out: bool) -> Iterator[Row]:
+    # A named data set needs every column; otherwise Parquet reads only the columns in use.
+    columns = None if spec.name is not None else reading.columns
+    is_text = format_of(path, spec.format) == "text"
+    for number, value in read_rows(path, format=spec.format, columns=columns):
+        content = value if is_text else reading.content(value, f"{path}, line {number}")
+        yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
+
+
+def _moment_s(column: str | None, row: Row) -> float:
+    where = f"{row.file}, line {row.number}"
+    if column is None or not isinstance(row.value, Mapping):
+        raise ValueError(f"{where}: a window of time needs a column with the time. To fix: set time_column")
+    try:
+        return moment(row.value.get(column))
+    except ValueError as error:
+        raise ValueError(f"{where}, column {column!r}: {error}") from None
