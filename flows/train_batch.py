@@ -32,7 +32,7 @@ from ringmaster.tasks.execution.local.device_metrics import watching
 from ringmaster.tasks.profiling.stage import UnfitJobs
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
-from ringmaster.tasks.storage.journal import DONE, RUNNING, STOPPED
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 protect_embedded_server()  # here, as the sweep and retraining flows import this module too
@@ -93,9 +93,11 @@ def _train_here(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepSche
         began_at_s, profiling_began_s = time.time(), time.monotonic()
         journal, node_context = run_context.journal, run_context.node_context
         journal.put("started_s", journal.get("started_s", began_at_s))  # a resumed batch keeps its deadlines
-        journal.put("status", RUNNING)
+        journal.put("status", JobStatus.RUNNING)
         journal.put(FLOW_RUN_PAGE, flow_run_page())
-        are_over = [name for name, record in journal.jobs().items() if record.status in (DONE, STOPPED)]
+        are_over = [
+            name for name, record in journal.jobs().items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)
+        ]
         try:
             profiled = profile_task(
                 node_context.batch.jobs,

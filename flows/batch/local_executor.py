@@ -31,7 +31,7 @@ from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.planning.task import plan_task
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
-from ringmaster.tasks.storage.journal import FAILED, begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
@@ -98,7 +98,7 @@ def _begin(run_context: RunContext, profiled: Profiled, *, sweep_scheduler: Swee
     )
     begin(run_context.journal, run_context.node_context.batch.jobs, faults=profiled.faults)
     records = run_context.journal.jobs()
-    failures = [failure(name, why) for name, why in profiled.faults.items() if records[name].status == FAILED]
+    failures = [failure(name, why) for name, why in profiled.faults.items() if records[name].status == JobStatus.FAILED]
     for event in failures:
         run_context.recorder.listen(event)
     if sweep_scheduler is not None:

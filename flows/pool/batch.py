@@ -301,7 +301,7 @@ def _conduct(sweep_scheduler: SweepScheduler, run: PoolRun, submission: Submissi
 
     def ask(steering: SteeringRequest) -> None:
         if steering and not run.has_ended():
-            Requests(run.database).ask(wishes.DIRECT, {"batch": run.id, **steering.to_json()})
+            Requests(run.database).ask(wishes.RequestKind.DIRECT, {"batch": run.id, **steering.to_json()})
 
     sweep_scheduler.begin(run.journal, submission.jobs, num_slots=_num_devices(run))
     ask(sweep_scheduler.asked())
@@ -351,7 +351,7 @@ def _cancelled_by_signals(run: PoolRun) -> Iterator[threading.Event]:
             is_left.set()
             return
         notice(f"cancelling {run.id}: its jobs write checkpoints; once more to leave at once")
-        run.ask(wishes.CANCEL)
+        run.ask(wishes.RequestKind.CANCEL)
 
     with stopped_by_signals(act):
         yield is_left

@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.events import (
     Waiting,
 )
 from ringmaster.tasks.execution.orders import called
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, STOPPED
+from ringmaster.tasks.storage.journal import JobStatus
 
 
 class View:
@@ -191,11 +191,11 @@ def describe(event: ExecutionEvent) -> str:
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"[yellow]{segment.job}: {escape(outcome.message)}; {decision}[/]"
         case JobEnded(job=job, status=status, details=details, message=message):
-            if status == CANCELLED:
+            if status == JobStatus.CANCELLED:
                 return f"[yellow]{job} is cancelled:[/] {escape(message)}"
-            if status == STOPPED:
+            if status == JobStatus.STOPPED:
                 return f"{job} is {escape(message)}"
-            if status != DONE:
+            if status != JobStatus.DONE:
                 return f"[red]{job} has failed:[/] {escape(message)}"
             return f"[green]{job} is done:[/] {_metrics(details['metrics'])}"
         case Waiting(holders=holders):

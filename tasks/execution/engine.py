@@ -11,9 +11,6 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.techniques.runtime.processes.gang import Event, Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
-LOST = "lost"
-"""An outcome in addition to those of a gang itself: its node is lost."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentCall:

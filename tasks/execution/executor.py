@@ -30,17 +30,9 @@ from ringmaster.tasks.execution.replanning.plan_manager import AddTerms, MakePla
 from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringRequest
-from ringmaster.tasks.storage.journal import (
-    CANCELLED,
-    ENDED,
-    FAILED,
-    PAUSED,
-    RUNNING,
-    WAITING,
-    Journal,
-    SegmentRecord,
-)
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Event, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
 MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
@@ -198,7 +190,7 @@ class Executor:
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed. Running ones write a checkpoint first."""
         for job in self.job_table.standing_still(jobs, paused=False):
-            self.job_table.write(job, status=PAUSED)
+            self.job_table.write(job, status=JobStatus.PAUSED)
             self._plan_progress.drop(job)
         self._dismiss(jobs, why="jobs were paused")
 
@@ -206,13 +198,13 @@ class Executor:
         """Resumes paused jobs."""
         active = self._plan_progress.active_jobs
         for job in self.job_table.standing_still(jobs, paused=True):
-            self.job_table.write(job, status=RUNNING if job in active else WAITING)
+            self.job_table.write(job, status=JobStatus.RUNNING if job in active else JobStatus.WAITING)
         self._plan_manager.want("jobs were resumed")
 
     def retry(self, jobs: Sequence[str]) -> None:
         """Makes jobs that have failed or were cancelled due again, with the jobs that failed because of them."""
         for job in self.job_table.with_dependents(jobs):
-            if self.job_table.records[job].status in (FAILED, CANCELLED):
+            if self.job_table.records[job].status in (JobStatus.FAILED, JobStatus.CANCELLED):
                 self.job_table.begin_anew(job)
         self._plan_manager.want("jobs were retried")
 
@@ -378,4 +370,4 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except Exception as error:  # noqa: BLE001 - an error of the task engine fails this segment alone
-        return Outcome(status=CRASHED, message=f"{type(error).__name__}: {error}")
+        return Outcome(status=OutcomeStatus.CRASHED, message=f"{type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.orders import called, gang_order
 from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.storage.journal import LEADER, RUNNING, SegmentRecord
+from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.turns import steps_taken
 from ringmaster.techniques.runtime.processes.gang import Event, Outcome
@@ -143,9 +143,9 @@ class Starter:
         if members:
             what["fellows"] = {self._local(name): step for name, step in beside.items()}
         number = self._job_table.journal.start_segment(job, what)
-        self._job_table.write(job, status=RUNNING)
+        self._job_table.write(job, status=JobStatus.RUNNING)
         for name in members:
-            self._job_table.write(name, status=RUNNING, details={LEADER: self._local(job)})
+            self._job_table.write(name, status=JobStatus.RUNNING, details={LEADER: self._local(job)})
         self._plan_progress.planned.remove(segment)
         self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
         tell(

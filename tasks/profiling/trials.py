@@ -19,8 +19,9 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.preflight import Candidate
 from ringmaster.techniques.interface.technique import GangShape
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Gang, Outcome
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.runtime.processes.reporter import MEASURE, STOP
 
@@ -181,6 +182,6 @@ class _Wave:
 
 
 def _kind(outcome: Outcome) -> str:
-    if outcome.status == OUT_OF_MEMORY:
-        return OUT_OF_MEMORY
+    if outcome.status == OutcomeStatus.OUT_OF_MEMORY:
+        return OutcomeStatus.OUT_OF_MEMORY
     return KILLED if outcome.was_killed else FAILED

@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.steering import LIKE, SETTLED
 from ringmaster.tasks.planning.charts import gantt
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.system_metrics import Energy, telemetry_points
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, STOPPED, JobRecord, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json, to_json
@@ -35,7 +35,7 @@ FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Pr
 FUSION = "fusion"
 """The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
 "lower_bound_s", "practice_s"}."""
-NOT_DONE = {CANCELLED: ("Cancelled", "KILLED"), STOPPED: ("Stopped early", "FINISHED")}
+NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +179,12 @@ class MlflowWriter:
     def _catch_up(self) -> None:
         """Records jobs that ended before this run began and were not recorded, after a kill or an MLflow outage."""
         for name, record in self._journal.jobs().items():
-            if record.status == DONE and not record.details.get("model_uri") and name in self._known.preflights:
-                self._end_job(JobEnded(job=name, status=DONE, message="", details=end_details(record)))
+            if (
+                record.status == JobStatus.DONE
+                and not record.details.get("model_uri")
+                and name in self._known.preflights
+            ):
+                self._end_job(JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record)))
 
     def _job_run(self, name: str) -> str:
         run_id = self.run_of(name)
@@ -243,7 +247,7 @@ class MlflowWriter:
 
     def _end_job(self, event: JobEnded) -> None:
         run_id = self._job_run(event.job)
-        if event.status != DONE:
+        if event.status != JobStatus.DONE:
             how, status = NOT_DONE.get(event.status, ("Failed", "FAILED"))
             self.ledger.set_note(run_id, f"**{how}**: {event.message}")
             self.ledger.set_tags(run_id, {REASON: event.message})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -18,11 +19,18 @@ from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.interface.values import from_json, to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
-GIVEN, TAKEN, ENDED = "given", "taken", "ended"
-WITHDRAWN = "withdrawn"  # before a node took it
 KILL = "kill"  # the command to end the gang at once
 WORDS_A_PAGE = 2000  # events per read transaction: a server ends transactions whose results are processed slowly
 OUTCOME = "outcome"  # the last event of a share: {"event": "outcome", "status", "message", "result"}
+
+
+class OrderStatus(StrEnum):
+    """The states of an order."""
+
+    GIVEN = "given"
+    TAKEN = "taken"  # by the worker of its node
+    ENDED = "ended"  # its outcome was reported, or its node is lost
+    WITHDRAWN = "withdrawn"  # before a node took it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +50,14 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRecord:
-    """An order as stored in the database.
-
-    status: "given", "taken" (by the worker), "ended" (its outcome was reported, or its node is lost) or "withdrawn".
-    """
+    """An order as stored in the database."""
 
     segment: int
     node: str
     batch: str
     share: Share
     incarnation: str
-    status: str
+    status: OrderStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class MessageStore:
             for node, (incarnation, share) in shares.items():
                 if node not in known:
                     row = {"segment": segment, "node": node, "batch": batch, "content": to_json(share)}
-                    connection.execute(insert(ORDERS).values(**row, incarnation=incarnation, status=GIVEN))
+                    connection.execute(insert(ORDERS).values(**row, incarnation=incarnation, status=OrderStatus.GIVEN))
 
         self._database.write(act)
 
@@ -131,8 +136,10 @@ class MessageStore:
         mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
 
         def act(connection: Connection) -> bool:
-            connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=WITHDRAWN))
-            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == WITHDRAWN
+            connection.execute(
+                update(ORDERS).where(mine, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.WITHDRAWN)
+            )
+            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == OrderStatus.WITHDRAWN
 
         return self._database.write(act)
 
@@ -161,7 +168,9 @@ class MessageStore:
 
         def act(connection: Connection) -> Any:
             mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node) & (ORDERS.c.incarnation == incarnation)
-            done = connection.execute(update(ORDERS).where(mine, ORDERS.c.status == GIVEN).values(status=TAKEN))
+            done = connection.execute(
+                update(ORDERS).where(mine, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.TAKEN)
+            )
             if not done.rowcount:
                 return None
             return connection.execute(select(ORDERS.c.content).where(mine)).scalar_one()
@@ -184,7 +193,7 @@ class MessageStore:
                     connection.execute(insert(SAID).values(**row))
             if any(content["event"] == OUTCOME for _, content in words):
                 share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
-                connection.execute(update(ORDERS).where(share).values(status=ENDED))
+                connection.execute(update(ORDERS).where(share).values(status=OrderStatus.ENDED))
 
         self._database.write(act)
 
@@ -203,7 +212,9 @@ class MessageStore:
 
     def orders(self, *, node: str | None = None, incarnation: str | None = None) -> Sequence[OrderRecord]:
         """Returns the orders that have not ended, of one node or incarnation or of all, the oldest first."""
-        query = select(ORDERS).where(ORDERS.c.status.in_((GIVEN, TAKEN))).order_by(ORDERS.c.segment)
+        query = (
+            select(ORDERS).where(ORDERS.c.status.in_((OrderStatus.GIVEN, OrderStatus.TAKEN))).order_by(ORDERS.c.segment)
+        )
         if node is not None:
             query = query.where(ORDERS.c.node == node)
         if incarnation is not None:
@@ -215,11 +226,13 @@ class MessageStore:
         """Ends an order whose node will report nothing more, because the order was withdrawn or the node is lost."""
         self._database.write(
             lambda connection: connection.execute(
-                update(ORDERS).where(ORDERS.c.segment == segment, ORDERS.c.node == node).values(status=ENDED)
+                update(ORDERS)
+                .where(ORDERS.c.segment == segment, ORDERS.c.node == node)
+                .values(status=OrderStatus.ENDED)
             )
         )
 
 
 def _order(row: Mapping[Any, Any]) -> OrderRecord:
-    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation", "status")}
-    return OrderRecord(share=from_json(Share, row["content"]), **fields)
+    fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation")}
+    return OrderRecord(share=from_json(Share, row["content"]), status=OrderStatus(row["status"]), **fields)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.steering import GOAL, LIKE, SETTLED, SteeringRequest
-from ringmaster.tasks.storage.journal import DONE, ENDED, FAILED, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.sampling import Tried
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec
@@ -73,7 +73,7 @@ class SweepScheduler:
         self._goals = {**first, **fact.get("goals", {})}
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
         for name in set(self.spec.trials) - set(self._jobs):
-            self._statuses[name] = FAILED
+            self._statuses[name] = JobStatus.FAILED
         self._late = self._likes(name for name in self.values if name not in known and name in self._jobs)
         self._keep()
 
@@ -113,7 +113,7 @@ class SweepScheduler:
         if isinstance(event, GangSaid) and event.event["event"] == "metrics":
             self._hear(event.job, event.event["step"], event.event["metrics"])
         elif isinstance(event, JobEnded):
-            if event.status == DONE:
+            if event.status == JobStatus.DONE:
                 self._hear(event.job, event.details["step"], event.details["metrics"])
             self._statuses[event.job] = event.status
         else:

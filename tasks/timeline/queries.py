@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Select, func, or_, select
 
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.pool.submissions import SUBMITTED
+from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
@@ -65,7 +65,7 @@ class Archive:
         then.
         """
         rows = self._rows(select(BATCHES.c.id, BATCHES.c.submitted_s, BATCHES.c.status))
-        shown = [row for row in rows if row.status == SUBMITTED or row.id == batch]
+        shown = [row for row in rows if row.status == BatchStatus.SUBMITTED or row.id == batch]
         shown = shown or sorted(rows, key=lambda row: row.submitted_s)[-1:]
         since_s = min((row.submitted_s for row in shown), default=self.clock())
         return since_s, {row.id for row in rows if row.submitted_s >= since_s}

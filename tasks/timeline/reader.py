@@ -15,18 +15,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.charts.drawing import seconds_text
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    PAUSED,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    JobRecord,
-    SegmentRecord,
-)
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
 from ringmaster.tasks.timeline.forecast import FollowedPlan, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.queries import Archive, Head
 from ringmaster.tasks.timeline.run_timeline import (
@@ -113,7 +102,11 @@ class TimelineReader:
         records, totals = archive.jobs(batches), archive.totals(batches)
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
         ran = {record.job for record in segments}
-        planned = {name for name, r in records.items() if r.status not in (FAILED, CANCELLED, STOPPED) or name in ran}
+        planned = {
+            name
+            for name, r in records.items()
+            if r.status not in (JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED) or name in ran
+        }
         first = self._planned_first(heads, planned, zero_s)
         standing = self._standing(heads, records, zero_s)
         self._listen({record.id: record.job for record in segments if record.ended_s is None})
@@ -124,7 +117,7 @@ class TimelineReader:
             if record.ended_s is None
         ]
         status = None if archive.is_pool else archive.fact("status")
-        is_over = _all_ended(records) or (status in (INTERRUPTED, DONE, FAILED) and not running)
+        is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
         nodes = Nodes(archive.database).all() if archive.is_pool else ()
         run_timeline = RunTimeline(
@@ -175,7 +168,7 @@ class TimelineReader:
         self, heads: Sequence[Head], records: Mapping[str, JobRecord], zero_s: float
     ) -> dict[str, FollowedPlan]:
         """Returns the plan that each job follows: the newest that contains it, as a new plan may omit running jobs."""
-        missing = {name for name, record in records.items() if record.status not in (*ENDED, PAUSED)}
+        missing = {name for name, record in records.items() if record.status not in (*ENDED, JobStatus.PAUSED)}
         standing: dict[str, FollowedPlan] = {}
         kept = {}
         for head in reversed(heads[-MOST_STANDING:]):
@@ -275,7 +268,7 @@ class TimelineReader:
                         steps[member] = min(first + done, totals.get(member) or 0)
                     elif told is not None:
                         steps[member] = told.step
-                    elif records[member].status == RUNNING:
+                    elif records[member].status == JobStatus.RUNNING:
                         waiting.add(member)
         mine: dict[str, list[Span]] = {}
         for span in (*past, *running, *coming):
@@ -289,7 +282,7 @@ class TimelineReader:
             lines.append(
                 JobLine(
                     name=name,
-                    status=WAITING if name in waiting else record.status,
+                    status=JobStatus.WAITING if name in waiting else record.status,
                     step=max(steps.get(name, 0), record.step),
                     num_steps=totals.get(name),
                     technique=show.technique if show else "",
@@ -307,7 +300,7 @@ class TimelineReader:
             end = "" if makespan_s is None else f": {seconds_text(makespan_s)} from then on"
             notes.append(Note(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
         for span in past:
-            if span.status != DONE:
+            if span.status != JobStatus.DONE:
                 said = f": {span.message}" if span.message else ""
                 notes.append(Note(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{said}"))
         return sorted(notes, key=lambda note: note.at_s)[-MOST_NOTES:]

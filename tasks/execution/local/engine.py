@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 
-from ringmaster.tasks.execution.engine import LOST, SegmentCall
+from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
@@ -56,7 +57,9 @@ class LocalEngine:
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
         """Returns a lost outcome: gangs of this machine do not outlive the process that started them."""
         future: Future[Outcome] = Future()
-        future.set_result(Outcome(status=LOST, message="its gang ended with the process that had started it"))
+        future.set_result(
+            Outcome(status=OutcomeStatus.LOST, message="its gang ended with the process that had started it")
+        )
         return future
 
     def run(self, call: SegmentCall) -> Outcome:

@@ -20,7 +20,6 @@ from sqlalchemy import select
 
 from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -49,13 +48,14 @@ from ringmaster.tasks.pool.controller.node_watch import NodeWatch, cluster_of
 from ringmaster.tasks.pool.controller.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.leases import PoolLeases, is_loan
-from ringmaster.tasks.pool.nodes import LEAVING, Nodes
-from ringmaster.tasks.pool.submissions import SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.nodes import Nodes, NodeStatus
+from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import CANCELLED, ENDED, FAILED, PAUSED, STOPPED, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, SEGMENTS
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class PoolController:
 
     def _hold_leaving(self) -> None:
         """Keeps the executor from starting segments on nodes that leave."""
-        leaving = {name for name, record in self._watch.there.items() if record.status == LEAVING}
+        leaving = {name for name, record in self._watch.there.items() if record.status == NodeStatus.LEAVING}
         for name in sorted(leaving - self._leaving):
             self._executor.hold(name)
         for name in sorted(self._leaving - leaving):
@@ -241,7 +241,7 @@ class PoolController:
 
     def _new_batches(self) -> list[Submission]:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
-        query = select(BATCHES.c.id).where(BATCHES.c.status == SUBMITTED).order_by(BATCHES.c.submitted_s)
+        query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         found = []
         for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
             if id in self._standing:
@@ -267,8 +267,8 @@ class PoolController:
         self._submissions.end(id)
 
     def _fail(self, id: str, job: str, message: str) -> None:
-        Journal(self._database, batch=id).write_job(job, status=FAILED, message=message)
-        self._told.tell(id, JobEnded(job=job, status=FAILED, message=message, details={}))
+        Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
+        self._told.tell(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
 
     def _inherit(self, recovered: RecoveredState) -> None:
         """Takes on a batch: a new one, or one of a former executor with all that is open or undecided."""
@@ -294,7 +294,7 @@ class PoolController:
         running = {record.job for record in recovered.open}
         paused, over = (
             [batch.qualified(job) for job in running if recovered.jobs[job].status in statuses]
-            for statuses in ((PAUSED,), (CANCELLED, STOPPED))
+            for statuses in ((JobStatus.PAUSED,), (JobStatus.CANCELLED, JobStatus.STOPPED))
         )
         if paused:
             self._executor.pause(paused)
@@ -347,7 +347,7 @@ class PoolController:
                 self._message_store.command(row.id, KILL)
                 for order in self._message_store.shares(row.id):
                     self._message_store.end(order.segment, order.node)
-                outcome = {"status": LOST, "message": "its batch had ended"}
+                outcome = {"status": OutcomeStatus.LOST, "message": "its batch had ended"}
                 Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
 
     def _give_back_leases(self, unsettled: Sequence[SegmentRecord]) -> None:

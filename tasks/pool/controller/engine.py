@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.engine import LOST, SegmentCall
+from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
 from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import GIVEN, KILL, OUTCOME, TAKEN, GangEvent, MessageStore, OrderRecord
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.tasks.storage.message_store import KILL, OUTCOME, GangEvent, MessageStore, OrderRecord, OrderStatus
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Event, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
 LOOK_EVERY_S = 0.1
@@ -99,7 +100,9 @@ class PoolEngine:
             names = list(dict.fromkeys(node for node, _ in call.devices))
             gone = [name for name in names if name not in self._nodes]
             if gone:
-                return _at_once(Outcome(status=LOST, message=f"node {', '.join(gone)} was gone before it began"))
+                return _at_once(
+                    Outcome(status=OutcomeStatus.LOST, message=f"node {', '.join(gone)} was gone before it began")
+                )
             shares = shares_of(call, addresses={name: self._nodes[name].address for name in names})
             given = {name: (self._nodes[name].incarnation, share) for name, share in shares.items()}
             self._message_store.give(call.number, batch=call.batch, shares=given)
@@ -119,7 +122,9 @@ class PoolEngine:
         with self._changed:
             orders = self._message_store.shares(number)
             if not orders:
-                return _at_once(Outcome(status=LOST, message="the executor ended before it had ordered it"))
+                return _at_once(
+                    Outcome(status=OutcomeStatus.LOST, message="the executor ended before it had ordered it")
+                )
             flight = _Flight(
                 number=number,
                 nodes={order.node: order.incarnation for order in orders},
@@ -188,12 +193,12 @@ class PoolEngine:
         """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""
         known = self._nodes.get(order.node)
         is_there = known is not None and known.incarnation == order.incarnation
-        if not is_there or order.status not in (GIVEN, TAKEN):
+        if not is_there or order.status not in (OrderStatus.GIVEN, OrderStatus.TAKEN):
             self._lose_share(flight, order.node)
 
     def _lose_share(self, flight: _Flight, node: str) -> None:
         self._message_store.end(flight.number, node)
-        self._end_share(flight, node, Outcome(status=LOST, message=f"node {node} is lost"))
+        self._end_share(flight, node, Outcome(status=OutcomeStatus.LOST, message=f"node {node} is lost"))
 
     def _end_share(self, flight: _Flight, node: str, outcome: Outcome) -> None:
         """Stores the outcome of a share; the segment ends when all of its shares have ended."""
@@ -211,7 +216,7 @@ class PoolEngine:
         """Ends a gang's other shares after a failure: waiting shares are withdrawn, and running ones are killed."""
         for node in flight.nodes:
             if node not in flight.outcomes and self._message_store.withdraw(flight.number, node):
-                flight.outcomes[node] = Outcome(status=CRASHED, message="a peer failed before it began")
+                flight.outcomes[node] = Outcome(status=OutcomeStatus.CRASHED, message="a peer failed before it began")
         if len(flight.outcomes) < len(flight.nodes):
             self._message_store.command(flight.number, KILL)
 

@@ -19,11 +19,12 @@ from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.pool.controller.active_batches import OptionKey, option_key
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import ENDED, RUNNING, WAITING, JobRecord, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import TOLD
 from ringmaster.techniques import Profile
-from ringmaster.techniques.runtime.processes.gang import OUT_OF_MEMORY, Outcome
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,9 @@ def read_recovered_state(database: Database, batch: Submission) -> RecoveredStat
     segments, jobs = journal.segments(), journal.jobs()
     last = {segment.job: segment for segment in segments}
     for name, record in jobs.items():
-        if record.status == RUNNING and name not in last:
-            jobs[name] = journal.write_job(name, status=WAITING)
-    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == RUNNING]
+        if record.status == JobStatus.RUNNING and name not in last:
+            jobs[name] = journal.write_job(name, status=JobStatus.WAITING)
+    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == JobStatus.RUNNING]
     return RecoveredState(
         batch=batch,
         jobs=jobs,
@@ -122,7 +123,7 @@ def _unknown(kind: str, number: int) -> Device:
 def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
     found: dict[str, set[OptionKey]] = defaultdict(set)
     for segment in segments:
-        if segment.outcome is not None and segment.outcome["status"] == OUT_OF_MEMORY:
+        if segment.outcome is not None and segment.outcome["status"] == OutcomeStatus.OUT_OF_MEMORY:
             found[segment.job].add(_key_of(segment))
     return {job: frozenset(options) for job, options in found.items()}
 

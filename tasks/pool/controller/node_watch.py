@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 
 BLIND_S = 10.0  # between two checks, after which all silences are measured anew
 
@@ -97,6 +97,6 @@ def cluster_of(
     nodes = [*draining, *(Node(name=record.name, devices=record.devices) for record in there.values())]
     out = {(lost_node.name, number) for lost_node in draining for number in range(len(lost_node.devices))}
     for record in there.values():
-        numbers = record.health if record.status != LEAVING else range(len(record.devices))
+        numbers = record.health if record.status != NodeStatus.LEAVING else range(len(record.devices))
         out |= {(record.name, int(number)) for number in numbers}
     return Cluster(nodes=tuple(sorted(nodes, key=lambda node: node.name))), frozenset(out)

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.pool.node.gangs import Gangs, StartGang, start_gang
 from ringmaster.tasks.pool.node.heartbeat import Heartbeat
 from ringmaster.tasks.pool.node.outbox import Outbox
-from ringmaster.tasks.pool.nodes import LEAVING, SERVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import GIVEN, OUTCOME, TAKEN, MessageStore, Share
+from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, OrderStatus, Share
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Event, Outcome
+from ringmaster.techniques.runtime.processes.gang import Event, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class NodeAgent:
         if not is_whole:
             self.ended.set()  # so that the worker ends, and another one can be started
         assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
-        status = LEAVING if self._is_leaving else SERVING
+        status = NodeStatus.LEAVING if self._is_leaving else NodeStatus.SERVING
         return Nodes(self._hasty).beat(
             self.name, incarnation=self._incarnation, health=self._device_monitor.health(), status=status
         )
@@ -236,12 +236,14 @@ class NodeAgent:
     def _taken_before(self, segment: int, incarnation: str) -> Share | None:
         """Returns the share of an order that this process took in a transaction whose result was lost."""
         orders = self._message_store.orders(incarnation=incarnation)
-        return next((o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, TAKEN)), None)
+        return next(
+            (o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, OrderStatus.TAKEN)), None
+        )
 
     def _run(self, segment: int, share: Share) -> None:
         slots = {(slot.kind, slot.index) for slot in share.order.slots}
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
-        outcome = Outcome(status=CRASHED, message="its supervisor failed; the worker's log says why")
+        outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")
         try:
             self._device_monitor.begin(segment, numbers, is_part=bool(share.meeting))
             outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
@@ -258,7 +260,7 @@ class NodeAgent:
 
     def _end_all(self, why: str) -> None:
         """Kills all gangs, and waits until they are gone."""
-        self._gangs.end_all(Outcome(status=LOST, message=why))
+        self._gangs.end_all(Outcome(status=OutcomeStatus.LOST, message=why))
         if not self._gangs.join(within_s=KILLED_S):
             logger.error("gangs of node %s did not end when they were killed", self.name)
 
@@ -271,7 +273,7 @@ class NodeAgent:
                     self._last_command = id
                     self._gangs.tell(segment, command)
                 for order in self._message_store.orders(incarnation=self._incarnation):
-                    if order.status == GIVEN:
+                    if order.status == OrderStatus.GIVEN:
                         self._take(order.segment)
                 for segment, word in self._device_monitor.words().items():
                     self._outbox.say(segment, word)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 
 VERSION = 1
@@ -39,7 +40,7 @@ EVENTS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[ty
     "preempted": ({"step": (int,)}, {}),
     "failed": ({"message": TEXT}, {"kind": TEXT}),
 }
-KINDS = ("out_of_memory", "invalid", "crashed")
+KINDS = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.CRASHED)
 
 
 def write_order(

@@ -12,12 +12,11 @@ from typing import Any
 
 from ringmaster.techniques.interface.values import storable, to_json
 from ringmaster.techniques.runtime.processes.channel import Channel, ChannelClosed
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
 from ringmaster.techniques.runtime.processes.order import GangOrder, rendezvous
 
 WORKER = "ringmaster.techniques.runtime.processes.worker:main"
-DONE, PREEMPTED, OUT_OF_MEMORY, CRASHED, INVALID = "done", "preempted", "out_of_memory", "crashed", "invalid"
-LOST = "lost"
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_PATIENCE_S = 120.0
@@ -33,16 +32,13 @@ Event = Mapping[str, Any]
 class Outcome:
     """How a gang ended.
 
-    status: "done"; "preempted" (stopped by a command, and checkpointed); "out_of_memory"; "crashed" (a rank died, hung
-        or raised); "invalid" (the user has to correct something: another try would end the same way); "lost" (the fork
-        server's fence ended the ranks: this machine's part was given up).
     message: explanation for a person.
     result: the last result of rank 0 (step, metrics, profile, ...).
     was_killed: whether an external cause (a signal, or the end of the fork server) ended it, so that another try may
         succeed.
     """
 
-    status: str
+    status: OutcomeStatus
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     was_killed: bool = False
@@ -143,7 +139,7 @@ def _hung(silent: list[_Rank]) -> Outcome:
     who = ", ".join(str(rank.index) for rank in silent)
     rank = silent[0]
     message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
-    return Outcome(status=CRASHED, message=message)
+    return Outcome(status=OutcomeStatus.CRASHED, message=message)
 
 
 class _Rank:
@@ -206,24 +202,24 @@ class _Rank:
 
         The death of a rank without a report explains crashes of its peers.
         """
-        causes = (LOST, OUT_OF_MEMORY, INVALID, None, CRASHED)
+        causes = (OutcomeStatus.LOST, OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, None, OutcomeStatus.CRASHED)
         cause = self.failure["kind"] if self.failure is not None else None
-        return causes.index(LOST if self.is_fenced else cause)
+        return causes.index(OutcomeStatus.LOST if self.is_fenced else cause)
 
     def verdict(self, log: Path) -> Outcome:
         if self.is_fenced:
             message = f"rank {self.index} was ended: nothing had been heard of this machine's worker for too long"
-            return Outcome(status=LOST, message=message, was_killed=True)
+            return Outcome(status=OutcomeStatus.LOST, message=message, was_killed=True)
         if self.failure is not None:
             return Outcome(status=self.failure["kind"], message=f"rank {self.index}: {self.failure['message']}")
         if self.exit_status == -signal.SIGKILL and num_out_of_memory_kills() > self._num_kills_before:
             message = f"rank {self.index} was killed by the kernel for want of memory while {self.phase}"
-            return Outcome(status=OUT_OF_MEMORY, message=message)
+            return Outcome(status=OutcomeStatus.OUT_OF_MEMORY, message=message)
         how = "vanished" if self.exit_status is None else f"ended with status {self.exit_status}"
         if self.exit_status is not None and self.exit_status < 0:
             how = f"was killed by {signal.Signals(-self.exit_status).name}"
         message = f"rank {self.index} {how} while {self.phase}; its output: {log}"
-        return Outcome(status=CRASHED, message=message, was_killed=was_killed(self.exit_status))
+        return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=was_killed(self.exit_status))
 
 
 def was_killed(exit_status: int | None) -> bool:

@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ringmaster.techniques.runtime.processes.gang import CRASHED, Gang
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.gang import Gang
 from ringmaster.techniques.runtime.processes.rendezvous import interface_towards, split_address
 from tests.integration.workbench import Layout, is_bit_equal, weights_in
 from tests.ports import free_port
@@ -48,7 +49,7 @@ def test_a_share_whose_peers_vanish_ends(bench, tmp_path):
 
     with ThreadPoolExecutor() as pool:
         waits = [pool.submit(gangs[0].wait, end_the_other), pool.submit(gangs[1].wait, print)]
-        assert [wait.result(timeout=550).status for wait in waits] == [CRASHED, CRASHED]
+        assert [wait.result(timeout=550).status for wait in waits] == [OutcomeStatus.CRASHED, OutcomeStatus.CRASHED]
 
 
 def test_the_interface_is_the_one_on_the_way():

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import LOST
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
 from ringmaster.tasks.execution.replanning.replan_policy import Policy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques.interface import registry
+from ringmaster.techniques.runtime.processes.events import OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.clocked import ClockedGangs, clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
@@ -78,7 +78,7 @@ class Pool:
         """Removes the gang of a job, as if its node had vanished."""
         folder = next(f for f, g in self.gangs.gangs.items() if g.call.order.job.name == name)
         gang = self.gangs.gangs.pop(folder)
-        gang.future.set_result(Outcome(status=LOST, message="its node is gone"))
+        gang.future.set_result(Outcome(status=OutcomeStatus.LOST, message="its node is gone"))
 
     @property
     def statuses(self):

@@ -7,12 +7,12 @@ from ringmaster.tasks.execution.events import GangSaid, JobEnded
 from ringmaster.tasks.planning.problems.terms import Terms
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.nodes import LEAVING, NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.pool.submissions import ENDED, SUBMITTED, Submission, Submissions
+from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import DONE, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
@@ -58,9 +58,9 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
     nodes = Nodes(database)
     devices = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
     nodes.register(NodeRecord(name="n", incarnation="one", address="10.0.0.1", devices=devices))
-    assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=LEAVING)
+    assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=NodeStatus.LEAVING)
     (node,) = nodes.all()
-    assert (node.devices, node.beats, node.health, node.status) == (devices, 1, {"0": "ECC errors"}, LEAVING)
+    assert (node.devices, node.beats, node.health, node.status) == (devices, 1, {"0": "ECC errors"}, NodeStatus.LEAVING)
     nodes.register(NodeRecord(name="n", incarnation="two", address="10.0.0.1", devices=devices))
     assert not nodes.beat("n", incarnation="one", health={})
     nodes.remove("n", incarnation="one")
@@ -142,11 +142,11 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
 
 def test_a_request_is_asked_once_and_answered(database):
     requests = Requests(database)
-    number = requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k")
-    assert requests.ask(wishes.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
-    assert [request.content for request in requests.open(wishes.CANCEL)] == [{"batch": "b", "jobs": []}]
-    assert not requests.open(wishes.LEND)
-    requests.answer(number, status=wishes.REFUSED, answer={"message": "no such batch"})
+    number = requests.ask(wishes.RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k")
+    assert requests.ask(wishes.RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
+    assert [request.content for request in requests.open(wishes.RequestKind.CANCEL)] == [{"batch": "b", "jobs": []}]
+    assert not requests.open(wishes.RequestKind.LEND)
+    requests.answer(number, status=wishes.RequestStatus.REFUSED, answer={"message": "no such batch"})
     assert requests.wait(number).answer == {"message": "no such batch"}
     assert not requests.open()
 
@@ -160,7 +160,7 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
     jobs = Journal(database, batch="nightly-1").jobs()
     assert {name: record.status for name, record in jobs.items()} == {"a": "waiting", "b": "waiting", "c": "failed"}
     every = Journal(database, batch=None)
-    every.write_job("nightly-1/a", status=DONE, step=10)
+    every.write_job("nightly-1/a", status=JobStatus.DONE, step=10)
     assert Journal(database, batch="nightly-1").jobs()["a"].step == 10
     submissions.end("nightly-1")
     assert submissions.standing() == []
@@ -170,7 +170,7 @@ def test_what_was_told_of_a_batch_is_followed_to_its_end(database):
     told = EventLog(database)
     events = [
         GangSaid(number=1, job="a", event={"event": "ready", "step": 0}),
-        JobEnded(job="a", status=DONE, message="", details={"step": 10}),
+        JobEnded(job="a", status=JobStatus.DONE, message="", details={"step": 10}),
     ]
     for event in events:
         told.tell("b", event)
@@ -185,17 +185,17 @@ def test_a_batch_stands_until_it_has_ended_and_may_be_reopened(database):
     assert submissions.status("nightly-1") is None
     submissions.submit(submission())
     submissions.end("nightly-1")
-    assert submissions.names() == [("nightly-1", "nightly", ENDED)]
+    assert submissions.names() == [("nightly-1", "nightly", BatchStatus.ENDED)]
     submissions.reopen("nightly-1")
-    assert submissions.status("nightly-1") == SUBMITTED
+    assert submissions.status("nightly-1") == BatchStatus.SUBMITTED
 
 
 def test_whoever_asked_renews_the_request_for_as_long_as_it_stands(database):
     requests = Requests(database)
-    number = requests.ask(wishes.LEND, {"node": "n"})
+    number = requests.ask(wishes.RequestKind.LEND, {"node": "n"})
     assert requests.renew(number)
-    requests.answer(number, status=wishes.GRANTED)
+    requests.answer(number, status=wishes.RequestStatus.GRANTED)
     assert requests.renew(number)
     assert requests.read(number).content == {"node": "n", "beats": 2}
-    requests.answer(number, status=wishes.WITHDRAWN)
+    requests.answer(number, status=wishes.RequestStatus.WITHDRAWN)
     assert not requests.renew(number)

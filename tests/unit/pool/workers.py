@@ -3,7 +3,7 @@
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
-from ringmaster.tasks.storage.message_store import KILL, OUTCOME, TAKEN, MessageStore
+from ringmaster.tasks.storage.message_store import KILL, OUTCOME, MessageStore, OrderStatus
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
@@ -38,7 +38,9 @@ class Worker:
 
     def running(self):
         """The segments whose shares it has taken."""
-        return [o.segment for o in self.message_store.orders(incarnation=self.incarnation) if o.status == TAKEN]
+        return [
+            o.segment for o in self.message_store.orders(incarnation=self.incarnation) if o.status == OrderStatus.TAKEN
+        ]
 
     def say(self, segment, event, **details):
         number = self.numbers[segment] = self.numbers.get(segment, -1) + 1

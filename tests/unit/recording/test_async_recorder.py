@@ -19,7 +19,7 @@ from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CANCELLED, DONE, FAILED, Journal
+from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.recording.ledgers import FakeLedger
@@ -60,13 +60,13 @@ def planned():
     return Planned(problem=problem, plan=in_a_row(problem), why="start")
 
 
-def story(name="a", *, status=DONE):
+def story(name="a", *, status=JobStatus.DONE):
     """The events of one job."""
     segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
     started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
     steps = {"event": "steps", "first_step": 0, "losses": [2.0, 1.0], "seconds": [1.0, 1.0], "wall_s": 5.0}
     metrics = {"event": "metrics", "step": 2, "metrics": {"loss": 0.5}}
-    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == DONE else {}
+    details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
     ended = JobEnded(job=name, status=status, message="", details=details)
     return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]
 
@@ -106,7 +106,7 @@ def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with
     ledger = FakeLedger()
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
     recorder.begin(replace(recorded(), preflights={}, profiles={}), devices=["d"], num_trials=0)
-    recorder.listen(JobEnded(job="b", status=FAILED, message="no such file", details={}))
+    recorder.listen(JobEnded(job="b", status=JobStatus.FAILED, message="no such file", details={}))
     assert recorder.close() == []
     assert ledger.statuses["run of b"] == "FAILED"
     assert ledger.notes["run of b"] == "**Failed**: no such file"
@@ -221,7 +221,7 @@ def test_a_cancelled_job_is_no_failed_one(database):
     ledger = FakeLedger()
     recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
-    for event in story(status=CANCELLED):
+    for event in story(status=JobStatus.CANCELLED):
         recorder.listen(event)
     assert recorder.close() == []
     assert ledger.statuses["run of a"] == "KILLED"

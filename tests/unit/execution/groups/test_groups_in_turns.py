@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.plan_progress import PlanProgress
 from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.storage.journal import DONE
+from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
@@ -26,7 +26,7 @@ def test_of_those_that_take_turns_a_segment_trains_whose_turn_comes(tmp_path):
     ]
     assert ordered == [{"a": 5, "b": 4, "c": 1}, {"a": 10, "c": 4, "d": 4}]
     assert bench.plans[0].jobs[0].options[0].runtime_s == pytest.approx(12 * 1.0 + 3 * 4 * 0.5)
-    assert bench.statuses == dict.fromkeys("abcd", DONE)
+    assert bench.statuses == dict.fromkeys("abcd", JobStatus.DONE)
 
 
 def test_those_that_wait_when_the_leader_is_through_and_the_gang_stops_go_on_by_themselves(tmp_path):
@@ -37,7 +37,7 @@ def test_those_that_wait_when_the_leader_is_through_and_the_gang_stops_go_on_by_
 
     bench = bench_of(tmp_path, act, together=(group("b", "c", at_once=2),))
     assert bench.run()
-    assert bench.statuses == dict.fromkeys("abc", DONE)
+    assert bench.statuses == dict.fromkeys("abc", JobStatus.DONE)
     assert [(call.order.job.name, len(call.order.members)) for call in bench.runner.calls[:1]] == [("a", 2)]
     assert sorted(bench.runner.names()[1:]) == ["b", "c"]
     assert bench.journal.segments("b")[1].what["first_step"] == 4
