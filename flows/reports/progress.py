@@ -26,6 +26,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.orders import called
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, Steps
 
 
 class View:
@@ -158,9 +159,8 @@ class LiveView(View):
 
     def _move(self, event: GangSaid) -> None:
         said = event.event
-        if said["event"] == "steps" and event.number in self._bar_of and self._leads[event.number] == event.job:
-            step = said["first_step"] + len(said["losses"])
-            self._bars.update(self._bar_of[event.number], completed=step, loss=f"{said['losses'][-1]:.3f}")
+        if isinstance(said, Steps) and event.number in self._bar_of and self._leads[event.number] == event.job:
+            self._bars.update(self._bar_of[event.number], completed=said.step, loss=f"{said.losses[-1]:.3f}")
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def describe(event: ExecutionEvent) -> str:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}"
-        case GangSaid(event={"event": "checkpoint_failed", "message": message}):
+        case GangSaid(event=CheckpointFailed(message=message)):
             return f"[yellow]warning:[/] {escape(message)}"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"[yellow]{segment.job}: {escape(outcome.message)}; {decision}[/]"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.events import Event
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
 

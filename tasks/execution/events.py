@@ -10,6 +10,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.interface.values import stored_as
+from ringmaster.techniques.runtime.processes.events import Event
 from ringmaster.techniques.runtime.processes.gang import Outcome
 
 
@@ -46,7 +47,7 @@ class GangSaid:
 
     number: int
     job: str
-    event: Mapping[str, Any]
+    event: Event
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ringmaster.tasks.cluster import Cluster
@@ -31,8 +31,17 @@ from ringmaster.tasks.execution.replanning.replanner import PendingPlan, Replann
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.events import (
+    CheckpointSaved,
+    Event,
+    JobEvent,
+    JobOfGroupEnded,
+    Metrics,
+    OutcomeStatus,
+    Ready,
+    Steps,
+)
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 
 MOST_FAILED_PLANS = 3  # in a row while nothing runs, before the executor gives up
@@ -313,7 +322,7 @@ class Executor:
         if isinstance(message, PendingPlan):
             if not self._stopping:
                 self._plan_manager.weigh(message)
-        elif isinstance(message, Mapping):
+        elif isinstance(message, Event):
             self._note(number, message)
         elif callable(message):
             message()
@@ -325,22 +334,22 @@ class Executor:
         if running is None:
             return
         lead = running.segment.job
-        job = self.job_table.listed(event["job"], beside=lead) if "job" in event else lead
-        if event["event"] == "ended":  # a member has ended; the gang continues
-            self._outcome_policy.follow(running, job, event["outcome"])
+        named = event.job if isinstance(event, JobEvent) else None
+        job = lead if named is None else self.job_table.listed(named, beside=lead)
+        if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
+            self._outcome_policy.follow(running, job, event.outcome)
             return
         if job == lead:
             running.hear(event)
-            if self._plan_manager.replanner is not None and event["event"] == "steps":
+            if self._plan_manager.replanner is not None and isinstance(event, Steps):
                 self._plan_manager.replanner.hear(running)
         else:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.
-        is_newer = event["event"] in ("checkpoint", "ready") and event["step"] > self.job_table.records[job].step
-        if is_newer:
-            self.job_table.write(job, step=event["step"])
-        if event["event"] == "metrics":
-            self.job_table.evaluated(job, event["step"], event["metrics"])
+        if isinstance(event, (CheckpointSaved, Ready)) and event.step > self.job_table.records[job].step:
+            self.job_table.write(job, step=event.step)
+        if isinstance(event, Metrics):
+            self.job_table.evaluated(job, event.step, event.metrics)
         self._tell(GangSaid(number=number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:

@@ -19,7 +19,8 @@ from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.interface.turns import steps_taken
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.events import Event
+from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice

@@ -15,11 +15,12 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from ringmaster.tasks.execution import events
-from ringmaster.tasks.execution.events import ExecutionEvent, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import TOLD
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import event_from_json, event_to_json
 
 LOOK_EVERY_S = 0.2
 
@@ -110,6 +111,8 @@ def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
 def _content(event: ExecutionEvent) -> Mapping[str, Any]:
     if isinstance(event, Planned):
         return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
+    if isinstance(event, GangSaid):
+        return {"number": event.number, "job": event.job, "event": event_to_json(event.event)}
     content: Mapping[str, Any] = to_json(event)
     return content
 
@@ -118,6 +121,8 @@ def _event(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
     if kind == Planned.__name__:
         problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
         return Planned(problem=problem, plan=plan, why=content["why"])
+    if kind == GangSaid.__name__:
+        return GangSaid(number=content["number"], job=content["job"], event=event_from_json(content["event"]))
     cls: Any = getattr(events, kind)
     event: ExecutionEvent = from_json(cls, content)
     return event

@@ -28,6 +28,7 @@ from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.interface.preflight import Preflight
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import DeviceTelemetry, Event, Metrics, Steps
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
@@ -350,19 +351,23 @@ def _plan_sentence(event: Planned) -> str:
     return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
 
 
-def _points(event: Mapping[str, Any], *, at_ms: int) -> list[MetricPoint]:
+def _points(event: Event, *, at_ms: int) -> list[MetricPoint]:
     """Returns the metrics of a gang's event.
 
     Each point includes its time, so that writing the same points again adds none.
     """
-    if event["event"] == "steps":
-        now_ms = int(event["wall_s"] * 1000)
-        rows = list(enumerate(zip(event["losses"], event["seconds"], strict=True), start=event["first_step"] + 1))
-        losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
-        return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-    if event["event"] == "metrics":
-        return [MetricPoint(f"eval/{key}", value, event["step"], at_ms) for key, value in event["metrics"].items()]
-    return telemetry_points(event)
+    match event:
+        case Steps():
+            now_ms = int(event.wall_s * 1000)
+            rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
+            losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+            return losses + [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+        case Metrics():
+            return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
+        case DeviceTelemetry():
+            return telemetry_points(event)
+        case _:
+            return []
 
 
 def _profile_row(profile: Profile) -> dict[str, Any]:

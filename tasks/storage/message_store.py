@@ -6,6 +6,7 @@ stopped, and a node that was cut off finds the messages that it missed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,11 +18,11 @@ from ringmaster.tasks.storage.chunked_delete import delete_in_chunks
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
 from ringmaster.techniques.interface.values import from_json, to_json
+from ringmaster.techniques.runtime.processes.events import Event, ShareEnded, event_from_json, event_to_json
 from ringmaster.techniques.runtime.processes.order import GangOrder
 
 KILL = "kill"  # the command to end the gang at once
 WORDS_A_PAGE = 2000  # events per read transaction: a server ends transactions whose results are processed slowly
-OUTCOME = "outcome"  # the last event of a share: {"event": "outcome", "status", "message", "result"}
 
 
 class OrderStatus(StrEnum):
@@ -72,7 +73,7 @@ class GangEvent:
     segment: int
     node: str
     number: int
-    content: Mapping[str, Any]
+    content: Event
 
 
 class MessageStore:
@@ -118,7 +119,16 @@ class MessageStore:
         if segments is not None:
             query = query.where(SAID.c.segment.in_(segments))
         rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [GangEvent(**row._mapping) for row in rows]
+        return [
+            GangEvent(
+                id=row.id,
+                segment=row.segment,
+                node=row.node,
+                number=row.number,
+                content=event_from_json(row.content),
+            )
+            for row in rows
+        ]
 
     def newest_word(self) -> int:
         """Returns the id of the newest event, 0 if there is none."""
@@ -178,10 +188,10 @@ class MessageStore:
         content = self._database.write(act)
         return None if content is None else from_json(Share, content)
 
-    def say(self, segment: int, node: str, *, words: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    def say(self, segment: int, node: str, *, words: Sequence[tuple[int, Event]]) -> None:
         """Stores events of a share's gang, each with its number; events that are stored already are skipped.
 
-        An `OUTCOME` ends the order.
+        A `ShareEnded` ends the order.
         """
 
         def act(connection: Connection) -> None:
@@ -189,9 +199,14 @@ class MessageStore:
             known = connection.execute(select(func.max(SAID.c.number)).where(here)).scalar()
             for number, content in words:
                 if known is None or number > known:
-                    row = {"segment": segment, "node": node, "number": number, "content": dict(content)}
+                    row = {
+                        "segment": segment,
+                        "node": node,
+                        "number": number,
+                        "content": _storable(event_to_json(content)),
+                    }
                     connection.execute(insert(SAID).values(**row))
-            if any(content["event"] == OUTCOME for _, content in words):
+            if any(isinstance(content, ShareEnded) for _, content in words):
                 share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
                 connection.execute(update(ORDERS).where(share).values(status=OrderStatus.ENDED))
 
@@ -236,3 +251,16 @@ class MessageStore:
 def _order(row: Mapping[Any, Any]) -> OrderRecord:
     fields = {key: row[key] for key in ("segment", "node", "batch", "incarnation")}
     return OrderRecord(share=from_json(Share, row["content"]), status=OrderStatus(row["status"]), **fields)
+
+
+def _storable(value: Any) -> Any:
+    """Returns a JSON value without NaN and infinities, which JSON does not have and PostgreSQL refuses."""
+    if isinstance(value, Mapping):
+        return {key: _storable(item) for key, item in value.items() if not _is_no_number(item)}
+    if isinstance(value, (list, tuple)):
+        return [None if _is_no_number(item) else _storable(item) for item in value]
+    return value
+
+
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -24,6 +24,7 @@ from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
 from ringmaster.techniques.interface.values import to_json
 from ringmaster.techniques.metrics.registry import metric_named
+from ringmaster.techniques.runtime.processes.events import Metrics
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"
@@ -110,8 +111,8 @@ class SweepScheduler:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
-        if isinstance(event, GangSaid) and event.event["event"] == "metrics":
-            self._hear(event.job, event.event["step"], event.event["metrics"])
+        if isinstance(event, GangSaid) and isinstance(event.event, Metrics):
+            self._hear(event.job, event.event.step, event.event.metrics)
         elif isinstance(event, JobEnded):
             if event.status == JobStatus.DONE:
                 self._hear(event.job, event.details["step"], event.details["metrics"])

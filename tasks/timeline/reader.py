@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.progress import is_about, step_told
@@ -28,13 +27,14 @@ from ringmaster.tasks.timeline.run_timeline import (
     Span,
 )
 from ringmaster.techniques.interface.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.runtime.processes.events import Event, Ready, Steps
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come
 MOST_NOTES = 200
 MOST_WORDS = 2000  # newest events to read at the first look
 INTERRUPTED = "interrupted"
-PACE_EVENTS = ("ready", "steps")  # the events that report progress
+PACE_EVENTS = (Ready, Steps)  # the events that report progress
 
 
 @dataclass
@@ -44,10 +44,10 @@ class _Pace:
     step: int = 0
     step_s: float | None = None
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def hear(self, event: Event) -> None:
         self.step = max(self.step, step_told(event) or 0)
-        if event["event"] == "steps" and event["seconds"]:
-            self.step_s = statistics.median(event["seconds"])
+        if isinstance(event, Steps) and event.seconds:
+            self.step_s = statistics.median(event.seconds)
 
 
 class TimelineReader:
@@ -71,15 +71,15 @@ class TimelineReader:
         self._paces: dict[int, _Pace] = {}
         self._beside: dict[tuple[int, str], _Pace] = {}  # of members, by segment and name within the batch
         self._heard = 0
-        self._inbox: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._inbox: deque[tuple[int, Event]] = deque()
 
     def signature(self) -> tuple[str, ...]:
         """Returns a value that changes whenever the timeline changes."""
         return self._archive.signature()
 
-    def hear(self, number: int, event: Mapping[str, Any]) -> None:
+    def hear(self, number: int, event: Event) -> None:
         """Receives an event of a segment's gang that is not in the database. From any thread."""
-        if event["event"] in PACE_EVENTS:
+        if isinstance(event, PACE_EVENTS):
             self._inbox.append((number, event))
 
     def num_left(self, batch: str | None = None) -> int:
@@ -200,8 +200,8 @@ class TimelineReader:
         for number, event in words:
             if is_about(event, running.get(number, "")):
                 self._paces.setdefault(number, _Pace()).hear(event)
-            elif step_told(event) is not None:
-                self._beside.setdefault((number, event["job"]), _Pace()).hear(event)
+            elif isinstance(event, PACE_EVENTS) and event.job is not None:
+                self._beside.setdefault((number, event.job), _Pace()).hear(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
         self._beside = {key: pace for key, pace in self._beside.items() if key[0] in running}
 

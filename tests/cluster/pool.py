@@ -204,7 +204,7 @@ class Pool:
 
     def said(self, batch, event):
         """Returns the events of one kind."""
-        return [word for word in self.words(batch) if word.content["event"] == event]
+        return [word for word in self.words(batch) if event == word.content.NAME]
 
     def wait(self, batch, *, seconds=PATIENCE_S, status=JobStatus.DONE):
         """Waits until every job of a batch has `status`; fails where a job failed or was cancelled instead."""
@@ -232,7 +232,7 @@ class Pool:
         def look():
             jobs = {segment.id: segment.job for segment in self.segments(batch)}
             for word in self.said(batch, "checkpoint"):
-                if word.content["step"] > beyond and job in (None, jobs[word.segment]):
+                if word.content.step > beyond and job in (None, jobs[word.segment]):
                     return word
             return None
 

@@ -9,9 +9,9 @@ from contextlib import nullcontext
 
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.local.device_metrics import SegmentTelemetry
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Event, Gang, Outcome
+from ringmaster.techniques.runtime.processes.gang import Gang, Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
 END_TIMEOUT_S = 30.0

@@ -15,9 +15,9 @@ from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.controller.shares import FAILURES, merged, shares_of
 from ringmaster.tasks.pool.nodes import NodeRecord
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import KILL, OUTCOME, GangEvent, MessageStore, OrderRecord, OrderStatus
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus
+from ringmaster.techniques.runtime.processes.events import Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.runtime.processes.gang import Outcome, outcome_of
 from ringmaster.techniques.runtime.processes.reporter import STOP
 
 LOOK_EVERY_S = 0.1
@@ -182,12 +182,10 @@ class PoolEngine:
         if flight is None or word.number <= flight.heard.get(word.node, -1):
             return
         flight.heard[word.node] = word.number
-        content = word.content
-        if content["event"] == OUTCOME:
-            outcome = Outcome(status=content["status"], message=content["message"], result=content["result"])
-            self._end_share(flight, word.node, outcome)
+        if isinstance(word.content, ShareEnded):
+            self._end_share(flight, word.node, outcome_of(word.content))
         else:
-            flight.on_event(content)
+            flight.on_event(word.content)
 
     def _take_over(self, flight: _Flight, order: OrderRecord) -> None:
         """Adopts a share without an outcome, which is lost if its node's incarnation is gone."""

@@ -74,7 +74,7 @@ def read_recovered_state(database: Database, batch: Submission) -> RecoveredStat
 def outcome_of(record: SegmentRecord) -> Outcome:
     """Returns the outcome of a segment from the journal."""
     said = dict(record.outcome or {})
-    return Outcome(status=said.pop("status"), message=said.pop("message", ""), result=said)
+    return Outcome(status=OutcomeStatus(said.pop("status")), message=said.pop("message", ""), result=said)
 
 
 def speeds_of(

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -21,11 +21,10 @@ from ringmaster.tasks.pool.node.outbox import Outbox
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
 from ringmaster.tasks.pool.timeouts import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, OrderStatus, Share
-from ringmaster.techniques.interface.values import to_json
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
+from ringmaster.techniques.runtime.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus
 from ringmaster.techniques.runtime.processes.forkserver_client import ForkServer
-from ringmaster.techniques.runtime.processes.gang import Event, Outcome
+from ringmaster.techniques.runtime.processes.gang import Outcome, as_event
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ DRAIN_S = 25.0  # out of the 30 s that a spot notice gives
 HEED_S = 1.5  # the executor checks its nodes every second
 KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
 FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
-UNHEARD = ("beat",)  # events for the supervisor only: signs that a rank is alive
+UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class DeviceMonitor(Protocol):
@@ -43,10 +42,10 @@ class DeviceMonitor(Protocol):
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""
 
-    def words(self) -> Mapping[int, Mapping[str, Any]]:
+    def words(self) -> Mapping[int, DeviceTelemetry]:
         """Returns the telemetry events that are due now, by segment."""
 
-    def end(self, segment: int) -> Mapping[str, Any] | None:
+    def end(self, segment: int) -> DeviceTelemetry | None:
         """Stops measuring a segment; returns its last telemetry event."""
 
     def health(self) -> Mapping[str, str]:
@@ -59,10 +58,10 @@ class NoDeviceMonitor:
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:  # noqa: D102
         pass
 
-    def words(self) -> Mapping[int, Mapping[str, Any]]:  # noqa: D102
+    def words(self) -> Mapping[int, DeviceTelemetry]:  # noqa: D102
         return {}
 
-    def end(self, segment: int) -> Mapping[str, Any] | None:  # noqa: D102
+    def end(self, segment: int) -> DeviceTelemetry | None:  # noqa: D102
         return None
 
     def health(self) -> Mapping[str, str]:  # noqa: D102
@@ -250,12 +249,12 @@ class NodeAgent:
         finally:
             if (word := self._device_monitor.end(segment)) is not None:
                 self._outbox.say(segment, word)
-            self._outbox.say(segment, {"event": OUTCOME, **to_json(outcome)})
+            self._outbox.say(segment, as_event(outcome))
             logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
             self._gangs.dismiss(segment)
 
     def _hear(self, segment: int, event: Event) -> None:
-        if event["event"] not in UNHEARD:
+        if not isinstance(event, UNHEARD):
             self._outbox.say(segment, event)
 
     def _end_all(self, why: str) -> None:

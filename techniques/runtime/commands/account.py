@@ -11,6 +11,7 @@ from typing import Any
 from ringmaster.techniques.runtime.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.runtime.commands import checkpoints
 from ringmaster.techniques.runtime.commands.protocol import KINDS, RUN
+from ringmaster.techniques.runtime.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Ready, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import Reporter
 from ringmaster.techniques.runtime.training.trainer import weights_digest
@@ -56,7 +57,7 @@ class Account:
         self._step = newest.manifest.step if newest else 0
         for folder in store.passed_over:
             message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {self._step}"
-            self._reporter.send("checkpoint_failed", step=self._step, message=message)
+            self._reporter.send(CheckpointFailed(step=self._step, message=message))
         if newest is None:
             return None
         if newest.manifest.meta["weights_digest"] != self._meta["weights_digest"]:
@@ -101,7 +102,9 @@ class Account:
             self._reporter.beat()
             return
         first_step, losses = self._step - len(seconds), self._losses[num_told:]
-        self._reporter.send("steps", first_step=first_step, losses=losses, seconds=seconds, wall_s=time.time())
+        self._reporter.send(
+            Steps(first_step=first_step, losses=tuple(losses), seconds=tuple(seconds), wall_s=time.time())
+        )
         self._be_patient(max(seconds))
 
     def _start(self, event: Mapping[str, Any], _: float) -> None:
@@ -112,7 +115,7 @@ class Account:
             )
         self.startup_s = time.monotonic() - self._order.ordered_at_s
         if self._is_run:
-            self._reporter.send("ready", step=self.first_step, startup_s=self.startup_s)
+            self._reporter.send(Ready(step=self.first_step, startup_s=self.startup_s))
             self._be_patient(0.0)
 
     def _one_step(self, event: Mapping[str, Any], _: float) -> None:
@@ -139,14 +142,14 @@ class Account:
         self.saved_step = self._step
         self.seconds["checkpoint"] = event.get("seconds", since_s) + time.monotonic() - started_s
         if self._is_run:
-            self._reporter.send("checkpoint", step=self._step, seconds=self.seconds["checkpoint"])
+            self._reporter.send(CheckpointSaved(step=self._step, seconds=self.seconds["checkpoint"]))
 
     def _evaluated(self, event: Mapping[str, Any], since_s: float) -> None:
         self._check_step(event)
         self._metrics = self._step, {name: float(value) for name, value in event["metrics"].items()}
         self.seconds["metrics"] = event.get("seconds", since_s)
         if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
-            self._reporter.send("metrics", step=self._step, metrics=self._metrics[1])
+            self._reporter.send(Metrics(step=self._step, metrics=self._metrics[1]))
 
     def _memory(self, event: Mapping[str, Any], _: float) -> None:
         self.reported_peak_bytes = max(event["peak_bytes"], self.reported_peak_bytes or 0)

@@ -27,7 +27,7 @@ from ringmaster.techniques.runtime.fused.group import Group, MemberReport
 from ringmaster.techniques.runtime.fused.member import Member
 from ringmaster.techniques.runtime.fused.opening import join_group, open_group, orders_of
 from ringmaster.techniques.runtime.fused.position import Position
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.events import JobOfGroupEnded, OutcomeStatus
 from ringmaster.techniques.runtime.processes.failures import failure_kind
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from ringmaster.techniques.runtime.processes.reporter import STOP, Reporter
@@ -241,7 +241,7 @@ class _Segment:
             self._reporter.beat()
         return [position for name, position in self._positions.items() if name not in known]
 
-    def _dismiss(self, jobs: Collection[str], status: str) -> None:
+    def _dismiss(self, jobs: Collection[str], status: OutcomeStatus) -> None:
         """Ends those of `jobs` that are waiting, with `status`."""
         gone = [order for order in self._waiting if order.job.name in jobs]
         self._waiting = [order for order in self._waiting if order.job.name not in jobs]
@@ -277,7 +277,7 @@ class _Segment:
             return False
         return True
 
-    def _verdict(self, job: str, error: Exception) -> tuple[str, str]:
+    def _verdict(self, job: str, error: Exception) -> tuple[OutcomeStatus, str]:
         """The status and message of a job in which an error occurred; re-raises errors that are not the job's alone."""
         kind = failure_kind(error)
         if (
@@ -288,12 +288,10 @@ class _Segment:
             raise error
         traceback.print_exception(error)
         # A retry may fix any other error. It can also occur when the job is trained alone, and is handled there.
-        return (
-            OutcomeStatus.INVALID if kind == OutcomeStatus.INVALID else OutcomeStatus.PREEMPTED,
-            f"{type(error).__name__}: {error}",
-        )
+        status = OutcomeStatus.INVALID if kind == OutcomeStatus.INVALID else OutcomeStatus.PREEMPTED
+        return status, f"{type(error).__name__}: {error}"
 
-    def _end(self, position: Position, status: str, *, message: str = "") -> None:
+    def _end(self, position: Position, status: OutcomeStatus, *, message: str = "") -> None:
         del self._positions[position.name]
         self._group.leave(position.member)
         is_lead = position.name == self._order.job.name
@@ -303,7 +301,7 @@ class _Segment:
     def _close(self, job: str, outcome: dict[str, Any]) -> None:
         self._outcomes[job] = outcome
         if job != self._order.job.name and outcome["status"] != OutcomeStatus.PREEMPTED:
-            self._reporter.about(job).send("ended", outcome=outcome)
+            self._reporter.about(job).send(JobOfGroupEnded(outcome=outcome))
 
 
 def _steps_done(order: GangOrder) -> int:

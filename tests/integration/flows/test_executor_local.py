@@ -6,6 +6,7 @@ import pytest
 
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.execution.local.engine import LocalEngine
+from ringmaster.techniques.runtime.processes.events import Steps
 from ringmaster.techniques.runtime.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
 
@@ -32,7 +33,7 @@ def test_stopping_all_checkpoints_what_runs_and_what_is_still_to_come(bench, tmp
     def run(number, on_event):
         return engine.start(segment(number, bench.order(job, layout, tmp_path / str(number)), layout, on_event))
 
-    running = run(1, lambda event: engine.stop_all() if event["event"] == "steps" else None).result()
+    running = run(1, lambda event: engine.stop_all() if isinstance(event, Steps) else None).result()
     late = run(2, lambda _: None).result()
     for outcome in (running, late):
         assert outcome.status == "preempted"
@@ -47,8 +48,8 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
     last_steps = []
 
     def on_event(event):
-        if event["event"] == "steps":
-            last_steps.append(event["first_step"] + len(event["losses"]))
+        if isinstance(event, Steps):
+            last_steps.append(event.first_step + len(event.losses))
             if last_steps[-1] > 20:
                 engine.send(1, STOP)
 
@@ -65,7 +66,7 @@ def test_closing_ends_gangs_side_by_side(bench, tmp_path):
     trains = threading.Event()
 
     def on_event(event):
-        if event["event"] == "steps":
+        if isinstance(event, Steps):
             trains.set()
 
     orders = [bench.order(job, SINGLE, tmp_path / name) for name in ("first", "second")]

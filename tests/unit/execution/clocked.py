@@ -8,6 +8,7 @@ from typing import Any
 
 from ringmaster.tasks.execution.replanning.replanner import Replanner
 from ringmaster.tasks.planning import ProblemError
+from ringmaster.techniques.runtime.processes.events import Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, UNTIL
 from tests.unit.execution.fakes import Bench
@@ -60,7 +61,7 @@ class ClockedGangs:
         gang = _Gang(call, future, step_s, first, first, order.last_step, self.now_s + self.startup_s)
         self.gangs[call.number] = gang
         self._begin_chunk(gang)
-        call.on_event({"event": "ready", "step": first, "startup_s": self.startup_s})
+        call.on_event(Ready(step=first, startup_s=self.startup_s))
         return future
 
     def send(self, number, command):
@@ -95,7 +96,7 @@ class ClockedGangs:
 
     def _go_on(self, gang):
         if gang.chunk:
-            gang.call.on_event({"event": "steps", "first_step": gang.step, "seconds": [gang.step_s] * gang.chunk})
+            gang.call.on_event(Steps(first_step=gang.step, seconds=tuple([gang.step_s] * gang.chunk)))
         gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
         if gang.step < gang.last_step and not gang.stops:
             self._begin_chunk(gang)

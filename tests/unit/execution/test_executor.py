@@ -91,7 +91,7 @@ def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.DONE}
     assert [e.first_step for e in bench.told(SegmentStarted)] == list(range(8))
-    assert [e.event["step"] for e in bench.told(GangSaid)] == list(range(1, 8))
+    assert [e.event.step for e in bench.told(GangSaid)] == list(range(1, 8))
 
 
 def test_a_gang_that_could_not_even_start_counts_as_a_crash(tmp_path):

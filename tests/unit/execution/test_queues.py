@@ -11,6 +11,7 @@ from ringmaster.techniques import Profile
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.profiles import GroupMember
 from ringmaster.techniques.interface.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques.runtime.processes.events import Ready, Steps
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.clocked import ClockedGangs, _Gang, clocked_bench
 from tests.unit.execution.fakes import job, profile
@@ -73,10 +74,10 @@ class Queues(ClockedGangs):
             name = order.job.name
             self.steps[name] = gang.first[name] + new
             if gang.step <= at < gang.step + gang.chunk and name != gang.call.order.job.name:
-                gang.call.on_event({"event": "ready", "job": name, "step": gang.first[name]})
+                gang.call.on_event(Ready(job=name, step=gang.first[name]))
             if new > old:
                 seconds = [gang.step_s] * (new - old)
-                event = {"event": "steps", "job": name, "first_step": gang.first[name] + old, "seconds": seconds}
+                event = Steps(job=name, first_step=gang.first[name] + old, seconds=tuple(seconds))
                 gang.call.on_event(event)
         gang.step, gang.since_s = gang.step + gang.chunk, gang.next_s
         if gang.step < gang.last_step and not gang.stops:

@@ -10,7 +10,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.interface import registry
-from ringmaster.techniques.runtime.processes.events import OutcomeStatus
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, OutcomeStatus
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, job, profile
 from tests.unit.execution.serving import Pool, over_nodes
@@ -63,7 +63,7 @@ class Surprises:
         name = gang.call.order.job.name
         kept = gang.first_step + (gang.step - gang.first_step) // 2
         if kept > gang.first_step:
-            gang.call.on_event({"event": "checkpoint", "step": kept, "seconds": 0.1})
+            gang.call.on_event(CheckpointSaved(step=kept, seconds=0.1))
         self.gangs.steps[name] = kept
         del self.gangs.gangs[gang.call.number]
         result = {"step": kept, **result} if status == "preempted" else {}

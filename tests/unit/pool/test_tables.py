@@ -13,8 +13,9 @@ from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissio
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore, Share
+from ringmaster.tasks.storage.message_store import MessageStore, Share
 from ringmaster.techniques.interface.values import to_json
+from ringmaster.techniques.runtime.processes.events import Ready, ShareEnded, Steps
 from ringmaster.techniques.runtime.processes.order import GangOrder
 from tests.unit.execution.fakes import job, profile
 
@@ -83,10 +84,10 @@ def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
 def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database):
     message_store = MessageStore(database)
     message_store.give(7, batch="b", shares={"n": ("one", share())})
-    message_store.say(7, "n", words=[(0, {"event": "ready", "step": 0})])
-    message_store.say(7, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})])
+    message_store.say(7, "n", words=[(0, Ready(step=0))])
+    message_store.say(7, "n", words=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
     words = message_store.words(after=0)
-    assert [word.content["event"] for word in words] == ["ready", OUTCOME]
+    assert [word.content.NAME for word in words] == ["ready", "outcome"]
     assert message_store.words(after=words[0].id) == words[1:]
     assert message_store.orders() == []
 
@@ -96,7 +97,7 @@ def test_many_words_are_read_by_one_short_transaction_after_another(database, mo
     message_store, read, sizes = MessageStore(database), database.read, []
     for number in range(num_words):
         for segment in (7, 8):
-            message_store.say(segment, "n", words=[(number, {"event": "steps", "first_step": number})])
+            message_store.say(segment, "n", words=[(number, Steps(first_step=number, seconds=()))])
 
     def noted(act):
         sizes.append(len(rows := read(act)))
@@ -126,16 +127,14 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
     for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
         message_store.give(segment, batch=batch, shares={"n": ("one", share())})
         message_store.command(segment, "stop")
-        message_store.say(
-            segment, "n", words=[(0, {"event": "ready", "step": 0}), (1, {"event": OUTCOME, "status": "done"})]
-        )
+        message_store.say(segment, "n", words=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
     read, (told, *_) = message_store.newest_word(), message_store.commands(after=0)[-1]
     message_store.clear("b")
     assert [word.segment for word in message_store.words(after=0)] == [8, 8, 9], "the newest one stays, for its number"
     assert [segment for _, segment, _ in message_store.commands(after=0)] == [8, 9]
     assert (message_store.shares(7), len(message_store.shares(8))) == ([], 1)
     message_store.command(10, "stop")
-    message_store.say(10, "n", words=[(0, {"event": "ready", "step": 0})])
+    message_store.say(10, "n", words=[(0, Ready(step=0))])
     assert [word.segment for word in message_store.words(after=read)] == [10]
     assert [segment for _, segment, _ in message_store.commands(after=told)] == [10]
 
@@ -169,7 +168,7 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
 def test_what_was_told_of_a_batch_is_followed_to_its_end(database):
     told = EventLog(database)
     events = [
-        GangSaid(number=1, job="a", event={"event": "ready", "step": 0}),
+        GangSaid(number=1, job="a", event=Ready(step=0)),
         JobEnded(job="a", status=JobStatus.DONE, message="", details={"step": 10}),
     ]
     for event in events:

@@ -3,7 +3,8 @@
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import SegmentCall
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
-from ringmaster.tasks.storage.message_store import KILL, OUTCOME, MessageStore, OrderStatus
+from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus
+from ringmaster.techniques.runtime.processes.events import event_from_json
 from ringmaster.techniques.runtime.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
@@ -44,10 +45,10 @@ class Worker:
 
     def say(self, segment, event, **details):
         number = self.numbers[segment] = self.numbers.get(segment, -1) + 1
-        self.message_store.say(segment, self.name, words=[(number, {"event": event, **details})])
+        self.message_store.say(segment, self.name, words=[(number, event_from_json({"event": event, **details}))])
 
     def end(self, segment, status="done", message="", **result):
-        self.say(segment, OUTCOME, status=status, message=message, result=result)
+        self.say(segment, "outcome", status=status, message=message, result=result)
 
     def told(self, segment):
         return [command for _, number, command in self.message_store.commands(after=0) if number == segment]

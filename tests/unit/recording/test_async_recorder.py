@@ -21,6 +21,7 @@ from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight
+from ringmaster.techniques.runtime.processes.events import Metrics, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.recording.ledgers import FakeLedger
 
@@ -64,8 +65,8 @@ def story(name="a", *, status=JobStatus.DONE):
     """The events of one job."""
     segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
     started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
-    steps = {"event": "steps", "first_step": 0, "losses": [2.0, 1.0], "seconds": [1.0, 1.0], "wall_s": 5.0}
-    metrics = {"event": "metrics", "step": 2, "metrics": {"loss": 0.5}}
+    steps = Steps(first_step=0, losses=(2.0, 1.0), seconds=(1.0, 1.0), wall_s=5.0)
+    metrics = Metrics(step=2, metrics={"loss": 0.5})
     details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
     ended = JobEnded(job=name, status=status, message="", details=details)
     return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]

@@ -8,6 +8,7 @@ from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentSta
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.interface import registry
 from ringmaster.techniques.interface.profiles import GroupMember
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved, JobOfGroupEnded
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from ringmaster.techniques.runtime.processes.reporter import STOP, leave
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
@@ -55,7 +56,7 @@ def test_a_fellow_that_is_through_is_done_while_the_gang_goes_on(tmp_path):
 
     def act(call, runner):
         order = call.order.members[0]
-        call.on_event({"event": "ended", "job": "b", "outcome": outcome_of(call, runner, order)})
+        call.on_event(JobOfGroupEnded(job="b", outcome=outcome_of(call, runner, order)))
         return Outcome(status="preempted", result={"step": 5, "fellows": {"c": {"status": "preempted", "step": 5}}})
 
     def second(call, runner):
@@ -70,8 +71,8 @@ def test_a_fellow_that_is_through_is_done_while_the_gang_goes_on(tmp_path):
 
 def test_what_a_fellow_checkpoints_is_its_own_step(tmp_path):
     def act(call, runner):
-        call.on_event({"event": "checkpoint", "job": "b", "step": 4, "seconds": 0.1})
-        call.on_event({"event": "checkpoint", "job": "a", "step": 3, "seconds": 0.1})
+        call.on_event(CheckpointSaved(job="b", step=4, seconds=0.1))
+        call.on_event(CheckpointSaved(job="a", step=3, seconds=0.1))
         return Outcome(status="crashed", message="as it should")
 
     bench = bench_of(tmp_path, act, all_done)
@@ -137,7 +138,7 @@ def test_a_fellow_that_was_paused_goes_on_alone_once_its_gang_has_let_it_go(tmp_
         bench.executor.resume(["b"])
         assert len(bench.runner.calls) == 1, "two gangs must not train one job"
         runner.steps["b"] = 2
-        call.on_event({"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}})
+        call.on_event(JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}))
         return all_done(call, runner, b={"status": "left", "step": 2})
 
     bench = bench_of(tmp_path, act)

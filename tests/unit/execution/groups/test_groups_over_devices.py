@@ -3,6 +3,7 @@
 import pytest
 
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.runtime.processes.events import CheckpointSaved
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, ends
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group
@@ -32,7 +33,7 @@ def test_a_group_without_memory_on_one_device_goes_on_over_two(tmp_path):
     def act(call, runner):
         runner.steps |= dict.fromkeys("abc", 4)
         for name in "abc":
-            call.on_event({"event": "checkpoint", "job": name, "step": 4, "seconds": 0.1})
+            call.on_event(CheckpointSaved(job=name, step=4, seconds=0.1))
         return Outcome(status="out_of_memory", message="no room")
 
     bench = bench_of(tmp_path, act, all_done, together=(group("b", "c"), OVER_TWO))

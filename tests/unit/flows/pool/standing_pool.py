@@ -11,6 +11,7 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.techniques.runtime.processes.events import Metrics
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
@@ -89,7 +90,7 @@ class PlayedExecutor:
         number = journal.start_segment(job.name, {**what, "first_step": 0, "last_step": job.total_steps})
         events = [
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
-            GangSaid(number=number, job=job.name, event={"event": "metrics", "step": 1, "metrics": {"loss": 0.5}}),
+            GangSaid(number=number, job=job.name, event=Metrics(step=1, metrics={"loss": 0.5})),
         ]
         why = self.failing.get(job.name, "")
         status = "invalid" if why else "done"

@@ -4,11 +4,14 @@ import queue
 import threading
 
 import pytest
+from sqlalchemy import insert
 
 from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.shares import PRECEDENCE, merged
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.tasks.storage.schema import SAID
+from ringmaster.techniques.runtime.processes.events import Ready
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
@@ -50,7 +53,7 @@ def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
     worker.say(1, "checkpoint", step=5)
     engine.look()
     engine.look()
-    assert [event["event"] for event in heard] == ["ready", "checkpoint"]
+    assert [event.NAME for event in heard] == ["ready", "checkpoint"]
     assert not future.done() and engine.is_busy("n")
     worker.end(1, step=10)
     engine.look()
@@ -66,7 +69,7 @@ def test_it_listens_by_itself_once_started(database, made):
     worker.take_all()
     worker.say(1, "ready", step=0)
     worker.end(1, step=10)
-    assert heard.get(timeout=WAIT_S) == {"event": "ready", "step": 0}
+    assert heard.get(timeout=WAIT_S) == Ready(step=0)
     assert future.result(timeout=WAIT_S).status == "done"
 
 
@@ -78,7 +81,9 @@ def test_whoever_leads_is_told_that_nothing_is_heard_any_more(database, made, mo
     engine.listen()
     engine.start(call(1))
     worker.take_all()
-    worker.end(1, "of another version")
+    content = {"event": "outcome", "status": "of another version"}
+    row = insert(SAID).values(segment=1, node=worker.name, number=0, content=content)
+    database.write(lambda connection: connection.execute(row))
     assert told.wait(WAIT_S)
 
 
@@ -101,7 +106,7 @@ def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, mad
     a.end(1, step=10, metrics={"loss": 1.0})
     engine.look()
     assert future.result(timeout=0).result == {"step": 10, "metrics": {"loss": 1.0}}
-    assert [event["event"] for event in heard] == ["ready"]
+    assert [event.NAME for event in heard] == ["ready"]
     assert not a.is_killed(1)
 
 
@@ -183,8 +188,8 @@ def test_the_next_executor_hears_all_words_once_and_goes_on(database, made):
     future = engine.adopt(1, on_event=second.append)
     worker.say(1, "checkpoint", step=6)
     engine.look()
-    assert [event["step"] for event in first] == [0]
-    assert [event["step"] for event in second] == [0, 4, 5, 6]
+    assert [event.step for event in first] == [0]
+    assert [event.step for event in second] == [0, 4, 5, 6]
     worker.end(1, step=10)
     engine.look()
     assert future.result(timeout=0).status == "done"

@@ -13,7 +13,7 @@ from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.tasks.storage.message_store import OUTCOME, MessageStore
+from ringmaster.tasks.storage.message_store import MessageStore
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
@@ -89,9 +89,9 @@ def assert_nothing_was_doubled(database, pool, gangs, jobs):
     assert sorted(event.number for event in pool.told(SegmentStarted)) == segments
     assert sorted(event.number for event in pool.told(SegmentEnded)) == segments
     assert sorted(event.job for event in pool.told(JobEnded)) == sorted(jobs)
-    heard = Counter((event.number, event.event["event"]) for event in pool.told(GangSaid))
-    said = Counter((w.segment, w.content["event"]) for w in MessageStore(database).words(after=0))
-    assert heard == Counter({key: n for key, n in said.items() if key[1] not in (OUTCOME, "ended")}), (
+    heard = Counter((event.number, event.event.NAME) for event in pool.told(GangSaid))
+    said = Counter((w.segment, w.content.NAME) for w in MessageStore(database).words(after=0))
+    assert heard == Counter({key: n for key, n in said.items() if key[1] not in ("outcome", "ended")}), (
         "each word is told once"
     )
 
@@ -157,7 +157,7 @@ def test_speeds_that_were_told_before_are_known_to_the_next_executor(database):
     after.step()
     (running,) = after.executor._plan_progress.running.values()
     assert (running.step, running.step_s, running.is_ready) == (20, 2.0, True)
-    assert [event.event["event"] for event in after.told(GangSaid)] == ["ready", "steps", "steps"]
+    assert [event.event.NAME for event in after.told(GangSaid)] == ["ready", "steps", "steps"]
     after.executor.replan_soon(why="to see")
     after.step()
     (row,) = [row for row in after.plans[-1].jobs if row.id == "b1/a"]
