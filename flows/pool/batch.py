@@ -45,7 +45,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import ExecutionEvent, Listener, Planned
 from ringmaster.tasks.execution.steering import GOAL, SteeringRequest
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.handed_over import followed
 from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.pool.requests import Requests
@@ -132,7 +132,7 @@ def train_on_pool(
         stack.enter_context(alone_in(folder, waits=is_started_by_prefect()))
         run = PoolRun(batch=batch, id=key, folder=folder, database=database, ledger=open_ledger(address.mlflow_uri))
         submission = run.submissions.find(key)
-        shown_until = 0
+        shown_until = Position()
         if submission is None:
             submission = _hand_over(
                 replace(run, ledger=open_ledger(address.mlflow_uri, waiting=Waiting(notices()))),
@@ -233,16 +233,16 @@ def _follow(
     submission: Submission,
     shown: Callable[[PoolRun, Submission], Sequence[Listener]],
     *,
-    after: int,
+    after: Position,
     sweep_scheduler: SweepScheduler | None = None,
 ) -> BatchResult:
-    """Shows and records the events of a batch after event number `after` until the batch has ended."""
+    """Shows and records the events of a batch after the position `after` until the batch has ended."""
     view, journal, notice = current_view.get(), run.journal, notices()
-    told = EventLog(run.database)
+    events = BatchEvents(run.database, run.id)
     profiling = journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
     preflights = preflights_of(submission, journal.get("surveyed", {}))
     tensors = TensorStore(settings.tensors(settings.home()))
-    recorder = PoolRecorder(run.ledger, journal, batch=run.batch, told=told, key=run.id, notice=notice, tensors=tensors)
+    recorder = PoolRecorder(run.ledger, journal, batch=run.batch, events=events, notice=notice, tensors=tensors)
     recorder.begin(
         JobsToRecord(
             jobs={job.name: job for job in (*run.batch.jobs, *submission.jobs)},
@@ -265,10 +265,10 @@ def _follow(
     with _cancelled_by_signals(run) as is_left, ExitStack() as stack:
         stack.callback(silence.cancel)
         silence.start()
-        for entry in told.follow(run.id, after, until=lambda: is_left.is_set() or run.has_ended()):
+        for event in events.follow(after, until=lambda: is_left.is_set() or run.has_ended()):
             silence.cancel()
             for listener in listeners:
-                listener(entry.event)
+                listener(event)
         if is_left.is_set():
             recorder.close(patience_s=0.0)
             raise TerminationSignal(signal.SIGTERM)

@@ -14,7 +14,7 @@ from ringmaster.flows.faults import InputError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.batch_events import BatchEvents, Position
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage.database import Database
@@ -63,22 +63,22 @@ class PoolRun:
         return self.submissions.status(self.id) == BatchStatus.ENDED
 
 
-def reopen(run: PoolRun, submission: Submission) -> int:
+def reopen(run: PoolRun, submission: Submission) -> Position:
     """Resumes the jobs of a batch that were cancelled or paused, or have failed, after somebody has fixed the cause.
 
-    Returns the number of the last event before that.
+    Returns the position after the last event before that.
     """
     records = run.journal.jobs()
     if not run.has_ended():
         if any(record.status == JobStatus.PAUSED for record in records.values()):
             run.ask(wishes.RequestKind.RESUME)
-        return 0
+        return Position()
     # The executor has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
     again = [job.name for job in submission.jobs if records[job.name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
     for name in again:
         run.journal.write_job(name, status=JobStatus.WAITING, message="")
-    last = EventLog(run.database).newest(run.id)
+    last = BatchEvents(run.database, run.id).newest()
     if again:
         run.journal.put_all({"since_s": time.time(), "is_recorded": False, IS_OVER: False})
         run.submissions.reopen(run.id)

@@ -39,7 +39,6 @@ from ringmaster.tasks.pool.controller.engine import PoolEngine
 from ringmaster.tasks.pool.controller.failover import (
     RecoveredState,
     nodes_of,
-    num_told,
     outcome_of,
     read_recovered_state,
     speeds_of,
@@ -106,7 +105,6 @@ class PoolController:
         self._lost_nodes: dict[str, Node] = {}
         self._usable: Mapping[DeviceId, Device] = {}
         self._leaving: set[str] = set()
-        self._heard_before: dict[int, int] = {}  # by adopted segment, the number of its events in the event log
         self._may_have_ended: set[str] = set()
         self._looked_s = -NODES_EVERY_S
         self._tidied_s = -maintenance.EVERY_S
@@ -124,10 +122,9 @@ class PoolController:
         return checked_plan(problem, time_limit_s=PLANNING_TIME_LIMIT_S, seed=self._seed, objective=objective)
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Listens to the executor: stores each event in the event log of the batches that it concerns."""
-        if isinstance(event, GangSaid) and self._heard_before.get(event.number):
-            self._heard_before[event.number] -= 1  # an adopted gang's events arrive again, and are logged once
-            return
+        """Listens to the executor: stores each of its decisions in the event log of the batches that it concerns."""
+        if isinstance(event, GangSaid):
+            return  # followers read it where its node has stored it
         batch = batch_of(event)
         for one in [batch] if batch is not None else list(self._standing):
             if (told := as_told(event, one)) is not None:
@@ -172,13 +169,19 @@ class PoolController:
         """Checks nodes, batches and requests for changes, and acts on them."""
         self._look_at_nodes()
         self._look_at_batches()
-        self._request_handler.answer_all()
+        self._answer_requests()
         self._request_handler.read_loans(self._watch.there)
         self._request_handler.grant(self._watch.there)
         for batch in list(self._may_have_ended):
             self._end_batch(batch)
         self._tidy_up()
         self._is_due.set()
+
+    def _answer_requests(self) -> None:
+        """Answers the open requests, after the executor has heard the events that their senders may have read."""
+        if asked := self._request_handler.asked():
+            self._engine.look()
+            self._executor.call(partial(self._request_handler.answer, asked))
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= maintenance.EVERY_S:
@@ -279,7 +282,6 @@ class PoolController:
         for name, job in recovered.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(name):
                 self._fail(batch.id, name, "it was submitted without a profile")
-        self._heard_before |= num_told(self._database, batch.id)
         for event in recovered.untold:
             self._told.tell(batch.id, event)
         entries = entries_of(batch, struck_out=recovered.struck_out)

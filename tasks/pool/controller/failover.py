@@ -6,7 +6,7 @@ executor which outcomes it must still decide on and which events it must still l
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.pool.controller.active_batches import OptionKey, option_key
 from ringmaster.tasks.pool.submissions import Submission
@@ -109,11 +109,6 @@ def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
         node: Node(name=node, devices=tuple(_unknown(found.get(i, "cpu"), i) for i in range(max(found) + 1)))
         for node, found in kinds.items()
     }
-
-
-def num_told(database: Database, batch: str) -> dict[int, int]:
-    """Returns, by segment, how many of its gang's events are in the batch's event log."""
-    return dict(Counter(_numbers(database, batch, GangSaid)))
 
 
 def _unknown(kind: str, number: int) -> Device:

@@ -42,9 +42,14 @@ def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
 
 
 def clear_messages(database: Database) -> None:
-    """Deletes the messages of all ended batches except the newest `MOST_MESSAGES`."""
+    """Deletes the messages of ended batches whose records MLflow has completely, except the newest `MOST_MESSAGES`.
+
+    The recorder of a batch reads the events of its gangs from the messages, however late it is started again.
+    """
     message_store = MessageStore(database)
     query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
+    recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
     ended = database.read(lambda connection: connection.execute(query).scalars().all())
-    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]):
+    is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
+    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)

@@ -75,12 +75,7 @@ class RequestHandler:
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
         self._loans: dict[int, Request] = {}
-
-    # -- requests about batches --------------------------------------------------------------------------------------
-
-    def answer_all(self) -> None:
-        """Carries out and answers the open requests about batches, oldest first."""
-        acts = {
+        self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str]] = {
             RequestKind.CANCEL: self._cancel,
             RequestKind.PAUSE: self._pause,
             RequestKind.RESUME: self._resume,
@@ -88,11 +83,21 @@ class RequestHandler:
             RequestKind.SET_PRIORITY: self._set_priority,
             RequestKind.DIRECT: self._direct,
         }
-        for request in self._requests.open(*acts):
+
+    # -- requests about batches --------------------------------------------------------------------------------------
+
+    def asked(self) -> Sequence[Request]:
+        """Returns the open requests about batches, oldest first."""
+        return self._requests.open(*self._acts)
+
+    def answer(self, requests: Sequence[Request]) -> None:
+        """Carries out and answers requests about batches."""
+        for request in requests:
             try:
-                message = acts[request.kind](request.content)
+                message = self._acts[request.kind](request.content)
             except Refused as error:
-                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer={"message": str(error)})
+                answer = {"message": str(error)}
+                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=answer)
             else:
                 self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
 

@@ -149,7 +149,7 @@ class Account:
         self._metrics = self._step, {name: float(value) for name, value in event["metrics"].items()}
         self.seconds["metrics"] = event.get("seconds", since_s)
         if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
-            self._reporter.send(Metrics(step=self._step, metrics=self._metrics[1]))
+            self._reporter.send(Metrics(step=self._step, metrics=self._metrics[1], wall_s=time.time()))
 
     def _memory(self, event: Mapping[str, Any], _: float) -> None:
         self.reported_peak_bytes = max(event["peak_bytes"], self.reported_peak_bytes or 0)

@@ -70,7 +70,7 @@ class Position:
             self._metrics, self._seconds["evaluate_s"] = metrics, seconds
         else:
             self._progress.flush()
-            self._sender.send(Metrics(step=self.member.next_step, metrics=metrics))
+            self._sender.send(Metrics(step=self.member.next_step, metrics=metrics, wall_s=time.time()))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -143,11 +143,12 @@ class Steps(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics(JobEvent):
-    """The job was evaluated after a step."""
+    """The job was evaluated after a step. wall_s: the time of the report in seconds since the epoch."""
 
     NAME = "metrics"
     step: int
     metrics: Mapping[str, float]
+    wall_s: float | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

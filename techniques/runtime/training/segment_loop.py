@@ -37,7 +37,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     if not stopped and 0 < trainer.next_step == first_step and evaluation_due(order, first_step):
         # The gang that trained up to this step may have died before it reported the metrics.
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
-        reporter.send(Metrics(step=first_step, metrics=trainer.evaluate()))
+        reporter.send(Metrics(step=first_step, metrics=trainer.evaluate(), wall_s=time.time()))
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
@@ -99,7 +99,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             patience.announce()
         if evaluation_due(order, trainer.next_step):
             progress.flush()
-            reporter.send(Metrics(step=trainer.next_step, metrics=trainer.evaluate()))
+            reporter.send(Metrics(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
     progress.flush()
     return False
 

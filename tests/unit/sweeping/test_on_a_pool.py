@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.tasks.execution.steering import GOAL
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.batch_events import BatchEvents, EventReader, Position
 from ringmaster.tasks.pool.requests import Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
@@ -37,7 +38,8 @@ class Flow:
     """The part of a flow run that steers a sweep. A second one on the same database is the same run, restarted."""
 
     def __init__(self, database, asked, *, jobs, clock):
-        self.sweep_scheduler, self.told, self.read = SweepScheduler(asked, clock=clock), EventLog(database), 0
+        self.sweep_scheduler = SweepScheduler(asked, clock=clock)
+        self.reader = EventReader(BatchEvents(database, "b1"), Position())
         self.sweep_scheduler.begin(Journal(database, batch="b1"), jobs, num_slots=2)
         self.details = self.sweep_scheduler.details()
         self.database = database
@@ -51,9 +53,8 @@ class Flow:
         self.sweep_scheduler.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
 
     def hear(self):
-        for entry in self.told.after("b1", self.read):
+        for entry in self.reader.read():
             self.sweep_scheduler.listen(entry.event)
-            self.read = entry.id
 
 
 @pytest.fixture
@@ -127,3 +128,18 @@ def test_a_goal_is_never_lowered_and_what_has_ended_stays_so(database):
         gangs.move()
         pool.step(seconds=0.1)
     assert pool.statuses() == {"a": JobStatus.DONE, "b": JobStatus.STOPPED} and not pool.is_standing()
+
+
+def test_a_request_that_follows_from_an_evaluation_is_carried_out_after_it(database):
+    pool, worker = PoolBench(database, Clock()), Worker(database, "n1", num_devices=1)
+    pool.pass_seconds(1, worker)
+    pool.submit(submission(jobs=("a",)), details={"a": {GOAL: 5}})
+    (segment,) = worker.take_all()
+    worker.say(segment, "ready", step=0)
+    worker.say(segment, "metrics", step=3, metrics={"loss": 0.5})
+    content = {"batch": "b1", "stops": {"a": "not worth it"}}
+    number = Requests(database).ask(wishes.RequestKind.DIRECT, content)
+    pool.step(looks=False)  # the flow has read the evaluation before the executor's engine has
+    assert Requests(database).read(number).status == RequestStatus.DONE
+    record = Journal(database, batch="b1").jobs()["a"]
+    assert (record.status, record.details["metrics"]) == (JobStatus.STOPPED, {"loss": 0.5})

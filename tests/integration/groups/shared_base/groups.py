@@ -84,7 +84,7 @@ def said(trained, event, job):
 def losses(trained, job):
     """Returns (first step, losses) from the step events of the gang, and asserts that no step is missing."""
     events = said(trained, "steps", job)
-    first = at = events[0]["first_step"]
+    first = at = events[0].first_step
     for event in events:
         assert event.first_step == at
         at += len(event.losses)

@@ -4,13 +4,14 @@ import threading
 from contextlib import contextmanager
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.options import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.runtime.processes.events import Metrics
 from ringmaster.techniques.runtime.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
@@ -90,8 +91,9 @@ class PlayedExecutor:
         number = journal.start_segment(job.name, {**what, "first_step": 0, "last_step": job.total_steps})
         events = [
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
-            GangSaid(number=number, job=job.name, event=Metrics(step=1, metrics={"loss": 0.5})),
         ]
+        said = [(0, Metrics(step=1, metrics={"loss": 0.5}, wall_s=1.0))]
+        MessageStore(self._database).say(number, "here", words=said)
         why = self.failing.get(job.name, "")
         status = "invalid" if why else "done"
         result = {"step": job.total_steps}

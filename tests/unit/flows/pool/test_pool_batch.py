@@ -22,7 +22,6 @@ from ringmaster.model_lineage import waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Planned
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.profiling.stage import Profiled
@@ -32,6 +31,7 @@ from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.interface.preflight import Preflight
 from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
+from tests.unit.pool.bench import told
 from tests.unit.recording.ledgers import FakeLedger
 
 
@@ -132,7 +132,7 @@ def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(ben
     failed = "a (no technique can train it here), b (its base a has failed), d (its loss is NaN)"
     assert result.summary() == f"1 of 4 jobs are done; failed: {failed}"
     assert [each.name for each in Submissions(bench.database).find(bench.ids()[0]).jobs] == ["c", "d"]
-    ends = [e.event for e in EventLog(bench.database).after(bench.ids()[0], 0) if isinstance(e.event, JobEnded)]
+    ends = [event for event in told(bench.database, bench.ids()[0]) if isinstance(event, JobEnded)]
     assert {e.job: e.message for e in ends if e.status == "failed"} == {
         "a": "no technique can train it here",
         "b": "its base a has failed",

@@ -72,6 +72,10 @@ def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
         pool.submit(submission(batch, jobs=("a",)))
         run(pool, gangs)
         assert pool.statuses(batch) == {"a": JobStatus.DONE}
+    assert MessageStore(database).batches() == {"b1", "b2", "b3"}, "what is not recorded yet is kept"
+    for batch in ("b1", "b2", "b3"):
+        Journal(database, batch=batch).put(maintenance.IS_RECORDED, True)
+    maintenance.clear_messages(database)
     assert MessageStore(database).batches() == {"b3"}
     assert [word.segment for word in MessageStore(database).words(after=0)] == [3, 3, 3]
 
