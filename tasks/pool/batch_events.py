@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -140,9 +141,9 @@ class BatchEvents:
 
     def _read_copied(self, connection: Connection) -> dict[int, int]:
         """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
-        copies = select(_number(), func.count()).where(TOLD.c.batch == self.batch, TOLD.c.kind == GangSaid.__name__)
+        copies = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == GangSaid.__name__)
         found = {}
-        for segment, num_copies in connection.execute(copies.group_by(_number())).all():
+        for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
             query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
             rows = connection.execute(query).all()
             heard = [row.id for row in rows if not isinstance(event_from_json(row.content), FOR_THE_EXECUTOR)]
