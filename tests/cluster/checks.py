@@ -26,7 +26,7 @@ def assert_nothing_twice(pool, batch):
                 continue
             mine = [word.content for word in words if word.segment == segment.id]
             for ready in [content for content in mine if isinstance(content, Ready)]:
-                assert ready["step"] >= kept, f"{name}: {ready['step']} is before the checkpoint of {kept}"
+                assert ready.step >= kept, f"{name}: {ready.step} is before the checkpoint of {kept}"
             saved = [content.step for content in mine if isinstance(content, CheckpointSaved)]
             ended = [content.result.get("step", 0) for content in mine if isinstance(content, ShareEnded)]
             kept = max([kept, *saved, *ended])
